@@ -10,7 +10,7 @@ from typing import Self
 from benchmarks.figures import MeasurementError
 from benchmarks.peers import REPLY_SECONDS
 from metaq.protocol.text.codec import write_get, write_put
-from metaq.protocol.text.messages import decode_messages
+from metaq.protocol.text.messages import decode_text_messages
 from metaq.protocol.text.replies import NOT_FOUND, OK, VALUE, Reply, ReplyReader
 
 TOPIC = "probe"
@@ -128,7 +128,7 @@ class Prober:
             now = time.perf_counter()
             if reply.code not in {VALUE, NOT_FOUND}:
                 raise MeasurementError(f"a get on the slave was answered with {reply.code}: {reply.body[:200]!r}")
-            for message in decode_messages(reply.body, self._position) if reply.code == VALUE else ():
+            for message in decode_text_messages(reply.body, self._position) if reply.code == VALUE else ():
                 if message.body != b"%d" % len(self._seen):
                     raise MeasurementError(f"message {len(self._seen)} of the slave is {message.body[:20]!r}")
                 self._seen.append(now)

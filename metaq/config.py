@@ -321,7 +321,7 @@ class Given(NamedTuple):
     """``FILE:LINE``, ``METAQ_NAME`` or ``--name``."""
 
 
-def gather(
+def gather_settings(
     file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any], names: Collection[str] = Settings.model_fields
 ) -> dict[str, Given]:
     """Return the value of each setting that is set, from the source with the highest precedence.
@@ -358,8 +358,8 @@ def check(given: Mapping[str, Given]) -> Settings:
 def load(
     file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any], names: Collection[str] = Settings.model_fields
 ) -> Settings:
-    """Return the settings in force, as ``gather`` finds them; ``ConfigError`` says what is wrong and where it was set."""
-    return check(gather(file, environment, flags, names))
+    """Return the settings in force, as ``gather_settings`` finds them; ``ConfigError`` says what is wrong and where."""
+    return check(gather_settings(file, environment, flags, names))
 
 
 def write_value(value: Any) -> str:

@@ -36,7 +36,7 @@
         ├── ConnectionFailed     cannot connect, or the connection broke
         │   ├── NotConnected     there was no connection to send anything on
         │   └── RegistryUnavailable  ZooKeeper cannot be asked now
-        │       └── OutcomeUnknown   ... and whether a change was made there is not known
+        │       └── ChangeUnknown    ... and whether a change was made there is not known
         ├── RequestTimeout       no answer within the deadline; the outcome is unknown
         ├── Refused              the broker answered with an error status
         │   ├── OffsetOutOfRange the message asked for has aged out, or lies beyond the end of its partition
@@ -257,7 +257,7 @@ class RegistryUnavailable(ConnectionFailed):
     """ZooKeeper cannot be asked now."""
 
 
-class OutcomeUnknown(RegistryUnavailable):
+class ChangeUnknown(RegistryUnavailable):
     """The connection to ZooKeeper broke while a change was in flight; the change was made, will be made, or is lost."""
 
 

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 import yaml
 
-from metaq.config import ENVIRONMENT_OF_CLIENTS, LIVE, Settings, check, gather, load, write_value
+from metaq.config import ENVIRONMENT_OF_CLIENTS, LIVE, Settings, check, gather_settings, load, write_value
 from metaq.engine.parts import retention_rules, room
 from metaq.errors import ConfigError
 from tests.docs.examples import ROOT
@@ -26,7 +26,7 @@ def written(folder: Path, text: str) -> Path:
 def test_each_setting_has_an_origin(tmp_path: Path) -> None:
     """E-29: the one who has the last word, with the line."""
     file = written(tmp_path, FILE)
-    given = gather(file, {"METAQ_MAX_GROUPS": "41", "METAQ_MAX_BODY_BYTES": "42"}, {"max_body_bytes": "43"})
+    given = gather_settings(file, {"METAQ_MAX_GROUPS": "41", "METAQ_MAX_BODY_BYTES": "42"}, {"max_body_bytes": "43"})
     assert {name: said.origin for name, said in given.items()} == {
         "max_topics": f"{file}:1",
         "max_groups": "METAQ_MAX_GROUPS",
@@ -94,7 +94,7 @@ def test_no_setting_is_a_secret() -> None:
     assert {name for name in Settings.model_fields if words.search(name)} == {"tls_key", "failed_logins_per_minute"}
     assert "private key (PEM)" in str(Settings.model_fields["tls_key"].description)  # a file's name
     assert "METAQ_PASSWORD" in ENVIRONMENT_OF_CLIENTS
-    assert gather(None, {"METAQ_PASSWORD": "a secret", "METAQ_USER": "a"}, {}) == {}
+    assert gather_settings(None, {"METAQ_PASSWORD": "a secret", "METAQ_USER": "a"}, {}) == {}
 
 
 def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:

@@ -16,6 +16,15 @@ TEXT_NAMES: Final = {".gitignore", "Makefile", "packages", "run"}
 # Written in two parts, so that this file does not hold what it forbids.
 MACHINE_PATHS: Final = ["/" + folder + "/" for folder in ("work", "root")]
 
+# Names of two things in metaq, each with the reason why one name is right for both.
+SHARED_CLASSES: Final = {
+    "Half": "the in-memory broker has its own form of what it is in metaq.tx",
+    "Halves": "the in-memory broker has its own form of what it is in metaq.tx",
+}
+SHARED_FUNCTIONS: Final = {
+    "report": "the command starts the job of this name in a process of its own",
+}
+
 AnyFunction = ast.FunctionDef | ast.AsyncFunctionDef
 
 pytestmark = pytest.mark.partner("git")
@@ -74,6 +83,72 @@ def test_no_function_is_over_60_lines(python_files: list[Path]) -> None:
 def test_the_length_of_a_function_leaves_its_docstring_out() -> None:
     (function,) = functions(ast.parse('def f():\n    """One.\n\n    Two.\n    """\n    return 1\n'))
     assert lines_without_docstring(function) == 2
+
+
+def classes_by_name(modules: dict[str, ast.Module]) -> dict[str, set[str]]:
+    """The modules that define each public class; those of ``metaq.aio`` have the names of what they make awaitable."""
+    found: dict[str, set[str]] = {}
+    for module, tree in modules.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and not module.startswith("metaq.aio."):
+                found.setdefault(node.name, set()).add(module)
+    return found
+
+
+def functions_imported(modules: dict[str, ast.Module]) -> dict[str, set[str]]:
+    """The modules that define the functions which others import by name; ``import module`` leaves no doubt."""
+    defined = {
+        (module, node.name)
+        for module, tree in modules.items()
+        for node in tree.body
+        if isinstance(node, AnyFunction) and not node.name.startswith("_")
+    }
+    found: dict[str, set[str]] = {}
+    for tree in modules.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                for alias in node.names:
+                    if (node.module, alias.name) in defined:
+                        found.setdefault(alias.name, set()).add(node.module)
+    return found
+
+
+def shared(found: dict[str, set[str]]) -> dict[str, set[str]]:
+    return {name: modules for name, modules in found.items() if len(modules) > 1}
+
+
+@pytest.fixture(scope="module")
+def modules(python_files: list[Path]) -> dict[str, ast.Module]:
+    """The modules of metaq by name."""
+    names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in python_files}
+    return {name: ast.parse(path.read_bytes()) for path, name in names.items() if name.startswith("metaq.")}
+
+
+def test_no_two_classes_have_one_name(modules: dict[str, ast.Module]) -> None:
+    """A reader who meets a name in two modules must be right to take it for one thing."""
+    found = shared(classes_by_name(modules))
+    assert {name: modules for name, modules in found.items() if name not in SHARED_CLASSES} == {}
+    assert SHARED_CLASSES.keys() <= found.keys()
+
+
+def test_no_two_functions_are_imported_under_one_name(modules: dict[str, ast.Module]) -> None:
+    found = shared(functions_imported(modules))
+    assert {name: modules for name, modules in found.items() if name not in SHARED_FUNCTIONS} == {}
+    assert SHARED_FUNCTIONS.keys() <= found.keys()
+
+
+def test_shared_names_are_found() -> None:
+    texts = {
+        "metaq.a": "class Place: ...\nclass _Own: ...\ndef find(): ...",
+        "metaq.b": "class Place: ...\nclass _Own: ...\ndef find(): ...",
+        "metaq.aio.a": "class Place: ...",
+        "metaq.c": "from metaq.a import find\nfrom metaq import b",
+    }
+    trees = {module: ast.parse(text) for module, text in texts.items()}
+    assert shared(classes_by_name(trees)) == {"Place": {"metaq.a", "metaq.b"}}
+    assert shared(functions_imported(trees)) == {}
+    trees["metaq.d"] = ast.parse("from metaq.b import find")
+    assert shared(functions_imported(trees)) == {"find": {"metaq.a", "metaq.b"}}
 
 
 def test_no_except_without_a_class(python_files: list[Path]) -> None:

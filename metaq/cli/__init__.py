@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from metaq import __version__
-from metaq.cli.common import FAILED, INTERRUPTED, NOT_CONNECTED, OUTPUT_CLOSED, REFUSED, USAGE, Login, login_options
+from metaq.cli.common import FAILED, INTERRUPTED, NOT_CONNECTED, OUTPUT_CLOSED, REFUSED, USAGE, CommandLogin, login_options
 from metaq.client import PutManyFailed
 from metaq.errors import (
     ConfigError,
@@ -128,7 +128,7 @@ class Commands(click.Group):
 @click.pass_context
 def commands(context: click.Context, user: str, users_file: str, tls_ca: str) -> None:
     """A message broker in one process: start it, put and get messages, operate it."""
-    context.obj = Login(user, users_file, tls_ca)
+    context.obj = CommandLogin(user, users_file, tls_ca)
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from typing import Any, Final
 import click
 
 from metaq.address import Address
-from metaq.cli.common import broker_option, connect, json_option, partition_option, print_json
+from metaq.cli.common import broker_option, connect_text, json_option, partition_option, print_json
 from metaq.client import parse_stats
 from metaq.protocol.text.commands import END_OF_LOG
 
@@ -27,7 +27,7 @@ def offset(topic: str, partition: int, position: int | None, broker: Address, as
     The end is where the next message will begin.
     """
     asked = {"oldest": 0, "end": END_OF_LOG} if position is None else {"nearest": position}
-    with connect(broker) as client:
+    with connect_text(broker) as client:
         found = {name: client.offset(topic, wanted, partition=partition) for name, wanted in asked.items()}
     if as_json:
         print_json({"topic": topic, "partition": partition, **found})
@@ -73,7 +73,7 @@ def stats(item: str, broker: Address, as_json: bool) -> None:
 
     ITEM is a topic, or one of: topics, offsets, realtime, config, stacks, help. As text they are the broker's own lines.
     """
-    with connect(broker) as client:
+    with connect_text(broker) as client:
         text = client.stats(item)
     if as_json:
         print_json(structured(item, text))

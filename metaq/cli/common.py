@@ -91,7 +91,7 @@ def partition_option(default: int, text: str) -> Callable[[Decorated], Decorated
     return click.option("--partition", type=int, default=default, show_default=True, metavar="N", help=text)
 
 
-class Login(NamedTuple):
+class CommandLogin(NamedTuple):
     """The user who runs a command, and the certificates it checks brokers with: the options of ``metaq`` itself."""
 
     user: str = ""
@@ -118,7 +118,7 @@ class Login(NamedTuple):
 
 
 def login_options(command: Decorated) -> Decorated:
-    """Add ``--user``, ``--users-file`` and ``--tls-ca``, and keep them for ``connect``."""
+    """Add ``--user``, ``--users-file`` and ``--tls-ca``, and keep them for ``connect_text``."""
     for name, metavar, variable, text in reversed(
         (
             ("--user", "NAME", "METAQ_USER", f"The user; the password is read from {PASSWORD_VARIABLE}, or asked for."),
@@ -135,20 +135,20 @@ def login_options(command: Decorated) -> Decorated:
     return command
 
 
-def login() -> Login:
+def command_login() -> CommandLogin:
     """Return the login of the command that runs."""
     found = click.get_current_context().find_root().obj
-    return found if isinstance(found, Login) else Login()
+    return found if isinstance(found, CommandLogin) else CommandLogin()
 
 
-def connect(broker: Address) -> TextClient:
+def connect_text(broker: Address) -> TextClient:
     """Return a client of the broker that ``--broker`` names."""
-    return TextClient(*broker, **login().options())
+    return TextClient(*broker, **command_login().options())
 
 
 def connect_registry(registry: str) -> Client:
     """Return a client of the brokers that are registered where ``--registry`` says."""
-    return connect_client(registry, **login().options())
+    return connect_client(registry, **command_login().options())
 
 
 def json_line(value: Mapping[str, Any] | list[Any]) -> bytes:

@@ -46,7 +46,7 @@ class Point(click.ParamType[datetime]):
             self.fail(f"{value!r} is no time; write 2026-01-31T12:00, or Unix milliseconds", parameter, context)
 
 
-class Span(click.ParamType[timedelta]):
+class SpanOption(click.ParamType[timedelta]):
     """``90s``, ``15m``, ``3h`` or ``2d``."""
 
     name = "TIME"
@@ -76,7 +76,9 @@ def _point(text: str) -> datetime:
 def later_options(command: Decorated) -> Decorated:
     """Add ``--delay`` and ``--at``."""
     at = click.option("--at", type=Point(), help="Deliver it at this time: 2026-01-31T12:00, or Unix milliseconds.")
-    return click.option("--delay", type=Span(), metavar="LENGTH", help="Deliver it after 90s, 15m, 3h or 2d.")(at(command))
+    return click.option("--delay", type=SpanOption(), metavar="LENGTH", help="Deliver it after 90s, 15m, 3h or 2d.")(
+        at(command)
+    )
 
 
 TIMES: Final = "TIME is 2026-01-31T12:00, 90m for 90 minutes ago (s, m, h, d), now, or Unix milliseconds."

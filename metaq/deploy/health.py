@@ -48,7 +48,7 @@ def look(machine: Machine, service: Service) -> Look:
     return Look(True, "" if following == "yes" else f"does not follow its master: {following}", stats)
 
 
-class Group:
+class ReplicaGroup:
     """The replicas of one broker, or a broker without any."""
 
     def __init__(self, members: Mapping[Service, Machine], present: Mapping[Service, Service]) -> None:
@@ -112,9 +112,9 @@ class Group:
         return len(self.members) > 1 and all(self._present[service].settings.role == ELECTED for service in self.members)
 
 
-def groups_of(members: Iterable[tuple[Service, Machine]], present: Mapping[Service, Service]) -> list[Group]:
+def groups_of(members: Iterable[tuple[Service, Machine]], present: Mapping[Service, Service]) -> list[ReplicaGroup]:
     """Return the brokers grouped by name, in the order of the file."""
     found: dict[tuple[str, str], dict[Service, Machine]] = {}
     for service, machine in members:
         found.setdefault(service.group, {})[service] = machine
-    return [Group(group, present) for group in found.values()]
+    return [ReplicaGroup(group, present) for group in found.values()]

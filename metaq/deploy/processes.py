@@ -109,7 +109,7 @@ def command_line(folder: str, kind: Kind) -> str:
     return f"{folder}/current/venv/bin/metaq {COMMANDS[kind]} --config {folder}/current/conf/{kind}.yaml"
 
 
-class Process(NamedTuple):
+class ServiceState(NamedTuple):
     """The state of a service according to its manager."""
 
     state: str
@@ -133,7 +133,7 @@ class Processes(Protocol):
         """Stop a service in order, and do not restart it. Return when it has ended; at once when it does not run."""
         ...
 
-    def look(self, kind: Kind) -> Process:
+    def look(self, kind: Kind) -> ServiceState:
         """Return its state now."""
         ...
 
@@ -169,14 +169,14 @@ class Systemd:
         if self.look(kind).state not in (STOPPED, FAILED):
             self._machine.run(f"systemctl stop metaq-{kind}", what=f"stop {kind}")
 
-    def look(self, kind: Kind) -> Process:
+    def look(self, kind: Kind) -> ServiceState:
         asked = f"systemctl show -p ActiveState -p SubState -p MainPID metaq-{kind}"
         said = dict(line.split("=", 1) for line in self._machine.run(asked, what="asking systemd").splitlines())
         active = said["ActiveState"]
         if active not in ACTIVE_STATES:
             raise self._machine.fail(f"metaq-{kind} is {active}, says systemd")
         restarting = active == "activating" and said["SubState"].startswith("auto-restart")
-        return Process(RESTARTING if restarting else ACTIVE_STATES[active], int(said["MainPID"]))
+        return ServiceState(RESTARTING if restarting else ACTIVE_STATES[active], int(said["MainPID"]))
 
     def log(self, kind: Kind, lines: int) -> str:
         return self._machine.run(f"journalctl --no-pager -u metaq-{kind} -n {lines} -o cat", what="reading the journal")
@@ -219,15 +219,15 @@ class Supervisor:
         if self.look(kind).state not in (STOPPED, FAILED):
             self._machine.run(f"{self._control} stop {kind}", what=f"stop {kind}")
 
-    def look(self, kind: Kind) -> Process:
+    def look(self, kind: Kind) -> ServiceState:
         # before the first release there is no supervisor
         asked = f"if [ -e {self._home}/complete ]; then {self._call(LOOK, kind, 'BAD_NAME')}; fi"
         said = self._machine.run(asked, what="asking supervisor").split()
         if said[:1] in ([], ["no"], ["BAD_NAME"]):
-            return Process(STOPPED, 0)
+            return ServiceState(STOPPED, 0)
         if said[0] not in PROGRAM_STATES:
             raise self._machine.fail(f"{kind} is {said[0]}, says supervisor")
-        return Process(PROGRAM_STATES[said[0]], int(said[1]))
+        return ServiceState(PROGRAM_STATES[said[0]], int(said[1]))
 
     def _call(self, call: str, kind: Kind, expected: str) -> str:
         """Return a command that calls supervisord; a fault with the name ``expected`` is no failure."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from metaq.deploy.cluster import Service
-from metaq.deploy.health import LOOK_S, Group, groups_of, look
+from metaq.deploy.health import LOOK_S, ReplicaGroup, groups_of, look
 from metaq.deploy.processes import DOWN, FAILED, RUNNING, STOPPED
 from metaq.deploy.survey import Node
 from metaq.errors import DeployFailed
@@ -145,7 +145,7 @@ class Roll:
     def _ordered(self) -> list[Service]:
         return [*self.registries, *(service for group in self.groups for service in group.members)]
 
-    def _restart_group(self, group: Group, change: Change, pending: list[Service]) -> None:
+    def _restart_group(self, group: ReplicaGroup, change: Change, pending: list[Service]) -> None:
         while own := [service for service in group.members if service in pending]:
             master = group.master(group.wait_whole(self._deadline_s))
             slaves = [service for service in own if service is not master]

@@ -64,20 +64,23 @@ class _Moving(NamedTuple):
 class CheckBack:
     """Checks and gives up half messages that stay undecided, and keeps retention from deleting them."""
 
-    def __init__(self, messages: HalfMessages, rest: Callable[[], None], run: Run) -> None:
-        """Create it; ``rest`` lets other greenlets run, ``run`` makes a disk call while they do."""
+    def __init__(self, messages: HalfMessages, rest: Callable[[], None], ending: Callable[[], bool], run: Run) -> None:
+        """Create it; ``rest`` lets other greenlets run, ``run`` makes a disk call while they do.
+
+        ``ending`` says whether the broker stops.
+        """
         self._messages = messages
         self._context = messages.context
         self._halves = messages.halves
         self._store = messages.context.store
         self._rest = rest
+        self._ending = ending
         self._read = read_through(run)
         self._rotation = 0
         settings = self._context.settings
         self.pause_s = min(LATEST_S, settings.check_interval_ms / 1000 / ROUNDS)
         self._interval_ms = settings.check_interval_ms
         self._moving: _Moving | None = None
-        self.stopping = False
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -85,7 +88,7 @@ class CheckBack:
         """Do one round of checks; called as a duty every ``pause_s`` seconds."""
         self._halves.follow(self._read)
         for number, ordinal in enumerate(islice(self._due(), MOST_ASKED), 1):
-            if self.stopping or not self._takes_decisions():
+            if self._ending() or not self._takes_decisions():
                 return
             self._check_one(ordinal)
             if number % AT_ONCE == 0:

@@ -79,6 +79,10 @@ class Duties:
         """Begin no more duties, and abandon a running checkpoint: a durable close of the store makes its own."""
         self._stopping = True
 
+    def ending(self) -> bool:
+        """Return whether running duties should end early, because the broker stops."""
+        return self._stopping
+
     def stop(self, deadline_s: float) -> bool:
         """End all duties; return false when the disk did not answer within ``deadline_s`` seconds."""
         self._turns.stop()

@@ -20,7 +20,7 @@ import orjson
 
 from metaq.engine.context import Context
 from metaq.engine.tables.locks import LOCK_S, QueueLocks
-from metaq.engine.turn import Outcome, Turns
+from metaq.engine.turn import PutOutcome, Turns
 from metaq.engine.writing import internal, note, stage
 from metaq.errors import DiskFull, MetaqError
 from metaq.message import LOCKS_TOPIC, MessageQueue, TopicPartition
@@ -74,7 +74,7 @@ class LockLog:
     # -- what clients ask ---------------------------------------------------------------------------------------------
 
     def lock(
-        self, wanted: QueueSet, owner: str, waiting: Callable[[Sequence[MessageQueue]], Outcome]
+        self, wanted: QueueSet, owner: str, waiting: Callable[[Sequence[MessageQueue]], PutOutcome]
     ) -> Sequence[MessageQueue] | None:
         """Take or renew locks of queues that exist on this broker; return the queues that the client has now.
 

@@ -12,7 +12,7 @@ from metaq.clock import Clock
 from metaq.config import Settings
 from metaq.engine.tables.connections import Connection
 from metaq.protocol.remoting.codes import ORDER_TOPICS
-from metaq.protocol.remoting.routes import TopicTable
+from metaq.protocol.remoting.routes import TopicConfigs
 from metaq.registry.kvconfig import KvConfig
 from metaq.registry.routes import BrokerKey, Registered, Removed, RouteTables, nobody_waits
 
@@ -39,7 +39,7 @@ class Registry:
         self,
         key: BrokerKey,
         ha_address: str,
-        table: TopicTable,
+        table: TopicConfigs,
         session: Connection | None = None,
         timeout_ms: int | None = None,
         rest: Callable[[], None] = nobody_waits,

@@ -51,7 +51,7 @@ TOO_FEW_REPLICAS: Final = Short(
 )
 
 
-class Outcome(Protocol):
+class PutOutcome(Protocol):
     """A receiver of the result of one sender's puts of one turn; exactly one of its three methods is called, once."""
 
     size: int
@@ -76,7 +76,7 @@ class Parked(NamedTuple):
     end: int
     """The log offset before which everything must be safe first."""
     deadline: float
-    outcome: Outcome
+    outcome: PutOutcome
     failure: StoreError | None
     """Why nothing of it was stored, if so; it waits only because answers keep their order."""
     began: float
@@ -108,7 +108,7 @@ class Turns:
         self.copies = parts.copies
         self._grown = parts.grown
         self.configure(settings)
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[PutOutcome] = []
         self._after_append: list[Callable[[StoreError | None], None]] = []
         self._began = 0.0  # when the first of them was staged
         self.send_times = Histogram(SEND_BOUNDS)
@@ -165,7 +165,7 @@ class Turns:
             return 0
         return round(1000 * (self._clock.monotonic() - self._parked[0].deadline + self._timeout))
 
-    def staged(self, outcome: Outcome) -> None:
+    def staged(self, outcome: PutOutcome) -> None:
         """Take an outcome of this turn; its puts are in the log once the append at the end of the turn succeeds."""
         if not self._outcomes:
             self._began = self._clock.monotonic()
@@ -222,7 +222,7 @@ class Turns:
         if self.copies is not None:
             self.release()
 
-    def _settle(self, outcome: Outcome, failure: StoreError | None) -> None:
+    def _settle(self, outcome: PutOutcome, failure: StoreError | None) -> None:
         """Answer an outcome whose promised level is reached, or of which nothing was stored."""
         self.waiting_bytes -= outcome.size
         if failure is not None:

@@ -91,7 +91,7 @@ class Record(NamedTuple):
     """Without the checksum property."""
 
 
-class Identity(NamedTuple):
+class RecordIdentity(NamedTuple):
     """The message that a record holds: its topic, partition and positions."""
 
     topic: str
@@ -182,12 +182,12 @@ def is_intact(data: memoryview, log_offset: int) -> bool:
     return data[end:] == checksum_property(data[:end])
 
 
-def identity(data: memoryview) -> Identity:
+def identity(data: memoryview) -> RecordIdentity:
     """Return which message an intact record holds, at a fraction of the cost of ``decode_record``."""
     partition, queue_offset, text_position, length = _IDENTITY.unpack_from(data)
     topic_at = HEADER_SIZE + length
     topic = str(data[topic_at + 1 : topic_at + 1 + data[topic_at]], "ascii")
-    return Identity(topic, partition, queue_offset, text_position)
+    return RecordIdentity(topic, partition, queue_offset, text_position)
 
 
 def store_ms(data: memoryview) -> int:

@@ -7,13 +7,13 @@ from typing import NamedTuple
 from metaq.errors import BadRequest
 from metaq.message import TextPosition
 from metaq.registry.paths import Layout, decode_offset, parse_partition
-from metaq.registry.session import Session
+from metaq.registry.session import ZooKeeperSession
 from metaq.registry.zookeeper import AT_ONCE
 
 logger = logging.getLogger(__name__)
 
 
-class Progress(NamedTuple):
+class GroupProgress(NamedTuple):
     """The progress of a group in one partition."""
 
     position: TextPosition | None
@@ -22,10 +22,10 @@ class Progress(NamedTuple):
     """The consumer that owns the partition."""
 
 
-class GroupOffsets:
+class GroupOffsetReader:
     """A reader of the groups' offsets and owners in ZooKeeper; its methods wait for the answers."""
 
-    def __init__(self, session: Session, layout: Layout, broker: int) -> None:
+    def __init__(self, session: ZooKeeperSession, layout: Layout, broker: int) -> None:
         """Create it for the partitions of the broker with the number ``broker``."""
         self._session = session
         self._layout = layout
@@ -41,14 +41,14 @@ class GroupOffsets:
             topics = {*children(layout.offsets(group)), *children(layout.owned(group))}
             yield from ((group, topic) for topic in sorted(topics))
 
-    def of(self, group: str, topic: str) -> dict[int, Progress]:
+    def of(self, group: str, topic: str) -> dict[int, GroupProgress]:
         """Return a group's progress in a topic, by partition of this broker; may raise ``RegistryUnavailable``."""
         layout = self._layout
         positions = {number: _position(data) for number, data in self._partitions(layout.progress(group, topic))}
         owners = {
             number: data.decode(errors="replace") or None for number, data in self._partitions(layout.owners(group, topic))
         }
-        return {number: Progress(positions.get(number), owners.get(number)) for number in positions.keys() | owners.keys()}
+        return {number: GroupProgress(positions.get(number), owners.get(number)) for number in positions.keys() | owners.keys()}
 
     def _partitions(self, folder: str) -> Iterator[tuple[int, bytes]]:
         """Yield the numbers of this broker's partitions under a path, each with the data of its node."""

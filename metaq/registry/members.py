@@ -8,7 +8,7 @@ from typing import Final
 
 from metaq.clock import Clock
 from metaq.errors import BadRequest
-from metaq.registry.paths import BROKERS, BrokerNode, Member, decode_broker_node, parse_member
+from metaq.registry.paths import BROKERS, BrokerNode, RegisteredReplica, decode_broker_node, parse_member
 from metaq.registry.zookeeper import ZooKeeper
 
 logger = logging.getLogger(__name__)
@@ -39,8 +39,8 @@ class Members:
         self._monotonic = clock.monotonic
         self._changed = changed
         self._root: _Place | None = None
-        self._here: dict[Member, BrokerNode] = {}
-        self._gone: dict[Member, tuple[BrokerNode, float]] = {}
+        self._here: dict[RegisteredReplica, BrokerNode] = {}
+        self._gone: dict[RegisteredReplica, tuple[BrokerNode, float]] = {}
         """Nodes that are gone, each with the time until which it still counts as live."""
 
     def start(self) -> None:
@@ -51,7 +51,7 @@ class Members:
             self._forget(BROKERS, self._root)
             self._root = None
 
-    def nodes(self) -> Mapping[Member, BrokerNode]:
+    def nodes(self) -> Mapping[RegisteredReplica, BrokerNode]:
         """Return the live brokers, and those that went when ZooKeeper had just come back: they may register again soon."""
         now = self._monotonic()
         nodes = {member: node for member, (node, until) in list(self._gone.items()) if now < until}

@@ -173,7 +173,7 @@ class BrokerNode(NamedTuple):
         return json.dumps({**self._asdict(), "version": version}, separators=(",", ":")).encode()
 
 
-class Member(NamedTuple):
+class RegisteredReplica(NamedTuple):
     """A replica of a broker, by cluster, broker name and replica number."""
 
     cluster: str
@@ -186,12 +186,12 @@ class Member(NamedTuple):
         return f"{BROKERS}/{self.cluster}/{self.broker_name}/{self.replica_number}"
 
 
-def parse_member(path: str) -> Member:
-    """Parse a ``Member.path``; raise ``BadRequest`` when it is none."""
+def parse_member(path: str) -> RegisteredReplica:
+    """Parse a ``RegisteredReplica.path``; raise ``BadRequest`` when it is none."""
     parts = path.removeprefix(f"{BROKERS}/").split("/")
     if len(parts) != 3 or not parts[2].isdecimal():
         raise BadRequest(f"{path} is not a broker's path")
-    return Member(parts[0], parts[1], int(parts[2]))
+    return RegisteredReplica(parts[0], parts[1], int(parts[2]))
 
 
 def decode_broker_node(data: bytes) -> BrokerNode:

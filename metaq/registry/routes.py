@@ -5,8 +5,8 @@ brokers register again.
 
 ::
 
-    topic → broker name → QueueData           a broker stands here only while one of its processes lives
-    broker name → cluster, id → Process       address, connection, data version, when it was last heard of
+    topic → broker name → QueueData             a broker stands here only while one of its processes lives
+    broker name → cluster, id → BrokerProcess   address, connection, data version, when it was last heard of
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -22,8 +22,8 @@ from metaq.protocol.remoting.routes import (
     DataVersion,
     QueueData,
     TopicConfig,
+    TopicConfigs,
     TopicRoute,
-    TopicTable,
 )
 
 MAX_DEPARTED: Final = 64
@@ -71,7 +71,7 @@ class Removed(NamedTuple):
 
 
 @dataclass(slots=True)
-class Process:
+class BrokerProcess:
     """The entry of a live broker process."""
 
     address: str
@@ -89,7 +89,7 @@ class _Group:
     """The processes under one broker name, at least one."""
 
     cluster: str
-    processes: dict[int, Process] = field(default_factory=dict)
+    processes: dict[int, BrokerProcess] = field(default_factory=dict)
 
 
 class _Departed(NamedTuple):
@@ -115,7 +115,7 @@ class RouteTables:
         self,
         key: BrokerKey,
         ha_address: str,
-        table: TopicTable,
+        table: TopicConfigs,
         connection: Hashable | None,
         now_ms: int,
         timeout_ms: int | None = None,
@@ -136,7 +136,7 @@ class RouteTables:
         # A single topic may be one that has just changed, sent before this registry had received the others.
         version = None if first and len(table.topics) == 1 else table.version
         known = None if first or before is None else before.version
-        group.processes[key.number] = Process(
+        group.processes[key.number] = BrokerProcess(
             key.address, ha_address, version, now_ms, self._expiry_ms if timeout_ms is None else timeout_ms, connection
         )
         # Without a master the replica with the smallest number supplies the topics, since readers need them.
@@ -188,18 +188,18 @@ class RouteTables:
     def scan(self, now_ms: int) -> list[Removed]:
         """Remove every process that has been silent for longer than its timeout."""
 
-        def silent(_: str, process: Process) -> bool:
+        def silent(_: str, process: BrokerProcess) -> bool:
             return process.connection is not None and now_ms - process.seen_ms > process.timeout_ms
 
         return self._remove(silent, "it was silent for too long", now_ms)
 
-    def _process(self, name: str, address: str) -> Process | None:
+    def _process(self, name: str, address: str) -> BrokerProcess | None:
         group = self._groups.get(name)
         if group is None:
             return None
         return next((process for process in group.processes.values() if process.address == address), None)
 
-    def _remove(self, leaves: Callable[[str, Process], bool], why: str, now_ms: int) -> list[Removed]:
+    def _remove(self, leaves: Callable[[str, BrokerProcess], bool], why: str, now_ms: int) -> list[Removed]:
         removed = [
             Removed(BrokerKey(group.cluster, name, number, process.address), process.connection)
             for name, group in self._groups.items()

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from metaq.address import Address, parse_address
 from metaq.clock import Clock
-from metaq.errors import BadRequest, ConfigError, OutcomeUnknown, RegistryUnavailable
+from metaq.errors import BadRequest, ChangeUnknown, ConfigError, RegistryUnavailable
 from metaq.store.files.filecache import Run, run_here
 
 logger = logging.getLogger(__name__)
@@ -65,14 +65,14 @@ def greenlets() -> Any:
     return SequentialGeventHandler()
 
 
-class Node(NamedTuple):
+class Znode(NamedTuple):
     """The data of a node and its version, which rises with each change."""
 
     data: bytes
     version: int
 
 
-class Create(NamedTuple):
+class CreateNode(NamedTuple):
     """Operation: create a node that must not exist, under a parent that must; an ephemeral one ends with this session."""
 
     path: str
@@ -80,7 +80,7 @@ class Create(NamedTuple):
     ephemeral: bool = False
 
 
-class Set(NamedTuple):
+class SetData(NamedTuple):
     """Operation: set the data of a node that must have this version; -1 is any."""
 
     path: str
@@ -88,21 +88,21 @@ class Set(NamedTuple):
     version: int = -1
 
 
-class Delete(NamedTuple):
+class DeleteNode(NamedTuple):
     """Operation: delete a node that must have this version, and no children."""
 
     path: str
     version: int = -1
 
 
-class Check(NamedTuple):
+class CheckVersion(NamedTuple):
     """Operation: require that a node has this version."""
 
     path: str
     version: int = -1
 
 
-Operation = Create | Set | Delete | Check
+Operation = CreateNode | SetData | DeleteNode | CheckVersion
 
 
 def parse_hosts(text: str) -> list[Address]:
@@ -117,7 +117,7 @@ def parse_hosts(text: str) -> list[Address]:
     return found
 
 
-class Session:
+class ZooKeeperSession:
     """A connection to ZooKeeper with one session after the other, as they expire.
 
     Any thread or greenlet may use it, but no request may be made from its callbacks. A subclass calls ``_reconnected`` while
@@ -271,21 +271,21 @@ class Session:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def get(self, path: str) -> Node | None:
+    def get(self, path: str) -> Znode | None:
         """Return the node at a path, or ``None`` when there is none; may raise ``RegistryUnavailable``."""
         return self.get_all([path])[0]
 
-    def get_all(self, paths: Sequence[str]) -> list[Node | None]:
+    def get_all(self, paths: Sequence[str]) -> list[Znode | None]:
         """Return the nodes at several paths, some hundreds at most, which are requested at once; as ``get`` otherwise."""
         client = self._connected()
         return [self._found(answer) for answer in [client.get_async(path) for path in paths]]
 
-    def _found(self, answer: Any) -> Node | None:
+    def _found(self, answer: Any) -> Znode | None:
         try:
             data, stat = self._ask(answer)
         except self._kazoo.exceptions.NoNodeError:
             return None
-        return Node(data, stat.version)
+        return Znode(data, stat.version)
 
     def children(self, path: str) -> list[str]:
         """Return the names of a node's children, sorted, none without the node; may raise ``RegistryUnavailable``."""
@@ -297,10 +297,10 @@ class Session:
     def make(self, path: str, data: bytes = b"") -> bool:
         """Create a persistent node, with its parents; return false when it existed already.
 
-        Raises ``RegistryUnavailable`` when nothing was sent, ``OutcomeUnknown`` when no answer came.
+        Raises ``RegistryUnavailable`` when nothing was sent, ``ChangeUnknown`` when no answer came.
         """
         try:
-            self._ask(self._connected().create_async(path, data, makepath=True), OutcomeUnknown)
+            self._ask(self._connected().create_async(path, data, makepath=True), ChangeUnknown)
         except self._kazoo.exceptions.NodeExistsError:
             return False
         return True
@@ -310,20 +310,20 @@ class Session:
 
         Raises:
             RegistryUnavailable: the request was not sent.
-            OutcomeUnknown: it was sent, and no answer came.
+            ChangeUnknown: it was sent, and no answer came.
         """
         transaction = self._connected().transaction()
         for operation in operations:
             match operation:
-                case Create(path, data, ephemeral):
+                case CreateNode(path, data, ephemeral):
                     transaction.create(path, data, ephemeral=ephemeral)
-                case Set(path, data, version):
+                case SetData(path, data, version):
                     transaction.set_data(path, data, version)
-                case Delete(path, version):
+                case DeleteNode(path, version):
                     transaction.delete(path, version)
-                case Check(path, version):
+                case CheckVersion(path, version):
                     transaction.check(path, version)
-        outcomes = self._ask(transaction.commit_async(), OutcomeUnknown)
+        outcomes = self._ask(transaction.commit_async(), ChangeUnknown)
         return not any(isinstance(outcome, Exception) for outcome in outcomes)
 
     def _connected(self) -> Any:
@@ -359,7 +359,7 @@ class Session:
     def _created(self, answer: Any) -> bool:
         """Return whether the node was created; false when it existed already."""
         try:
-            self._ask(answer, OutcomeUnknown)
+            self._ask(answer, ChangeUnknown)
         except self._kazoo.exceptions.NodeExistsError:
             return False
         return True
@@ -392,7 +392,7 @@ class Session:
 
     def _renew_once(self, sent: float) -> None:
         session = self.session
-        if session is None or not self.commit([Check("/")]) or self.session != session or self._ended.is_set():
+        if session is None or not self.commit([CheckVersion("/")]) or self.session != session or self._ended.is_set():
             return
         if session != self._renewed_session:
             self._renewed.clear()

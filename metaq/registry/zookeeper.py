@@ -14,7 +14,7 @@ from operator import eq
 from typing import Any, Final
 
 from metaq.errors import MetaqError, RegistryUnavailable
-from metaq.registry.session import Create, Delete, Session
+from metaq.registry.session import CreateNode, DeleteNode, ZooKeeperSession
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +51,11 @@ class _Watched:
     unsettled: bool = True
 
 
-class ZooKeeper(Session):
+class ZooKeeper(ZooKeeperSession):
     """A session with a keeper, which maintains nodes and watches."""
 
     def __init__(self, *arguments: Any) -> None:
-        """Create it, with the arguments of ``Session``."""
+        """Create it, with the arguments of ``ZooKeeperSession``."""
         super().__init__(*arguments)
         self._guard = self._tasks.lock_object()  # guards the tables that follow; nothing blocks while it is held
         self._kept: dict[str, _Kept] = {}
@@ -190,7 +190,7 @@ class ZooKeeper(Session):
 
     def _remove(self, path: str, session: int) -> None:
         stat = self._ask(self._begin_look(path))
-        if stat is None or stat.owner_session_id != session or self.commit([Delete(path, stat.version)]):
+        if stat is None or stat.owner_session_id != session or self.commit([DeleteNode(path, stat.version)]):
             with self._guard:
                 self._dropped.discard(path)
 
@@ -231,7 +231,9 @@ class ZooKeeper(Session):
                 logger.error("zookeeper node taken path=%s reason=%s hint=%s", kept.path, complaint, hint)
             kept.complaint = complaint
             return
-        if found is not None and self.commit([Delete(kept.path, found.version), Create(kept.path, data, ephemeral=True)]):
+        if found is not None and self.commit(
+            [DeleteNode(kept.path, found.version), CreateNode(kept.path, data, ephemeral=True)]
+        ):
             self._stands(kept, data, session)
         kept.unsettled = True  # our own transaction has used up the watch, or another client was faster: look once more
 

@@ -28,10 +28,10 @@ import gevent
 from gevent.event import Event
 
 from metaq.address import Address, parse_address
-from metaq.errors import BadRequest, Fenced, MetaqError, OutcomeUnknown, RegistryUnavailable
-from metaq.registry.session import Check, Create, Delete, Set
+from metaq.errors import BadRequest, ChangeUnknown, Fenced, MetaqError, RegistryUnavailable
+from metaq.registry.session import CheckVersion, CreateNode, DeleteNode, SetData
 from metaq.registry.zookeeper import ZooKeeper
-from metaq.replication.nodes import Candidate, Log, Master, State
+from metaq.replication.nodes import Candidate, Master, ReplicaGroupState, ReplicaLog
 from metaq.store.messagestore import FIRST_EPOCH
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Election:
         replica: int,
         replication: str,
         *,
-        log: Callable[[], Log],
+        log: Callable[[], ReplicaLog],
         elected: Callable[[int, frozenset[int]], None],
         deposed: Callable[[], None],
         moved: Callable[[Address], None],
@@ -80,9 +80,9 @@ class Election:
         self._monotonic = monotonic
         self._wake = Event()
         self._greenlet: Any = None
-        self._state: State | None = None
+        self._state: ReplicaGroupState | None = None
         self._version = 0
-        self._leading: State | None = None
+        self._leading: ReplicaGroupState | None = None
         """The state that this replica has written as master; ``None`` while it is not master."""
         self._session: int | None = None
         """The session in which it became master."""
@@ -146,13 +146,13 @@ class Election:
         """Have the master elected from these replicas from now on; return whether that is agreed.
 
         False for an epoch that is over, even if this replica was elected again: its next epoch begins with the set that it was
-        elected with. ``OutcomeUnknown``, ``RegistryUnavailable``.
+        elected with. ``ChangeUnknown``, ``RegistryUnavailable``.
         """
         leading = self._leading
         if leading is None or leading.epoch != epoch or not self._is_own(leading):
             return False
         wanted, version = leading._replace(in_sync=tuple(sorted(in_sync))), self._version
-        if not self._zookeeper.commit([Set(self._state_path, wanted.encode(), version)]):
+        if not self._zookeeper.commit([SetData(self._state_path, wanted.encode(), version)]):
             self._read()  # an earlier change with unknown outcome may have raised the version, or another replica has
             return False
         if self._leading is not leading:  # it was deposed, or has handed over, meanwhile
@@ -161,7 +161,7 @@ class Election:
         self._version = version + 1
         return True
 
-    def _is_own(self, leading: State) -> bool:
+    def _is_own(self, leading: ReplicaGroupState) -> bool:
         """Return whether the state that was read last is this master's; it must not change another master's."""
         return self._state is not None and (self._state.epoch, self._state.master) == (leading.epoch, leading.master)
 
@@ -169,7 +169,7 @@ class Election:
         """Step down and let another replica in sync be the next master; the caller has stopped writing before.
 
         Raises ``BadRequest`` when that replica is not in sync, ``RegistryUnavailable`` when nothing was changed, and
-        ``OutcomeUnknown``, after a call of ``deposed``, when another replica may be master by now.
+        ``ChangeUnknown``, after a call of ``deposed``, when another replica may be master by now.
         """
         leading = self._leading
         if leading is None or replica not in leading.in_sync:
@@ -179,9 +179,11 @@ class Election:
         state = leading._replace(preferred=replica)
         self._leading = self._tried = None
         try:
-            if not self._zookeeper.commit([Set(self._state_path, state.encode(), self._version), Delete(self._master_path)]):
+            if not self._zookeeper.commit(
+                [SetData(self._state_path, state.encode(), self._version), DeleteNode(self._master_path)]
+            ):
                 raise RegistryUnavailable("the state of the replicas has changed meanwhile; check it and try again")
-        except OutcomeUnknown:  # another replica may be master by now
+        except ChangeUnknown:  # another replica may be master by now
             self._deposed()
             raise
         except RegistryUnavailable:  # nothing was changed; the next look shows the master
@@ -205,7 +207,7 @@ class Election:
         Raises ``BadRequest`` when that may lose messages and ``accept_loss`` is not set.
         """
         log, found = self._log(), self._zookeeper.get(self._state_path)
-        state = None if found is None or not found.data else State.decode(found.data)
+        state = None if found is None or not found.data else ReplicaGroupState.decode(found.data)
         loss = self._loss(log, state)
         if loss is not None and not accept_loss:
             raise BadRequest(
@@ -213,10 +215,10 @@ class Election:
             )
         epoch = log.epoch if state is None else max(log.epoch, state.epoch)
         self._zookeeper.make(self._state_path)
-        self._zookeeper.commit([Set(self._state_path, State(epoch, self._replica, (self._replica,)).encode())])
+        self._zookeeper.commit([SetData(self._state_path, ReplicaGroupState(epoch, self._replica, (self._replica,)).encode())])
         self._wake.set()
 
-    def _loss(self, log: Log, state: State | None) -> str | None:
+    def _loss(self, log: ReplicaLog, state: ReplicaGroupState | None) -> str | None:
         """Return why acknowledged messages may be lost if this replica becomes master now, and better ones; or ``None``."""
         others = self._others()
         in_sync = frozenset(others if state is None else state.in_sync) - {self._replica}
@@ -259,7 +261,7 @@ class Election:
         found = self._zookeeper.get(self._master_path)
         self.master = None if found is None else Master.decode(found.data)
         found = self._zookeeper.get(self._state_path)
-        self._state = None if found is None or not found.data else State.decode(found.data)
+        self._state = None if found is None or not found.data else ReplicaGroupState.decode(found.data)
         self._version = 0 if found is None else found.version
 
     def _look(self) -> None:
@@ -288,17 +290,18 @@ class Election:
         """Update this replica's node with the facts that others need while there is no master."""
         self._vacant = self._version if vacant else -1
         log = self._log()
-        now = Candidate(log if vacant else Log(0, 0, log.suspect), self._vacant)  # with a master the log grows all the time
+        known = log if vacant else ReplicaLog(0, 0, log.suspect)  # with a master the log grows all the time
+        now = Candidate(known, self._vacant)
         if now != self._told:
             self._told = now
             self._zookeeper.touch(f"{self._replicas_path}/{self._replica}")
 
-    def _still_leads(self, leading: State) -> bool:
+    def _still_leads(self, leading: ReplicaGroupState) -> bool:
         master = self.master
         ours = master is not None and (master.run, master.epoch) == (self._run, leading.epoch)
         return ours and self._zookeeper.session == self._session
 
-    def _make_anew(self, leading: State) -> bool:
+    def _make_anew(self, leading: ReplicaGroupState) -> bool:
         """Write the state anew after ZooKeeper has lost its data, if no other replica was elected since this one.
 
         Returns false when another one may have been.
@@ -310,14 +313,14 @@ class Election:
         session = self._zookeeper.session
         master = Master(self._replica, leading.epoch, self._replication, self._run)
         self._zookeeper.make(self._state_path)
-        change = Set(self._state_path, leading.encode(), 0)
-        if self._zookeeper.commit([Create(self._master_path, master.encode(), ephemeral=True), change]):
+        change = SetData(self._state_path, leading.encode(), 0)
+        if self._zookeeper.commit([CreateNode(self._master_path, master.encode(), ephemeral=True), change]):
             logger.warning("state of the replicas made anew epoch=%d reason=ZooKeeper had lost it", leading.epoch)
             self._session, self._said = session, ""
         self._read()
         return True
 
-    def _later_master(self, leading: State) -> str | None:
+    def _later_master(self, leading: ReplicaGroupState) -> str | None:
         """Return why another replica may have been elected later, or ``None``.
 
         Only one of those in sync can have been, and its log shows the epoch.
@@ -363,23 +366,23 @@ class Election:
             self._say("not standing for election", reason)
         if reason is not None or (alone_s < GRACE_S and self._waits_for_others()):
             if former is not None:  # else the others do not see that there is no master
-                self._zookeeper.commit([Check(self._state_path, self._version), Delete(self._master_path)])
+                self._zookeeper.commit([CheckVersion(self._state_path, self._version), DeleteNode(self._master_path)])
             return
         state, session = self._state, self._zookeeper.session
         epoch = max(self._log().epoch, state.epoch if state is not None else FIRST_EPOCH) + 1
-        wanted = State(epoch, self._replica, (self._replica,) if state is None else state.in_sync)
+        wanted = ReplicaGroupState(epoch, self._replica, (self._replica,) if state is None else state.in_sync)
         master = Master(self._replica, epoch, self._replication, self._run)
         if state is None:
             self._zookeeper.make(self._state_path)
-        remove = [] if former is None else [Delete(self._master_path)]
-        change = Set(self._state_path, wanted.encode(), self._version)
+        remove = [] if former is None else [DeleteNode(self._master_path)]
+        change = SetData(self._state_path, wanted.encode(), self._version)
         self._tried = master, session
-        if self._zookeeper.commit([*remove, Create(self._master_path, master.encode(), ephemeral=True), change]):
+        if self._zookeeper.commit([*remove, CreateNode(self._master_path, master.encode(), ephemeral=True), change]):
             self._read()
         if self._state == wanted and self.master == master and self._zookeeper.session == session:
             self._lead(wanted)
 
-    def _lead(self, state: State) -> None:
+    def _lead(self, state: ReplicaGroupState) -> None:
         self._leading, self._session, self._alone_since, self._said = state, self._zookeeper.session, None, ""
         logger.info("elected epoch=%d", state.epoch)
         self._elected(state.epoch, frozenset(state.in_sync))
@@ -395,7 +398,7 @@ class Election:
             return f"replica {state.preferred} goes first"
         return None if log.suspect is None else self._obstacle_to_a_suspect(log, state)
 
-    def _obstacle_to_a_suspect(self, log: Log, state: State) -> str | None:
+    def _obstacle_to_a_suspect(self, log: ReplicaLog, state: ReplicaGroupState) -> str | None:
         """Return why a suspect replica must not stand: another one in sync may have what its log lacks.
 
         ``None`` when all of them are known to be no better.
@@ -431,7 +434,7 @@ class Election:
             other.version != self._version or (other.log.suspect is None and other.log.is_longer(log)) for other in others
         )
 
-    def _obstacle_to_the_first(self, log: Log, alone_s: float) -> str | None:
+    def _obstacle_to_the_first(self, log: ReplicaLog, alone_s: float) -> str | None:
         if log.epoch != FIRST_EPOCH:
             return "ZooKeeper has lost the state of the replicas; the master makes it anew, or metaq cluster promote"
         if alone_s < GRACE_S:

@@ -41,7 +41,7 @@ COMPARING_S: Final = 1.0
 REPORTS_AT_ONCE: Final = 64 * 1024
 
 
-class Identity(NamedTuple):
+class ReplicaIdentity(NamedTuple):
     """The identity of this replica: its broker, and its own number."""
 
     cluster: str
@@ -50,7 +50,7 @@ class Identity(NamedTuple):
     replica: int
 
 
-class State(Protocol):
+class MasterState(Protocol):
     """The state of a master that it sends to its slaves whenever it changes."""
 
     @property
@@ -65,8 +65,8 @@ class Feeder:
         store: MessageStore,
         epochs: Epochs,
         in_sync: InSync,
-        identity: Identity,
-        state: State,
+        identity: ReplicaIdentity,
+        state: MasterState,
         documents: Callable[[], Documents],
         run: Run,
         keeper: Doorkeeper | None = None,

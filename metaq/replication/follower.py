@@ -14,8 +14,8 @@ from gevent.lock import BoundedSemaphore
 from metaq.address import Address
 from metaq.errors import DiskFull, MetaqError, ProtocolError, StoreError
 from metaq.replication import documents
-from metaq.replication.feeder import Identity, checksum_text
-from metaq.replication.frames import HELLO_HEAD, REPORT, Control, Data, FrameReader, Hello
+from metaq.replication.feeder import ReplicaIdentity, checksum_text
+from metaq.replication.frames import HELLO_HEAD, REPORT, Control, Data, Hello, ReplicationFrameReader
 from metaq.replication.peers import STRANGER, Claim, Peers
 from metaq.replication.sameness import ranges
 from metaq.store.copies.applying import Copier
@@ -45,7 +45,7 @@ class Replaced(Exception):
     """Raised when the log has to be cut or replaced, for which the store must be opened anew at once."""
 
 
-class Refused(ProtocolError):
+class SlaveRefused(ProtocolError):
     """Raised when the master refuses this slave."""
 
 
@@ -75,7 +75,7 @@ class Follower:
         self,
         store: MessageStore,
         epochs: Epochs,
-        identity: Identity,
+        identity: ReplicaIdentity,
         text_address: str,
         *,
         find_master: Callable[[], Address | None],
@@ -180,7 +180,7 @@ class Follower:
         problem = str(error)
         if problem != self.seen.problem:
             level = logging.INFO if isinstance(error, NoMaster) else logging.WARNING
-            if isinstance(error, (Refused, StoreError)):
+            if isinstance(error, (SlaveRefused, StoreError)):
                 level = logging.ERROR
             logger.log(level, "not following master=%s reason=%s", self._tried, problem)
         self.seen.problem, self.seen.address = problem, ""
@@ -209,7 +209,7 @@ class Follower:
         connection.sendall(hello)
         claim = Claim(self._peers.credentials(), hello[HELLO_HEAD:])
         self._reported = -1
-        reader, copier, agreed = FrameReader(), Copier(self._store), False
+        reader, copier, agreed = ReplicationFrameReader(), Copier(self._store), False
         rest_due = self._monotonic() + WORK_S
         while True:
             data = connection.recv(RECEIVE_BYTES)
@@ -263,14 +263,14 @@ class Follower:
     def _agree(self, first: Data | Control, claim: Claim) -> None:
         """Act on the first frame of the master.
 
-        Raises ``Replaced`` when the store has to be opened anew for it, ``Refused`` or ``NoMaster`` when this slave cannot
+        Raises ``Replaced`` when the store has to be opened anew for it, ``SlaveRefused`` or ``NoMaster`` when this slave cannot
         follow, ``ProtocolError`` for a frame that makes no sense.
         """
         if isinstance(first, Data):
             raise ProtocolError("the master does not say where it begins")
         content, store = first.content, self._store
         if "refused" in content:
-            raise Refused(f"the master refuses this slave: {content['refused']}")
+            raise SlaveRefused(f"the master refuses this slave: {content['refused']}")
         if "no_master" in content:
             raise NoMaster(f"not a master: {content['no_master']}")
         claim.check(content.get("proof", ""))

@@ -156,7 +156,7 @@ def encode_control(log_end: int, content: dict[str, Any]) -> bytes:
     return FRAME.pack(log_end, CONTROL) + LENGTH.pack(len(body)) + body
 
 
-class FrameReader:
+class ReplicationFrameReader:
     """The parser of the bytes that a slave receives."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from metaq.store.copies.epochs import LAST_EPOCH
 from metaq.store.messagestore import FIRST_EPOCH
 
 
-class State(NamedTuple):
+class ReplicaGroupState(NamedTuple):
     """The persistent state of a group, which outlives all its processes."""
 
     epoch: int
@@ -67,7 +67,7 @@ class Master(NamedTuple):
             raise BadRequest(f"the master in ZooKeeper cannot be read: {data[:80]!r}") from error
 
 
-class Log(NamedTuple):
+class ReplicaLog(NamedTuple):
     """The facts about a replica's log that matter to an election."""
 
     epoch: int
@@ -75,7 +75,7 @@ class Log(NamedTuple):
     suspect: str | None = None
     """Why it may lack acknowledged messages; ``None``: it does not."""
 
-    def is_longer(self, other: "Log") -> bool:
+    def is_longer(self, other: "ReplicaLog") -> bool:
         """Return whether this log has a newer epoch than the other, or reaches further in the same one."""
         return (self.epoch, self.end) > (other.epoch, other.end)
 
@@ -83,7 +83,7 @@ class Log(NamedTuple):
 class Candidate(NamedTuple):
     """The ephemeral node of a replica that is running."""
 
-    log: Log
+    log: ReplicaLog
     version: int
     """The version of the state at which it saw that there was no master; −1: it sees one."""
 
@@ -95,6 +95,6 @@ class Candidate(NamedTuple):
         """Decode a replica's node; raise ``BadRequest`` when it cannot be read."""
         try:
             row = orjson.loads(data)
-            return cls(Log(int(row["epoch"]), int(row["end"]), row["suspect"]), int(row["version"]))
+            return cls(ReplicaLog(int(row["epoch"]), int(row["end"]), row["suspect"]), int(row["version"]))
         except (ValueError, TypeError, KeyError) as error:
             raise BadRequest(f"a replica in ZooKeeper cannot be read: {data[:80]!r}") from error

@@ -19,7 +19,7 @@ from metaq.engine.figures.statistics import SAMPLE_S, Statistics
 from metaq.engine.halfmessages import HalfMessages
 from metaq.engine.hold import Holds
 from metaq.engine.locklog import LockLog
-from metaq.engine.offsets.offsetexport import OffsetExport
+from metaq.engine.offsets.offsetexport import OffsetExporter
 from metaq.engine.offsets.offsethistory import OffsetHistory
 from metaq.engine.offsets.offsetlog import APPEND_S, OffsetLog
 from metaq.engine.parts import retention_rules, room
@@ -37,11 +37,12 @@ from metaq.engine.timers.delivery import Delivery
 from metaq.engine.timers.keeping import TimerKeeper
 from metaq.engine.timers.timers import Timers
 from metaq.engine.turn import Turns
-from metaq.errors import MetaqError, NotMaster
+from metaq.errors import MetaqError
 from metaq.protocol.record import host_bytes
 from metaq.protocol.text.commands import Auth, Cancel, Create, Get, Help, Offset, PutLater, Stats, Sync, Transaction, Version
 from metaq.registry.kvconfig import KvConfig
 from metaq.server.access.authentication import LOOK_S, Authentication
+from metaq.server.endpoint import CommandHandler
 from metaq.server.http.brokermetrics import BrokerMetrics
 from metaq.server.opened import Opened, open_data
 from metaq.server.registering.registration import Registration
@@ -139,8 +140,8 @@ class Broker:
         self.registration = self._make_registration()
         self._zookeeper = self._enter_zookeeper(topics) if settings.zookeeper else None
         in_zookeeper = None if self._zookeeper is None else self._zookeeper.group_offsets
-        self._export = OffsetExport(self.context, in_zookeeper, self.run)
-        self._history = OffsetHistory(self.context, self._export, self.turns, self.run)
+        self._export = OffsetExporter(self.context, in_zookeeper, self.run)
+        self._history = OffsetHistory(self.context, self._export, self.turns, self._duties.ending, self.run)
         topics.changed = self._topic_changed
         self._schedule = Schedule(self.context, self.turns, self.holds, self._hub.loop, self.run)
         self.later = Later(self._reads)
@@ -189,7 +190,7 @@ class Broker:
     def _take_role(self) -> None:
         """Set up the role. A slave takes no messages from clients, and writes only what comes from the master."""
         if not self.role.is_master:
-            self.store.refusal = NotMaster("this replica is a slave, which only gives messages; send them to its master")
+            self.store.fence.close("this replica is a slave, which only gives messages; send them to its master")
         if self.store.settings.durability.on_replicas:
             hide_from(self.store, self.role.readable_end)
 
@@ -285,18 +286,16 @@ class Broker:
 
     def _answer_text(self) -> None:
         """Set the handlers of the text protocol's commands."""
-        self._gets = GetHandler(self.context, self.holds, self._reads, self._hub.loop)
+        gets = GetHandler(self.context, self.holds, self._reads, self._hub.loop)
         admin = AdminHandler(self.context, self._endpoint, self._duties.save_topics, self._figures)
         puts = PutHandler(self.context, self.turns)
         later = LaterHandler(self.context, puts, self.timers, self._cancels)
-        self._endpoint.puts = puts.puts
         self._branches = TransactionHandler(
             self.context, self.turns, self._reads, puts, self.transactions, self._local, self.run
         )
-        self._endpoint.transactional_puts = self._branches.puts
-        self._endpoint.commands = {
-            Get: self._gets.get,
-            Offset: self._gets.offset,
+        commands: dict[type, CommandHandler] = {
+            Get: gets.get,
+            Offset: gets.offset,
             Stats: admin.stats,
             Version: admin.version,
             Help: admin.help,
@@ -307,20 +306,21 @@ class Broker:
             Transaction: self._branches.transaction,
             Sync: admin.sync,
         }
+        self._endpoint.answer_text(commands, puts.puts, self._branches.puts)
 
     def _answer_remoting(self) -> None:
         """Set the handlers of the remoting protocol's requests."""
         half_messages = HalfMessages(self.context, self.turns, self.halves)
         decisions = HalfHandler(half_messages, self._reads)
-        self._check_back = CheckBack(half_messages, self._duties.rest, self.run)
+        self._check_back = CheckBack(half_messages, self._duties.rest, self._duties.ending, self.run)
         partitions = Partitions(self.context, self.turns)
         self._sends = SendHandler(self.context, self.turns, half_messages, self.timers, partitions)
         self._endpoint.sends = signed(self.authentication, self._sends.sends)
-        self._pulls = PullHandler(self.context, self.holds, self._reads, self._hub.loop)
+        pulls = PullHandler(self.context, self.holds, self._reads, self._hub.loop)
         later = self.later
         sent_back = SendBackHandler(self.context, self.turns, self._reads)
         beats, consumers = HeartbeatHandler(self.context), ConsumerHandler(self.context, later, self._locks, self._offsets)
-        families: list[Family] = [self._sends, decisions, self._pulls, sent_back, DelayHandler(self._schedule), self._identity]
+        families: list[Family] = [self._sends, decisions, pulls, sent_back, DelayHandler(self._schedule), self._identity]
         families += self._administration(later)
         families.append(RecallHandler(self._cancels, later, self.settings.broker_name))
         replies = ReplyHandler(self.context, self.turns, partitions)
@@ -409,27 +409,28 @@ class Broker:
 
     def stop(self) -> None:
         """Take no more commands, send every answer that is due, then close the store in order."""
-        self.metrics.leaves = True
-        if self._zookeeper is not None:
-            self._zookeeper.stop()
-        self.registration.stop()
+        self._withdraw()
         self._endpoint.close()
         self._end(self.settings.drain_timeout_ms / 1000, durably=True)
 
     def give_up(self) -> Mapping[str, Listener]:
         """Stop, and return the listeners, still bound, for the next broker, which has another role."""
-        self.metrics.leaves = True
-        if self._zookeeper is not None:
-            self._zookeeper.stop()
-        self.registration.stop()
+        self._withdraw()
         bound = self._endpoint.release()
         gevent.sleep(LEAVE_S)
         self._end(GIVE_UP_S, durably=self.role.is_master)  # a slave skips the final sync: puts wait for its promotion
         return bound
 
+    def _withdraw(self) -> None:
+        """Take this broker out of the registries, so that clients turn to others."""
+        self.metrics.leaves = True
+        if self._zookeeper is not None:
+            self._zookeeper.stop()
+        self.registration.stop()
+
     def _end(self, deadline: float, *, durably: bool) -> None:
         sessions = self._endpoint.sessions
-        self._gets.stopping = self._pulls.stopping = self._check_back.stopping = self._history.stopping = True
+        self.holds.stop()
         self._duties.pause()
         self._schedule.stop()
         self._delivery.stop()

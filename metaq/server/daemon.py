@@ -19,7 +19,7 @@ from metaq.server.access.authentication import Authentication
 from metaq.server.http.http import Monitor, Monitored
 from metaq.server.notify import Notifier
 from metaq.server.reload import Configurable, Reload
-from metaq.store.recovery.progress import Step, Tell
+from metaq.store.recovery.progress import RecoveryStep, Tell
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ def run(
 def _tell(monitor: Monitor, notifier: Notifier, stopping: Event) -> Tell:
     """Return a callback that reports the progress of opening the store, and ends the opening once a signal has arrived."""
 
-    def tell(step: Step) -> None:
+    def tell(step: RecoveryStep) -> None:
         monitor.recovering(step)
         if stopping.is_set():
             logger.info("stopping")

@@ -42,7 +42,7 @@ BUSY_RETRY_MS: Final = 1000
 
 
 class Endpoint:
-    """All listeners and sessions of a process. It is the ``Host`` of its sessions and the ``Door`` of new connections."""
+    """All listeners and sessions of a process: the ``SessionHost`` of its sessions and the ``Door`` of new connections."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Endpoint:
         self.puts: PutsHandler = _no_puts
         self.transactional_puts: PutsHandler = _no_puts
         self.sends: SendsHandler = _no_sends
-        self.commands: Mapping[type, CommandHandler] = {}
+        self._commands: Mapping[type, CommandHandler] = {}
         self._requests: dict[int, tuple[Admission, RequestHandler]] = {}
         self.pace = Pace(loop)
         self.put_off = self.pace.put_off
@@ -87,6 +87,10 @@ class Endpoint:
     def answer(self, handlers: Mapping[int, RequestHandler]) -> None:
         """Add handlers for request codes, replacing those that exist. ``admission`` knows the right that each code needs."""
         self._requests.update({code: (admission(code), handler) for code, handler in handlers.items()})
+
+    def answer_text(self, commands: Mapping[type, CommandHandler], puts: PutsHandler, transactional_puts: PutsHandler) -> None:
+        """Set the handlers of the text protocol: one for each type of command, and those for runs of puts."""
+        self._commands, self.puts, self.transactional_puts = commands, puts, transactional_puts
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -199,7 +203,7 @@ class Endpoint:
         return time.monotonic()
 
     def command(self, session: TextSession, command: Command) -> None:
-        self.commands[type(command)](session, command)
+        self._commands[type(command)](session, command)
 
     def request(self, session: RemotingSession, request: RemotingCommand) -> None:
         found = self._requests.get(request.code)

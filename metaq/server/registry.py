@@ -20,7 +20,7 @@ from metaq.protocol.text.replies import BAD_REQUEST, FORBIDDEN, OK, write_result
 from metaq.registry.kvconfig import KvConfig
 from metaq.server.access.authentication import LOOK_S, Authentication
 from metaq.server.access.permissions import Action, allowed, denied
-from metaq.server.endpoint import Endpoint
+from metaq.server.endpoint import CommandHandler, Endpoint
 from metaq.server.http.brokermetrics import registry_families
 from metaq.server.remoting.identity import IdentityHandler
 from metaq.server.remoting.registry import RegistryHandler
@@ -65,14 +65,14 @@ class RegistryServer:
         self._registry = Registry(settings, keys, self._clock)
         for family in (RegistryHandler(settings, self._registry, run_in_pool), IdentityHandler("")):
             self._endpoint.answer(family.requests())
-        self._endpoint.puts = self._endpoint.transactional_puts = self._refuse_puts
-        self._endpoint.commands = {
+        commands: dict[type, CommandHandler] = {
             Stats: self._stats,
             Version: lambda session, command: session.reply(write_result(OK, metaq.__version__, command.opaque)),
             Help: lambda session, command: session.reply(write_result(OK, HELP, command.opaque)),
             Auth: partial(log_in, self._endpoint.authentication),
             **dict.fromkeys((Get, Offset, Create, Transaction, Sync), self._refuse),
         }
+        self._endpoint.answer_text(commands, self._refuse_puts, self._refuse_puts)
         self._greenlets = [
             gevent.Greenlet(self._every, settings.registry_scan_ms / 1000, self._registry.scan),
             gevent.Greenlet(self._every, IDLE_SCAN_S, self._endpoint.close_idle),

@@ -29,7 +29,7 @@ SMALL_BYTES: Final = 2048
 """Records with a smaller average size are cheaper to copy into one buffer than to send as separate buffers."""
 
 
-class Piece(NamedTuple):
+class BulkPiece(NamedTuple):
     """The units and records of consecutive messages, at least one."""
 
     units: bytes
@@ -52,7 +52,7 @@ class BulkReader:
         self._log = log
         self._reader = reader
 
-    def hot(self, queue: ConsumeQueue, ordinal: int, most: int, most_bytes: int, read: Read) -> Piece | None:
+    def hot(self, queue: ConsumeQueue, ordinal: int, most: int, most_bytes: int, read: Read) -> BulkPiece | None:
         """Return messages that are read through the map and trusted, without verification.
 
         Return ``None`` when the one at ``ordinal`` is not trusted, its unit is damaged, or one of the units read is a filler.
@@ -73,9 +73,9 @@ class BulkReader:
         records: list[bytes | memoryview] = [
             view[begin - base : end - base] for begin, end, _ in _runs(offsets[:number], sizes)
         ]
-        return Piece(units[: number * UNIT_SIZE], _joined_when_small(records, size), size)
+        return BulkPiece(units[: number * UNIT_SIZE], _joined_when_small(records, size), size)
 
-    def raw(self, queue: ConsumeQueue, ordinal: int, most: int, most_bytes: int, read: Read) -> Piece | None:
+    def raw(self, queue: ConsumeQueue, ordinal: int, most: int, most_bytes: int, read: Read) -> BulkPiece | None:
         """Return messages as they are in the file, for a reader that verifies them itself.
 
         Return ``None`` where only ``cold`` makes progress: at units that do not point at records, and where the first record is
@@ -102,18 +102,18 @@ class BulkReader:
             records += [window[first - begin : last - begin] for first, last, _ in group]
             number += sum(messages for _, _, messages in group)
         size = sums[number - 1]
-        return Piece(units[: number * UNIT_SIZE], _joined_when_small(records, size), size, verified=False)
+        return BulkPiece(units[: number * UNIT_SIZE], _joined_when_small(records, size), size, verified=False)
 
-    def cold(self, queue: ConsumeQueue, ordinal: int, most: int, most_bytes: int, read: Read) -> Piece:
+    def cold(self, queue: ConsumeQueue, ordinal: int, most: int, most_bytes: int, read: Read) -> BulkPiece:
         """Return messages from the file, each verified; damaged ones are reported. Waits for the disk as ``read`` does."""
         units = queue.units(ordinal, min(most, COLD_UNITS), read)
         offsets, sizes = unit_columns(units)
-        pieces: list[Piece] = []
+        pieces: list[BulkPiece] = []
         at = size = 0
         while at < len(sizes):
             count = _leading(sizes[at:], FILLER_SIZE, FILLER_SIZE)
             if count:
-                piece = Piece(MISSING * count, [], 0)
+                piece = BulkPiece(MISSING * count, [], 0)
             else:
                 count = self._one_read(offsets[at:], sizes[at:], most_bytes - size)
                 if pieces and size + sum(sizes[at : at + count]) > most_bytes:
@@ -123,24 +123,24 @@ class BulkReader:
             size += piece.size
             at += count
         records = [buffer for piece in pieces for buffer in piece.records]
-        return Piece(b"".join([piece.units for piece in pieces]), records, size)
+        return BulkPiece(b"".join([piece.units for piece in pieces]), records, size)
 
-    def _run(self, queue: ConsumeQueue, ordinal: int, units: bytes, read: Read) -> Piece:
+    def _run(self, queue: ConsumeQueue, ordinal: int, units: bytes, read: Read) -> BulkPiece:
         """Return messages that one read covers, verified; only the first one, as missing, when its unit is damaged."""
         offsets, sizes = unit_columns(units)
         start, end, size = offsets[0], offsets[-1] + sizes[-1], sum(sizes)
         segment = self._log.find(start)
         if segment is None or sizes[0] < SMALLEST_RECORD or end > segment.end:
             self._reader.report(queue, ordinal, UNIT.unpack(units))
-            return Piece(MISSING, [], 0)
+            return BulkPiece(MISSING, [], 0)
         window = read(self._log.file(segment), end - start, start - segment.base)
         starts = [offset - start for offset in offsets]
         if not are_intact(window, starts, offsets, sizes, queue.topic, queue.partition, ordinal):
             return self._sorted_out(queue, ordinal, units, window)
         if end - start == size:
-            return Piece(units, [window], size)
+            return BulkPiece(units, [window], size)
         # copied, because the window may hold up to 16 KiB of other partitions between any two of them
-        return Piece(units, [b"".join([window[at : at + size] for at, size in zip(starts, sizes, strict=True)])], size)
+        return BulkPiece(units, [b"".join([window[at : at + size] for at, size in zip(starts, sizes, strict=True)])], size)
 
     def _one_read(self, offsets: Sequence[int], sizes: Sequence[int], most_bytes: int) -> int:
         """Return how many of the first messages one read of the file can cover; at least 1, even when it can cover none."""
@@ -153,7 +153,7 @@ class BulkReader:
         fitting = bisect_right(ends, min(segment.end, offsets[0] + MOST_READ_BYTES), 0, count)
         return max(1, min(fitting, bisect_right(list(accumulate(sizes[:count])), most_bytes)))
 
-    def _sorted_out(self, queue: ConsumeQueue, ordinal: int, units: bytes, window: bytes) -> Piece:
+    def _sorted_out(self, queue: ConsumeQueue, ordinal: int, units: bytes, window: bytes) -> BulkPiece:
         """Return the intact messages of a window in which one or more are damaged; report those and mark them as missing."""
         kept, records = [], []
         start: int = UNIT.unpack_from(units)[0]
@@ -166,7 +166,7 @@ class BulkReader:
             else:
                 self._reader.report(queue, ordinal + index, unit)
                 kept.append(MISSING)
-        return Piece(b"".join(kept), [b"".join(records)], sum(map(len, records)))
+        return BulkPiece(b"".join(kept), [b"".join(records)], sum(map(len, records)))
 
 
 _Run = tuple[int, int, int]

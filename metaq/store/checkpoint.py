@@ -40,7 +40,7 @@ FAILED: Final = -1
 assert _LIVE.size + _CRC.size == LIVE_SIZE
 
 
-class Progress(NamedTuple):
+class PartitionProgress(NamedTuple):
     """The progress of one partition as of a mark: the ordinal and the text position of its next message."""
 
     next: int
@@ -58,12 +58,12 @@ class Checkpoint(NamedTuple):
     """A durable checkpoint: its mark, and the progress of each partition (topic and number)."""
 
     mark: int
-    partitions: dict[tuple[str, int], Progress]
+    partitions: dict[tuple[str, int], PartitionProgress]
     key_index: IndexMark = NO_INDEX
     """How far the key index is durable; its log offset is at most ``mark``."""
 
 
-NOTHING: Final = Progress(0, 0)
+NOTHING: Final = PartitionProgress(0, 0)
 """The progress of a partition that the checkpoint does not list."""
 
 
@@ -90,7 +90,9 @@ def read_checkpoint(disk: Disk, directory: Path) -> tuple[Checkpoint | None, lis
         return None, problems
     topics: dict[str, dict[str, Any]] = content["topics"]
     partitions = {
-        (topic, int(partition)): Progress(*progress) for topic, table in topics.items() for partition, progress in table.items()
+        (topic, int(partition)): PartitionProgress(*progress)
+        for topic, table in topics.items()
+        for partition, progress in table.items()
     }
     index = IndexMark(**content["index"]) if "index" in content else NO_INDEX
     return Checkpoint(content["mark"], partitions, index), problems

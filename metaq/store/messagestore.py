@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from metaq.clock import Clock, SystemClock
-from metaq.errors import BrokerError, DiskFailed, DiskFull, Fenced, NotWritable, StoreError
+from metaq.errors import DiskFailed, DiskFull, Fenced, NotWritable, StoreError
 from metaq.message import Durability, TextPosition, TopicPartition
 from metaq.protocol.record import (
     CHECKSUM_SIZE,
@@ -26,7 +26,8 @@ from metaq.protocol.record import (
     with_sys_flag,
 )
 from metaq.protocol.text.messages import Stored, plain_overhead
-from metaq.store.checkpoint import FAILED, LIVE_NAME, Checkpoint, Live, Progress, write_checkpoint, write_live
+from metaq.store.checkpoint import FAILED, LIVE_NAME, Checkpoint, Live, PartitionProgress, write_checkpoint, write_live
+from metaq.store.fence import Fence
 from metaq.store.figures import StoreFigures
 from metaq.store.files import ending
 from metaq.store.files.disk import Disk, File, RealDisk
@@ -63,7 +64,9 @@ class MessageStore:
         self.clock = clock or SystemClock()
         self.disk = disk or RealDisk()
         self.files = FileCache(self.disk, self.settings.open_files)
-        self.log = CommitLog(directory / LOG, self.files, self.settings.segment_bytes, self.settings.hot_bytes)
+        self.fence = Fence()
+        segment_bytes, hot_bytes = self.settings.segment_bytes, self.settings.hot_bytes
+        self.log = CommitLog(directory / LOG, self.files, segment_bytes, hot_bytes, self.fence.check)
         self.queues: dict[TopicPartition, ConsumeQueue] = {}
         self._queue_root = str(directory / QUEUES)  # thousands of paths are made at the start
         index = KeyIndex(directory / INDEX, self.files, self.settings.index_slots, self.settings.index_entries)
@@ -75,8 +78,6 @@ class MessageStore:
         self.durable_end = 0
         self.no_room: str | None = None
         """Why puts are refused for now, from the disk usage that retention last saw; ``None`` when there is room."""
-        self.refusal: BrokerError | None = None
-        """Why this replica accepts only the messages of its master; ``None`` when it accepts puts."""
         self.reserved_bytes = 0
         """Disk space kept for other purposes than puts: retention counts it as used, so it is there when puts are refused."""
         self._behind: StoreError | None = None  # why pending units could not be written
@@ -89,7 +90,7 @@ class MessageStore:
         # dicts serve as ordered sets, so that the same work always makes the same disk calls
         self._unwritten: dict[ConsumeQueue, None] = {}  # queues with pending units
         self._changed: dict[ConsumeQueue, None] = {}  # queues that differ from the last durable checkpoint
-        self._checkpointed: dict[tuple[str, int], Progress] = {}
+        self._checkpointed: dict[tuple[str, int], PartitionProgress] = {}
         self._index_mark = NO_INDEX  # the key index in the last durable checkpoint
         self.index_covered = ""
         """The newest index file that the backup of the checkpoint names."""
@@ -128,7 +129,7 @@ class MessageStore:
     @property
     def writable(self) -> bool:
         """True while the store accepts puts."""
-        return self.failure is None and self.refusal is None and self.shortage is None
+        return self.failure is None and self.fence.refusal is None and self.shortage is None
 
     def check_healthy(self) -> None:
         """Raise ``NotWritable`` when a failure has made the store read-only until it is reopened."""
@@ -136,16 +137,16 @@ class MessageStore:
             raise NotWritable(f"the broker is read-only until it is restarted: {self.failure}")
 
     def check_master(self) -> None:
-        """Raise ``refusal`` or ``Fenced`` when this store may be out of date: another replica writes, or may do so by now."""
-        if self.refusal is not None:
-            raise self.refusal
-        self.log.fence()
+        """Raise ``NotMaster`` or ``Fenced`` when this store may be out of date: another replica writes, or may do so by now."""
+        if self.fence.refusal is not None:
+            raise self.fence.refusal
+        self.fence.check()
 
     def check_writable(self) -> None:
-        """Raise the error that a put would be refused with now: ``NotWritable``, ``refusal`` or ``DiskFull``."""
+        """Raise the error that a put would be refused with now: ``NotWritable``, ``NotMaster`` or ``DiskFull``."""
         self.check_healthy()
-        if self.refusal is not None:
-            raise self.refusal
+        if self.fence.refusal is not None:
+            raise self.fence.refusal
         if (shortage := self.shortage) is not None:
             raise DiskFull(shortage)
 
@@ -390,7 +391,7 @@ class MessageStore:
         try:
             for queue, end in zip(self.in_slices(list(changed), rest), ends, strict=True):
                 queue.write()
-                progress[queue.topic, queue.partition] = Progress(*end)
+                progress[queue.topic, queue.partition] = PartitionProgress(*end)
             self.log.sync(min(self.durable_end, mark), run)
             many = len(changed) >= self.settings.sync_together
             if not (many and self.lock is not None and sync_together(self.in_slices(changed, rest), self.lock, run)):
@@ -411,7 +412,7 @@ class MessageStore:
         self.index_covered, self._index_mark = self._index_mark.file, index_mark
         self.covered, self._checkpoint_mark = self._checkpoint_mark, mark
 
-    def recovered(self, checkpointed: dict[tuple[str, int], Progress], index_mark: IndexMark, covered: int) -> None:
+    def recovered(self, checkpointed: dict[tuple[str, int], PartitionProgress], index_mark: IndexMark, covered: int) -> None:
         """Take over the result of recovery, and let readers see every queue up to its end.
 
         ``checkpointed`` and ``index_mark`` come from the durable checkpoint on disk; it and its backup cover the log up to
@@ -426,7 +427,7 @@ class MessageStore:
             queue.publish(queue.next, queue.text_end)
             if queue.pending:
                 self._unwritten[queue] = None
-            if checkpointed.get((queue.topic, queue.partition)) != Progress(queue.next, queue.text_end):
+            if checkpointed.get((queue.topic, queue.partition)) != PartitionProgress(queue.next, queue.text_end):
                 self._changed[queue] = None
 
     def close(self, *, durably: bool = True) -> None:

@@ -14,7 +14,7 @@ import orjson
 from metaq.client import checks
 from metaq.client.client import in_process
 from metaq.client.connecting.forks import renewed_in_children
-from metaq.client.connecting.transport import Answer, Asked, Done, RemotingRequest
+from metaq.client.connecting.transport import Asked, ClientAnswer, Done, RemotingRequest
 from metaq.client.message import ReceivedMessage
 from metaq.errors import BadRequest, ClientClosed, MessageIllegal, MetaqError, TimerDelivered, UnknownTimer
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue
@@ -39,7 +39,7 @@ from metaq.protocol.sql92 import compile_expression
 from metaq.protocol.subscription import ExpressionKind, Subscription, parse_subscription
 from metaq.testing.halves import Halves
 from metaq.testing.log import ADDRESS, BROKER_NAME, Letter, Log, decode
-from metaq.testing.session import Session
+from metaq.testing.session import InMemorySession
 from metaq.timers.handles import read_handle
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ _numbers: Final = itertools.count(1)
 class _Held(NamedTuple):
     """A pull that waits for messages."""
 
-    session: Session
+    session: InMemorySession
     request: RemotingRequest
     done: Done
 
@@ -72,10 +72,10 @@ class InMemoryBroker:
         self._log = Log()
         self._halves = Halves(self._log)
         self._held: list[_Held] = []
-        self._beats: dict[Session, Heartbeat] = {}
+        self._beats: dict[InMemorySession, Heartbeat] = {}
         self._offsets: dict[tuple[str, str, int], int] = {}
         self._locks: dict[tuple[str, MessageQueue], str] = {}
-        self._handlers: dict[int, Callable[[Session, RemotingRequest], Answer]] = {
+        self._handlers: dict[int, Callable[[InMemorySession, RemotingRequest], ClientAnswer]] = {
             Request.GET_ROUTEINFO_BY_TOPIC: self._route,
             Request.GET_BROKER_CLUSTER_INFO: self._clusters,
             Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._topics,
@@ -100,7 +100,7 @@ class InMemoryBroker:
             Request.QUERY_MESSAGE: self._query,
             Request.UPDATE_AND_CREATE_TOPIC: self._create_topic,
             Request.DELETE_TOPIC_IN_BROKER: self._delete_topic,
-            Request.DELETE_TOPIC_IN_NAMESRV: lambda session, request: Answer(),
+            Request.DELETE_TOPIC_IN_NAMESRV: lambda session, request: ClientAnswer(),
         }
 
     def renew(self) -> None:
@@ -174,11 +174,11 @@ class InMemoryBroker:
 
     # -- for clients --------------------------------------------------------------------------------------------------
 
-    def connect(self, asked: Asked, greet: object) -> Session:
+    def connect(self, asked: Asked, greet: object) -> InMemorySession:
         """Return the transport of a new client."""
-        return Session(self, asked)
+        return InMemorySession(self, asked)
 
-    def take(self, session: Session, request: RemotingRequest, done: Done) -> None:
+    def take(self, session: InMemorySession, request: RemotingRequest, done: Done) -> None:
         """Answer a request: at once, or, for a pull, when there are messages. ``ClientClosed`` when the client has left."""
         with self._guard:
             if session.closed:  # checked under the lock, or a late heartbeat would register a client that has left
@@ -192,50 +192,50 @@ class InMemoryBroker:
             try:
                 answer = self._unknown(request) if handler is None else handler(session, request)
             except MetaqError as error:
-                answer = Answer(error.code, remark=str(error))
+                answer = ClientAnswer(error.code, remark=str(error))
             session.answer(done, answer)
             self._wake()
 
-    def leave(self, session: Session) -> None:
+    def leave(self, session: InMemorySession) -> None:
         """Forget a client that has closed."""
         with self._guard:
             self._held = [held for held in self._held if held.session is not session]
             self._forget(session)
 
-    def _unknown(self, request: RemotingRequest) -> Answer:
-        return Answer(Response.REQUEST_CODE_NOT_SUPPORTED, remark=f"metaq.testing does not know request {request.code}")
+    def _unknown(self, request: RemotingRequest) -> ClientAnswer:
+        return ClientAnswer(Response.REQUEST_CODE_NOT_SUPPORTED, remark=f"metaq.testing does not know request {request.code}")
 
     # -- routes and topics --------------------------------------------------------------------------------------------
 
-    def _route(self, session: Session, request: RemotingRequest) -> Answer:
+    def _route(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         topic = _fields(headers.TopicOnly, request).topic
         rows = self._log.topics.get(topic)
         if topic == "TBW102":
             row = QueueData(BROKER_NAME, self._partitions, self._partitions, READ | WRITE | 1)
         elif rows is None:
-            return Answer(Response.TOPIC_NOT_EXIST, remark=f"no topic {topic}")
+            return ClientAnswer(Response.TOPIC_NOT_EXIST, remark=f"no topic {topic}")
         else:
             row = QueueData(BROKER_NAME, len(rows), len(rows), READ | WRITE)
-        return Answer(body=encode_route(TopicRoute((row,), (_BROKER,))))
+        return ClientAnswer(body=encode_route(TopicRoute((row,), (_BROKER,))))
 
-    def _clusters(self, session: Session, request: RemotingRequest) -> Answer:
-        return Answer(body=encode_cluster_info(ClusterInfo({BROKER_NAME: _BROKER}, {CLUSTER: [BROKER_NAME]})))
+    def _clusters(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
+        return ClientAnswer(body=encode_cluster_info(ClusterInfo({BROKER_NAME: _BROKER}, {CLUSTER: [BROKER_NAME]})))
 
-    def _topics(self, session: Session, request: RemotingRequest) -> Answer:
-        return Answer(body=encode_topic_list(self._log.topics))
+    def _topics(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
+        return ClientAnswer(body=encode_topic_list(self._log.topics))
 
-    def _create_topic(self, session: Session, request: RemotingRequest) -> Answer:
+    def _create_topic(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = _fields(headers.CreateTopic, request)
         self.create_topic(header.topic, header.write_queue_nums)
-        return Answer()
+        return ClientAnswer()
 
-    def _delete_topic(self, session: Session, request: RemotingRequest) -> Answer:
+    def _delete_topic(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         self._log.topics.pop(_fields(headers.TopicOnly, request).topic, None)
-        return Answer()
+        return ClientAnswer()
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
-    def _send(self, session: Session, request: RemotingRequest) -> Answer:
+    def _send(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = decode_header(headers.SendMessage, with_names(dict(request.fields or {})))
         self._log.create(header.topic, self._partitions)
         partition = header.queue_id if header.queue_id >= 0 else random.randrange(self._partitions)
@@ -272,9 +272,9 @@ class InMemoryBroker:
         if (handle := placed[0].handle) is not None:
             key = common.get(names.UNIQUE_KEY, "")
             fields["recallHandle"] = encode_recall(RecallHandle(topic, BROKER_NAME, handle.due_ms, key, str(handle)))
-        return Answer(fields=fields)
+        return ClientAnswer(fields=fields)
 
-    def _cancel(self, session: Session, request: RemotingRequest) -> Answer:
+    def _cancel(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = _fields(headers.RecallMessage, request)
         try:
             recall = decode_recall(header.recall_handle)
@@ -283,20 +283,20 @@ class InMemoryBroker:
                 raise UnknownTimer(f"the handle is of the topic {recall.topic} of the broker {recall.broker_name}")
             self._log.cancel(handle)
         except BadRequest as error:
-            return Answer(Response.ILLEGAL_OPERATION, remark=str(error))
+            return ClientAnswer(Response.ILLEGAL_OPERATION, remark=str(error))
         except TimerDelivered as error:
-            return Answer(error.code, remark=str(error), fields={TIMER_STATE: DELIVERED})
-        return Answer(fields={"msgId": recall.unique_key})
+            return ClientAnswer(error.code, remark=str(error), fields={TIMER_STATE: DELIVERED})
+        return ClientAnswer(fields={"msgId": recall.unique_key})
 
-    def _end_transaction(self, session: Session, request: RemotingRequest) -> Answer:
+    def _end_transaction(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         return self._halves.end(_fields(headers.EndTransaction, request))
 
-    def _reply(self, session: Session, request: RemotingRequest) -> Answer:
+    def _reply(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = decode_header(headers.SendMessage, with_names(dict(request.fields or {})))
         client = names.parse(header.properties or "").get(names.REPLY_TO)
         requester = next((other for other, beat in self._beats.items() if beat.client_id == client and beat.producers), None)
         if requester is None:
-            return Answer(Response.SYSTEM_ERROR, remark=f"the requester {client} is not here any more")
+            return ClientAnswer(Response.SYSTEM_ERROR, remark=f"the requester {client} is not here any more")
         pushed = headers.PushReply(
             header.producer_group,
             header.topic,
@@ -312,13 +312,13 @@ class InMemoryBroker:
             header.properties,
         )
         requester.ask(Request.PUSH_REPLY_MESSAGE_TO_CLIENT, pushed, request.body)
-        return Answer(fields={"msgId": "0", "queueId": "0", "queueOffset": "0"})
+        return ClientAnswer(fields={"msgId": "0", "queueId": "0", "queueOffset": "0"})
 
-    def _send_back(self, session: Session, request: RemotingRequest) -> Answer:
+    def _send_back(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = _fields(headers.SendBack, request)
         record = self._log.record_at(header.offset)
         if record is None:
-            return Answer(Response.SYSTEM_ERROR, remark=f"no message at {header.offset}")
+            return ClientAnswer(Response.SYSTEM_ERROR, remark=f"no message at {header.offset}")
         message = decode(record)
         properties = {names.RETRY_TOPIC: message.topic, names.ORIGIN_ID: message.offset_id, **message.properties}
         limit = _MAX_RETRIES if header.max_reconsume_times is None else header.max_reconsume_times
@@ -329,13 +329,13 @@ class InMemoryBroker:
             del properties[names.DELAY]
         (body, sys_flag), times = message.packed(), message.reconsume_times + 1
         self._log.put(Letter(topic, 0, body, properties, message.flag, sys_flag, message.born_ms, times))
-        return Answer()
+        return ClientAnswer()
 
-    def _view(self, session: Session, request: RemotingRequest) -> Answer:
+    def _view(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         record = self._log.record_at(_fields(headers.ViewMessage, request).offset)
-        return Answer(Response.SYSTEM_ERROR, remark="no such message") if record is None else Answer(body=record)
+        return ClientAnswer(Response.SYSTEM_ERROR, remark="no such message") if record is None else ClientAnswer(body=record)
 
-    def _query(self, session: Session, request: RemotingRequest) -> Answer:
+    def _query(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = _fields(headers.QueryMessage, request)
         found = [
             message
@@ -344,7 +344,7 @@ class InMemoryBroker:
         ]
         records = [self._log.record_at(message.log_offset) or b"" for message in found[-header.max_num :]]
         fields = {"indexLastUpdateTimestamp": str(self._log.now_ms()), "indexLastUpdatePhyoffset": "0"}
-        return Answer(Response.SUCCESS if records else Response.QUERY_NOT_FOUND, b"".join(records), None, fields)
+        return ClientAnswer(Response.SUCCESS if records else Response.QUERY_NOT_FOUND, b"".join(records), None, fields)
 
     # -- pulling ------------------------------------------------------------------------------------------------------
 
@@ -357,12 +357,12 @@ class InMemoryBroker:
         try:
             answer = self._look(held.request)
         except MetaqError as error:
-            answer = Answer(error.code, remark=str(error))
+            answer = ClientAnswer(error.code, remark=str(error))
         if answer is not None:
             held.session.answer(held.done, answer)
         return answer is not None
 
-    def _look(self, request: RemotingRequest) -> Answer | None:
+    def _look(self, request: RemotingRequest) -> ClientAnswer | None:
         header = _fields(headers.PullMessage, request)
         rows = self._rows(header.topic, header.queue_id)
         code, following = Response.PULL_NOT_FOUND, header.queue_offset
@@ -383,7 +383,7 @@ class InMemoryBroker:
             "minOffset": "0",
             "maxOffset": str(len(rows)),
         }
-        return Answer(code, b"".join(chosen), None, fields)
+        return ClientAnswer(code, b"".join(chosen), None, fields)
 
     def _rows(self, topic: str, partition: int) -> list[bytes]:
         partitions = self._log.topics.get(topic, [])
@@ -393,10 +393,10 @@ class InMemoryBroker:
 
     # -- groups -------------------------------------------------------------------------------------------------------
 
-    def _group(self, group: str) -> list[Session]:
+    def _group(self, group: str) -> list[InMemorySession]:
         return [session for session, beat in self._beats.items() if group in {consumer.group for consumer in beat.consumers}]
 
-    def _beat(self, session: Session, request: RemotingRequest) -> Answer:
+    def _beat(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         beat = decode_heartbeat(request.body)
         session.client_id = beat.client_id
         before = self._beats.get(session)
@@ -406,64 +406,66 @@ class InMemoryBroker:
             self._log.create(f"{RETRY_PREFIX}{consumer.group}", 1)
             if consumer.group not in known:
                 self._notify(consumer.group)
-        return Answer()
+        return ClientAnswer()
 
     def _notify(self, group: str) -> None:
         for session in self._group(group):
             session.ask(Request.NOTIFY_CONSUMER_IDS_CHANGED, headers.ConsumerGroupOnly(group))
 
-    def _unregister(self, session: Session, request: RemotingRequest) -> Answer:
+    def _unregister(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = _fields(headers.UnregisterClient, request)
         beat = self._beats.get(session)
         if beat is not None and header.consumer_group:
             left = tuple(consumer for consumer in beat.consumers if consumer.group != header.consumer_group)
             self._beats[session] = beat._replace(consumers=left)
             self._notify(header.consumer_group)
-        return Answer()
+        return ClientAnswer()
 
-    def _forget(self, session: Session) -> None:
+    def _forget(self, session: InMemorySession) -> None:
         beat = self._beats.pop(session, None)
         self._locks = {key: owner for key, owner in self._locks.items() if owner != session.client_id}
         for consumer in beat.consumers if beat is not None else ():
             self._notify(consumer.group)
 
-    def _members(self, session: Session, request: RemotingRequest) -> Answer:
+    def _members(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         members = [member.client_id for member in self._group(_fields(headers.ConsumerGroupOnly, request).consumer_group)]
-        return Answer(body=orjson.dumps({"consumerIdList": members}))
+        return ClientAnswer(body=orjson.dumps({"consumerIdList": members}))
 
-    def _query_offset(self, session: Session, request: RemotingRequest) -> Answer:
+    def _query_offset(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = _fields(headers.QueryConsumerOffset, request)
         # as a broker does for a young topic: a new group begins with its first message
         return _offset(self._offsets.get((header.consumer_group, header.topic, header.queue_id), 0))
 
-    def _update_offset(self, session: Session, request: RemotingRequest) -> Answer:
+    def _update_offset(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = _fields(headers.UpdateConsumerOffset, request)
         self._offsets[header.consumer_group, header.topic, header.queue_id] = header.commit_offset
-        return Answer()
+        return ClientAnswer()
 
-    def _end(self, session: Session, request: RemotingRequest) -> Answer:
+    def _end(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = _fields(headers.QueueOnly, request)
         return _offset(len(self._rows(header.topic, header.queue_id)))
 
-    def _begin(self, session: Session, request: RemotingRequest) -> Answer:
+    def _begin(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         return _offset(0)
 
-    def _search_offset(self, session: Session, request: RemotingRequest) -> Answer:
+    def _search_offset(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = _fields(headers.SearchOffset, request)
         return _offset(self._log.first_since(header.topic, header.queue_id, header.timestamp))
 
-    def _lock(self, session: Session, request: RemotingRequest) -> Answer:
+    def _lock(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         wanted = decode_queue_set(request.body)
         for one in wanted.queues:
             self._locks.setdefault((wanted.group, one), wanted.client_id)
-        return Answer(body=encode_locked(one for one in wanted.queues if self._locks[wanted.group, one] == wanted.client_id))
+        return ClientAnswer(
+            body=encode_locked(one for one in wanted.queues if self._locks[wanted.group, one] == wanted.client_id)
+        )
 
-    def _unlock(self, session: Session, request: RemotingRequest) -> Answer:
+    def _unlock(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         given = decode_queue_set(request.body)
         for one in given.queues:
             if self._locks.get((given.group, one)) == given.client_id:
                 del self._locks[given.group, one]
-        return Answer()
+        return ClientAnswer()
 
 
 _BROKER: Final = BrokerData(CLUSTER, BROKER_NAME, {0: ADDRESS})
@@ -473,8 +475,8 @@ def _fields(kind: type[H], request: RemotingRequest) -> H:
     return decode_header(kind, request.fields or {})
 
 
-def _offset(offset: int) -> Answer:
-    return Answer(fields={"offset": str(offset)})
+def _offset(offset: int) -> ClientAnswer:
+    return ClientAnswer(fields={"offset": str(offset)})
 
 
 def _chooser(subscription: Subscription) -> Callable[[ReceivedMessage], bool]:

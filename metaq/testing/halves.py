@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from metaq.client.connecting.transport import Answer
+from metaq.client.connecting.transport import ClientAnswer
 from metaq.client.message import ReceivedMessage
 from metaq.message import HALF_TOPIC
 from metaq.protocol import properties as names
@@ -10,7 +10,7 @@ from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.remoting.codes import Response
 from metaq.protocol.remoting.headers import CheckTransaction, EndTransaction
 from metaq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, TRANSACTION_TYPE
-from metaq.testing.log import Letter, Log, Placed, decode
+from metaq.testing.log import Letter, Log, LogPlace, decode
 
 
 class Half(NamedTuple):
@@ -34,7 +34,7 @@ class Halves:
         self._undecided: dict[int, _Staged] = {}
         """The messages by their offset in the half topic."""
 
-    def put(self, letter: Letter) -> Placed:
+    def put(self, letter: Letter) -> LogPlace:
         """Keep a message until its transaction is decided."""
         letter = letter._replace(sys_flag=letter.sys_flag & ~TRANSACTION_TYPE)
         real = {names.REAL_TOPIC: letter.topic, names.REAL_QUEUE: str(letter.partition)}
@@ -42,15 +42,17 @@ class Halves:
         self._undecided[placed.queue_offset] = _Staged(letter, decode_offset_id(placed.offset_id).log_offset)
         return placed
 
-    def end(self, header: EndTransaction) -> Answer:
+    def end(self, header: EndTransaction) -> ClientAnswer:
         """Commit or roll back a half message, as its producer asks."""
         number, outcome = header.tran_state_table_offset, header.commit_or_rollback
         staged = self._undecided.get(number)
         if staged is None or staged.log_offset != header.commit_log_offset:
-            return Answer(Response.SYSTEM_ERROR, remark=f"no undecided half message {number} at {header.commit_log_offset}")
+            return ClientAnswer(
+                Response.SYSTEM_ERROR, remark=f"no undecided half message {number} at {header.commit_log_offset}"
+            )
         group = staged.letter.properties.get(names.PRODUCER_GROUP)
         if group != header.producer_group:
-            return Answer(
+            return ClientAnswer(
                 Response.SYSTEM_ERROR, remark=f"half message {number} is of group {group}, not {header.producer_group}"
             )
         if outcome in {TRANSACTION_COMMIT, TRANSACTION_ROLLBACK}:
@@ -58,7 +60,7 @@ class Halves:
         if outcome == TRANSACTION_COMMIT:
             kept = {name: value for name, value in staged.letter.properties.items() if name != names.TRANSACTION}
             self._log.put(staged.letter._replace(properties=kept, sys_flag=staged.letter.sys_flag | TRANSACTION_COMMIT))
-        return Answer()
+        return ClientAnswer()
 
     def undecided(self) -> list[Half]:
         """Return the undecided half messages with the requests about them, the oldest first."""

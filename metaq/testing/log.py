@@ -39,7 +39,7 @@ class Letter(NamedTuple):
     reconsume_times: int = 0
 
 
-class Placed(NamedTuple):
+class LogPlace(NamedTuple):
     """The place of a message that was stored."""
 
     offset_id: str
@@ -86,14 +86,14 @@ class Log:
         rows = self.topics.setdefault(topic, [])
         rows += [[] for _ in range(partitions - len(rows))]
 
-    def put(self, letter: Letter) -> Placed:
+    def put(self, letter: Letter) -> LogPlace:
         """Store a message, or park it when it is delayed. ``MessageIllegal`` for a time that is not a number."""
         now_ms, level = self.now_ms(), letter.properties.get(names.DELAY, "")
         if level.isdecimal() and int(level) > 0:
             due_ms = now_ms + DELAYS_S[min(int(level), len(DELAYS_S)) - 1] * 1000
             kept = {name: value for name, value in letter.properties.items() if name not in (names.DELAY, *names.TIMERS)}
             self._park(letter._replace(properties=kept), now_ms, due_ms)
-            return Placed(_offset_id(self._end), 0)
+            return LogPlace(_offset_id(self._end), 0)
         wanted_ms = _due_ms(letter.properties, now_ms)
         if wanted_ms is None:
             return self._append(letter)
@@ -101,7 +101,7 @@ class Log:
         if wanted_ms <= now_ms:
             return self._append(letter)
         number = self._park(letter, now_ms, wanted_ms)
-        return Placed(_offset_id(self._end), 0, handle_of(key_of(wanted_ms, number), self._secret))
+        return LogPlace(_offset_id(self._end), 0, handle_of(key_of(wanted_ms, number), self._secret))
 
     def _park(self, letter: Letter, now_ms: int, due_ms: int) -> int:
         number = next(self._sequence)
@@ -132,13 +132,13 @@ class Log:
         """The number of messages that wait until they are due."""
         return len(self._parked)
 
-    def _append(self, letter: Letter) -> Placed:
+    def _append(self, letter: Letter) -> LogPlace:
         self.create(letter.topic, letter.partition + 1)
         rows = self.topics[letter.topic][letter.partition]
         record = self.encode(letter, len(rows), self._end)
         rows.append(record)
         self._records[self._end] = record
-        placed = Placed(_offset_id(self._end), len(rows) - 1)
+        placed = LogPlace(_offset_id(self._end), len(rows) - 1)
         self._end += len(record)
         return placed
 

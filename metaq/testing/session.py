@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from metaq.client.connecting.transport import Answer, Asked, Done, RemotingRequest
+from metaq.client.connecting.transport import Asked, ClientAnswer, Done, RemotingRequest
 from metaq.errors import ClientClosed
 from metaq.protocol.remoting.codes import JSON, ONEWAY_FLAG, RESPONSE_FLAG, VERSION, Request
 from metaq.protocol.remoting.frames import RemotingCommand
@@ -19,16 +19,16 @@ logger = logging.getLogger(__name__)
 class Answers(Protocol):
     """The broker, as a session uses it."""
 
-    def take(self, session: "Session", request: RemotingRequest, done: Done) -> None:
+    def take(self, session: "InMemorySession", request: RemotingRequest, done: Done) -> None:
         """Answer a request."""
         ...
 
-    def leave(self, session: "Session") -> None:
+    def leave(self, session: "InMemorySession") -> None:
         """Forget a client."""
         ...
 
 
-class Session:
+class InMemorySession:
     """One client of the broker: a ``Transport``. A thread of its own delivers answers to the client, as over a connection."""
 
     def __init__(self, broker: Answers, asked: Asked) -> None:
@@ -58,7 +58,7 @@ class Session:
         self._broker.leave(self)
         self._deliveries.put(None)
 
-    def answer(self, done: Done, answer: Answer) -> None:
+    def answer(self, done: Done, answer: ClientAnswer) -> None:
         """Deliver an answer to the client, on the session's thread."""
         fields = dict(answer.fields or {})
         response = RemotingCommand(answer.code, 0, RESPONSE_FLAG, fields, answer.body, answer.remark, "JAVA", VERSION, JSON)

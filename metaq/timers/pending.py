@@ -34,10 +34,10 @@ from typing import Final
 
 from metaq.store.files.filecache import Run, run_here
 from metaq.store.log.commitlog import CommitLog
-from metaq.store.ordered.engine import Delete, DeleteRange, Entry, Operation, Put
+from metaq.store.ordered.engine import DeleteKey, DeleteRange, Entry, Operation, SetKey
 from metaq.store.ordered.ordered import Covered, Ordered
 from metaq.timers.fold import checksum_before
-from metaq.timers.records import KEY_SIZE, Cancelled, Delivered, Key, Parked, Secret, TimerEvent, key_of, parts_of
+from metaq.timers.records import KEY_SIZE, Cancelled, Delivered, Key, Park, Secret, TimerEvent, key_of, parts_of
 
 TIMER, CANCEL, SEGMENT, SECRET = b"T", b"X", b"S", b"Z"
 SLICE: Final = 256
@@ -53,7 +53,7 @@ _NUMBER: Final = struct.Struct(">Q")
 _SECRET: Final = struct.Struct(">16sQ")
 
 
-class State(enum.Enum):
+class TimerState(enum.Enum):
     """The state of a timer, as memory or the index knows it."""
 
     PENDING = enum.auto()
@@ -178,7 +178,7 @@ class Pending:
     def follow(self, event: TimerEvent) -> None:
         """Take a safe event into the table; the next one in the order of the log comes with the next call."""
         match event:
-            case Parked():
+            case Park():
                 self._parked(event)
             case Delivered():
                 self._delivered(event)
@@ -191,7 +191,7 @@ class Pending:
                 self.secret = event
         self._waiting.append(event)
 
-    def _parked(self, event: Parked) -> None:
+    def _parked(self, event: Park) -> None:
         key, place, before, _ = event
         self._taken.pop(key, None)
         if key < self.horizon:
@@ -255,9 +255,9 @@ class Pending:
         for base in segments.keys() | self._applied.keys():
             count = segments.get(base)
             if count is None:
-                batch.append(Delete(SEGMENT + _NUMBER.pack(base)))
+                batch.append(DeleteKey(SEGMENT + _NUMBER.pack(base)))
             elif count != self._applied.get(base):
-                batch.append(Put(SEGMENT + _NUMBER.pack(base), _NUMBER.pack(count)))
+                batch.append(SetKey(SEGMENT + _NUMBER.pack(base), _NUMBER.pack(count)))
         end, is_applied = taken[-1].end, False
         try:
             is_applied = self.index.apply(batch, Covered(end, checksum_before(self._log, end)), self._run)
@@ -272,9 +272,9 @@ class Pending:
 
     def _enter(self, batch: list[Operation], event: TimerEvent, segments: dict[int, int]) -> None:
         match event:
-            case Parked(key, place, before, _):
+            case Park(key, place, before, _):
                 first = parts_of(key)[1]
-                batch.append(Put(TIMER + key, b"" if place == first else _NUMBER.pack(place)))
+                batch.append(SetKey(TIMER + key, b"" if place == first else _NUMBER.pack(place)))
                 self._count(segments, place, 1)
                 if before is not None:
                     self._count(segments, before, -1)
@@ -284,16 +284,16 @@ class Pending:
                     self._add(segments, base, -count)
             case Cancelled(timers, _):
                 for key, place in timers:
-                    batch.append(Delete(TIMER + key))
-                    batch.append(Put(CANCEL + key))
+                    batch.append(DeleteKey(TIMER + key))
+                    batch.append(SetKey(CANCEL + key))
                     self._count(segments, place, -1)
             case Secret(secret, place, _):
-                batch.append(Put(SECRET, _SECRET.pack(secret, place)))
+                batch.append(SetKey(SECRET, _SECRET.pack(secret, place)))
 
     def _forget(self, applied: Iterable[TimerEvent]) -> None:
         """Drop what the index knows now."""
         for event in applied:
-            if isinstance(event, Parked) and self._far.get(event.key) == event.place:
+            if isinstance(event, Park) and self._far.get(event.key) == event.place:
                 del self._far[event.key]
             elif isinstance(event, Cancelled):
                 for key, _ in event.timers:
@@ -353,17 +353,17 @@ class Pending:
 
     # -- single ones --------------------------------------------------------------------------------------------------
 
-    def state(self, key: Key) -> State:
+    def state(self, key: Key) -> TimerState:
         """Return what memory knows about a timer."""
         if key in self._taken:
-            return State.TAKEN
+            return TimerState.TAKEN
         if key in self._near or key in self._far:
-            return State.PENDING
+            return TimerState.PENDING
         if key in self._cancelled:
-            return State.CANCELLED
-        return State.FAR
+            return TimerState.CANCELLED
+        return TimerState.FAR
 
-    def find(self, keys: list[Key], run: Run) -> list[tuple[State, int]]:
+    def find(self, keys: list[Key], run: Run) -> list[tuple[TimerState, int]]:
         """Return what the index says about timers that memory does not know: the state, and the place of a pending one.
 
         The call may wait for the disk. What it returns holds only if ``state`` still says ``FAR`` afterwards, and a pending
@@ -373,9 +373,9 @@ class Pending:
         found = []
         for key, timer, cancel in zip(keys, rows, rows[len(keys) :], strict=False):
             if timer is not None:
-                found.append((State.PENDING, _NUMBER.unpack(timer)[0] if timer else parts_of(key)[1]))
+                found.append((TimerState.PENDING, _NUMBER.unpack(timer)[0] if timer else parts_of(key)[1]))
             else:
-                found.append((State.GONE if cancel is None else State.CANCELLED, 0))
+                found.append((TimerState.GONE if cancel is None else TimerState.CANCELLED, 0))
         return found
 
     def place(self, key: Key) -> int | None:

@@ -70,7 +70,7 @@ class Again(NamedTuple):
 LONGEST_ORIGIN: Final = str(Again(*[(1 << 63) - 1] * 3))
 
 
-class Parked(NamedTuple):
+class Park(NamedTuple):
     """A park: a timer enters the table, or moves to another place."""
 
     key: Key
@@ -104,7 +104,7 @@ class Secret(NamedTuple):
     end: int
 
 
-TimerEvent = Parked | Delivered | Cancelled | Secret
+TimerEvent = Park | Delivered | Cancelled | Secret
 
 
 def properties_of_park(due_ms: int, topic: str, partition: int) -> dict[str, str]:
@@ -128,7 +128,7 @@ def secret_mark(secret: bytes) -> bytes:
     return orjson.dumps({"do": "secret", "secret": secret.hex()})
 
 
-def origin_of(record: Record) -> Again:
+def park_origin(record: Record) -> Again:
     """Return the origin of the timer in a park, which may be its first one."""
     found = _value(record.properties, _AGAIN)
     if found is None:
@@ -136,7 +136,7 @@ def origin_of(record: Record) -> Again:
     return Again(*map(int, found.split(b":")))
 
 
-def event_of_park(stored: Stored) -> Parked:
+def event_of_park(stored: Stored) -> Park:
     """Return what a park means. Raise ``CorruptRecord`` when an intact record is not a park."""
     view, at, size, _ = stored
     properties = decode_record(bytes(view[at : at + size])).properties
@@ -145,9 +145,9 @@ def event_of_park(stored: Stored) -> Parked:
         raise CorruptRecord(f"the record at log offset {stored.log_offset} is not a park: it has no {TIMER_OUT}")
     place, end = stored.log_offset, stored.log_offset + size
     if again is None:
-        return Parked(key_of(int(due), place), place, None, end)
+        return Park(key_of(int(due), place), place, None, end)
     ident, before, _ = map(int, again.split(b":"))
-    return Parked(key_of(int(due), ident), place, before, end)
+    return Park(key_of(int(due), ident), place, before, end)
 
 
 def event_of_mark(stored: Stored) -> TimerEvent:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Generic, NamedTuple, TypeVar, cast
 
 from metaq.tx.openbranches import Counts, OpenBranch, OpenBranches, Room
-from metaq.tx.states import STEPS, TABLE, Action, Event, Outcome, Refusal, State, Transition, refused
+from metaq.tx.states import STEPS, TABLE, ContentChange, Decision, Event, Refusal, State, Transition, refused
 from metaq.tx.xid import qualifier_of
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ class _Busy(NamedTuple):
     """The step that a branch is in."""
 
     state: State
-    outcome: Outcome | None
+    outcome: Decision | None
     """The operator's decision that is on its way."""
 
 
@@ -37,7 +37,7 @@ class Branches(Generic[T]):
         self._room = room
         self._open: OpenBranches[str, T] = OpenBranches(room)
         self._places: dict[str, int] = {}
-        self._decisions: dict[str, Outcome] = {}
+        self._decisions: dict[str, Decision] = {}
         self._busy: dict[str, _Busy] = {}
 
     # -- commands -----------------------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ class Branches(Generic[T]):
 
         ``XaError`` (RMERR) when there are too many branches.
         """
-        if self._transition(key, Event.BEGIN).action is Action.OPEN:
+        if self._transition(key, Event.BEGIN).action is ContentChange.OPEN:
             self._room.check_branches(len(self._open) + len(self._places) + len(self._decisions))
             self._open.begin(key, now_s, timeout_s)
 
@@ -92,7 +92,7 @@ class Branches(Generic[T]):
         self._command(key, Event.FORGET)
         return key in self._busy
 
-    def decide(self, key: str, outcome: Outcome) -> Work[T]:
+    def decide(self, key: str, outcome: Decision) -> Work[T]:
         """Begin an operator's decision on a prepared branch; then the caller calls ``done`` or ``failed``."""
         return self._command(key, Event.DECIDE, outcome)
 
@@ -137,7 +137,7 @@ class Branches(Generic[T]):
         """Remove a branch that was committed or rolled back."""
         self._places.pop(key, None)
 
-    def restore_heuristic(self, key: str, outcome: Outcome) -> None:
+    def restore_heuristic(self, key: str, outcome: Decision) -> None:
         """Restore an operator's decision on a prepared branch."""
         self._places.pop(key, None)
         self._decisions[key] = outcome
@@ -184,7 +184,7 @@ class Branches(Generic[T]):
         """Return the keys and places of prepared branches, the one that has waited longest first."""
         return iter(self._places.items())
 
-    def heuristics(self) -> Iterator[tuple[str, Outcome]]:
+    def heuristics(self) -> Iterator[tuple[str, Decision]]:
         """Return operators' decisions that are not forgotten, by key, the oldest first."""
         return iter(self._decisions.items())
 
@@ -202,14 +202,14 @@ class Branches(Generic[T]):
             raise refused(cell, state, event, key, self._decisions.get(key))
         return cell
 
-    def _command(self, key: str, event: Event, outcome: Outcome | None = None) -> Work[T]:
+    def _command(self, key: str, event: Event, outcome: Decision | None = None) -> Work[T]:
         """Do what the table says; return the content that the branch had before. ``XaError`` when the command is refused."""
         action, state = self._transition(key, event)
         work = Work(self.messages(key) or [], self._places.get(key))
-        if action is Action.STAGE:
+        if action is ContentChange.STAGE:
             assert state is not None
             self._busy[key] = _Busy(state, outcome)
-        elif action is Action.DROP:
+        elif action is ContentChange.DROP:
             self._open.close(key)
         return work
 
@@ -218,16 +218,16 @@ class Branches(Generic[T]):
         state, outcome = self._busy.pop(key)
         cell = TABLE[state, event]
         assert isinstance(cell, Transition)
-        assert (cell.action is Action.PARK) == (place is not None), f"branch {key} is being {STEPS[state]}"
+        assert (cell.action is ContentChange.PARK) == (place is not None), f"branch {key} is being {STEPS[state]}"
         match cell.action:
-            case Action.DROP:
+            case ContentChange.DROP:
                 self._open.close(key)
-            case Action.PARK:
+            case ContentChange.PARK:
                 self._open.close(key)
                 self.restore_prepared(key, cast(int, place))
-            case Action.RELEASE:
+            case ContentChange.RELEASE:
                 self.restore_decided(key)
-            case Action.RECORD:
-                self.restore_heuristic(key, cast(Outcome, outcome))
-            case Action.ERASE:
+            case ContentChange.RECORD:
+                self.restore_heuristic(key, cast(Decision, outcome))
+            case ContentChange.ERASE:
                 self.restore_forgotten(key)

@@ -20,7 +20,7 @@ from metaq.tx.keeping import Keeping
 from metaq.tx.openbranches import Room
 from metaq.tx.places import offset_of, packed
 from metaq.tx.snapshot import Snapshots
-from metaq.tx.states import Outcome
+from metaq.tx.states import Decision
 from metaq.tx.steps import Step, Steps, nothing
 from metaq.tx.topics import Topics, topics_of
 from metaq.tx.undecided import Undecided
@@ -97,14 +97,14 @@ class Transactions:
         work = self.branches.rollback(key)
         return None if work.place is None else self._decide(key, work, {"do": "rollback", "key": key}, ())
 
-    def decide(self, key: str, outcome: Outcome) -> Work[Held]:
+    def decide(self, key: str, outcome: Decision) -> Work[Held]:
         """Begin an operator's decision on a prepared branch; ``store_decision`` or ``branches.failed`` must follow."""
         return self.branches.decide(key, outcome)
 
-    def store_decision(self, key: str, work: Work[Held], outcome: Outcome, messages: Sequence[Held]) -> Step:
+    def store_decision(self, key: str, work: Work[Held], outcome: Decision, messages: Sequence[Held]) -> Step:
         """Stage an operator's decision; ``messages`` are those of the branch, which only a commit needs."""
         mark = {"do": "heuristic", "key": key, "outcome": outcome.value, "topics": self._undecided.topics.get(key)}
-        return self._decide(key, work, mark, messages if outcome is Outcome.COMMIT else ())
+        return self._decide(key, work, mark, messages if outcome is Decision.COMMIT else ())
 
     def forget(self, key: str) -> Step | None:
         """Stage that an operator's decision is forgotten; ``None`` when there is none."""

@@ -22,7 +22,7 @@ from metaq.store.files.filecache import Run, read_here, run_here
 from metaq.store.messagestore import MessageStore
 from metaq.tx.journal import content_of
 from metaq.tx.places import bytes_of, offset_of, packed
-from metaq.tx.states import Outcome
+from metaq.tx.states import Decision
 from metaq.tx.steps import MARK_QUEUE, Steps
 from metaq.tx.undecided import Undecided
 
@@ -73,7 +73,7 @@ class Snapshots:
             following, content["prepared"] = 0, []
         self._steps.ids = max(self._steps.ids, content["ids"])
         for key, outcome in content["heuristic"]:  # before a branch of the same name that was prepared later
-            self._undecided.restore_heuristic(key, Outcome(outcome), topics.get(key))
+            self._undecided.restore_heuristic(key, Decision(outcome), topics.get(key))
         for key, log_offset, size in content["prepared"]:
             self._undecided.restore_prepared(key, packed(log_offset, size), topics.get(key))
         return following
@@ -98,7 +98,7 @@ class Snapshots:
             case "commit" | "rollback":
                 undecided.restore_decided(key)
             case "heuristic":
-                undecided.restore_heuristic(key, Outcome(mark["outcome"]), mark.get("topics"))
+                undecided.restore_heuristic(key, Decision(mark["outcome"]), mark.get("topics"))
             case "forget":
                 undecided.restore_forgotten(key)
 

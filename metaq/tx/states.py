@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from metaq.tx.xacodes import XaCode, XaError
 
 
-class Outcome(enum.StrEnum):
+class Decision(enum.StrEnum):
     """An operator's decision on a prepared branch."""
 
     COMMIT = "commit"
@@ -59,7 +59,7 @@ class Event(enum.StrEnum):
     FAILED = "failed"
 
 
-class Action(enum.Enum):
+class ContentChange(enum.Enum):
     """The change to the content of a branch."""
 
     NOTHING = enum.auto()
@@ -83,7 +83,7 @@ class Action(enum.Enum):
 class Transition(NamedTuple):
     """The effect of an event."""
 
-    action: Action
+    action: ContentChange
     state: State | None = None
     """The state afterwards; ``None`` when it stays as it is. ``NONE`` uncovers a hidden decision: then it is ``HEURISTIC``."""
 
@@ -99,22 +99,22 @@ class Refusal(enum.Enum):
     """RMFAIL: another step is on its way."""
 
 
-_STAYS: Final = Transition(Action.NOTHING)
-_OPENS: Final = Transition(Action.OPEN, State.EMPTY)
-_TAKES: Final = Transition(Action.NOTHING, State.OPEN)
-_VOTES: Final = Transition(Action.STAGE, State.VOTING)
-_ENDS: Final = Transition(Action.STAGE, State.ENDING)
-_COMMITS: Final = Transition(Action.STAGE, State.COMMITTING)
-_RETURNS: Final = Transition(Action.STAGE, State.ROLLING_BACK)
-_DECIDES: Final = Transition(Action.STAGE, State.DECIDING)
-_FORGETS: Final = Transition(Action.STAGE, State.FORGETTING)
-_GONE: Final = Transition(Action.DROP, State.NONE)
-_PARKED: Final = Transition(Action.PARK, State.PREPARED)
-_FREE: Final = Transition(Action.RELEASE, State.NONE)
-_DECIDED: Final = Transition(Action.RECORD, State.HEURISTIC)
-_ERASED: Final = Transition(Action.ERASE, State.NONE)
-_KEPT: Final = Transition(Action.NOTHING, State.PREPARED)
-_STANDS: Final = Transition(Action.NOTHING, State.HEURISTIC)
+_STAYS: Final = Transition(ContentChange.NOTHING)
+_OPENS: Final = Transition(ContentChange.OPEN, State.EMPTY)
+_TAKES: Final = Transition(ContentChange.NOTHING, State.OPEN)
+_VOTES: Final = Transition(ContentChange.STAGE, State.VOTING)
+_ENDS: Final = Transition(ContentChange.STAGE, State.ENDING)
+_COMMITS: Final = Transition(ContentChange.STAGE, State.COMMITTING)
+_RETURNS: Final = Transition(ContentChange.STAGE, State.ROLLING_BACK)
+_DECIDES: Final = Transition(ContentChange.STAGE, State.DECIDING)
+_FORGETS: Final = Transition(ContentChange.STAGE, State.FORGETTING)
+_GONE: Final = Transition(ContentChange.DROP, State.NONE)
+_PARKED: Final = Transition(ContentChange.PARK, State.PREPARED)
+_FREE: Final = Transition(ContentChange.RELEASE, State.NONE)
+_DECIDED: Final = Transition(ContentChange.RECORD, State.HEURISTIC)
+_ERASED: Final = Transition(ContentChange.ERASE, State.NONE)
+_KEPT: Final = Transition(ContentChange.NOTHING, State.PREPARED)
+_STANDS: Final = Transition(ContentChange.NOTHING, State.HEURISTIC)
 _NOTA, _PROTO, _HEUR, _BUSY = Refusal
 
 # fmt: off
@@ -152,13 +152,13 @@ _TOO_EARLY_OR_LATE: Final = {
     Event.DECIDE: "XA transaction '{}' has not been prepared; only its client can decide it.",
 }
 _HEURISTIC: Final = {
-    Outcome.COMMIT: (XaCode.HEURCOM, "committed"),
-    Outcome.ROLLBACK: (XaCode.HEURRB, "rolled back"),
-    Outcome.COMPLETE: (XaCode.HEURHAZ, "completed"),
+    Decision.COMMIT: (XaCode.HEURCOM, "committed"),
+    Decision.ROLLBACK: (XaCode.HEURRB, "rolled back"),
+    Decision.COMPLETE: (XaCode.HEURHAZ, "completed"),
 }
 
 
-def refused(refusal: Refusal, state: State, event: Event, key: str, outcome: Outcome | None) -> XaError:
+def refused(refusal: Refusal, state: State, event: Event, key: str, outcome: Decision | None) -> XaError:
     """Return the error that answers a refused command; ``outcome`` is the operator's decision, if there is one."""
     if refusal is Refusal.BUSY:
         return XaError(XaCode.RMFAIL, f"XA transaction '{key}' is being {STEPS[state]}; ask again.")

@@ -8,7 +8,7 @@ from metaq.tx.branches import Branches
 from metaq.tx.journal import Held
 from metaq.tx.openbranches import Room
 from metaq.tx.places import bytes_of
-from metaq.tx.states import Outcome
+from metaq.tx.states import Decision
 from metaq.tx.topics import BranchTopics, Topics
 
 RECENT_BYTES: Final = 8 * 1024 * 1024
@@ -97,7 +97,7 @@ class Undecided:
         self.branches.restore_decided(key)
         self._forget_topics(key)
 
-    def restore_heuristic(self, key: str, outcome: Outcome, topics: Sequence[str] | None) -> None:
+    def restore_heuristic(self, key: str, outcome: Decision, topics: Sequence[str] | None) -> None:
         """Restore an operator's decision on a prepared branch."""
         self._release(self.branches.place(key))
         self.branches.restore_heuristic(key, outcome)

@@ -7,7 +7,7 @@ from typing import Final
 import metaq.client.xa
 from metaq.client import Outcome, connect
 from metaq.protocol.remoting.codes import Request
-from metaq.protocol.remoting.undecided import State
+from metaq.protocol.remoting.undecided import UndecidedState
 from metaq.tx.xid import Xid
 from tests.support.admin import ask, ask_body
 from tests.support.admin import connect as connect_remoting
@@ -102,7 +102,7 @@ def test_pages_of_large_messages(tmp_path: Path) -> None:
         cli.run("topic", "create", "orders", "1")
         ids = half(broker, *bodies)
         with connect_remoting(broker) as admin:
-            first = ask_body(admin, Request.LIST_TRANSACTIONS, state=State.HALF)
+            first = ask_body(admin, Request.LIST_TRANSACTIONS, state=UndecidedState.HALF)
         assert len(first["rows"]) == 2 and first["next"] is not None
         assert [row["id"] for row in cli.rows("tx", "list")] == ids
         assert cli.row("tx", "show", ids[-1])["bytes"] == 2_500_000

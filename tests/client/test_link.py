@@ -11,7 +11,7 @@ import pytest
 
 from metaq.address import parse_address
 from metaq.client.connecting.link import Link, Links
-from metaq.client.connecting.transport import Answer, RemotingRequest, call
+from metaq.client.connecting.transport import ClientAnswer, RemotingRequest, call
 from metaq.errors import BadRequest, ClientClosed, ConnectionFailed, RequestTimeout
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import RemotingCommand
@@ -27,8 +27,8 @@ def echo(request: RemotingCommand) -> Reply:
     return Reply(body=request.body)
 
 
-def asked_nothing(address: str, request: RemotingCommand, answer: Callable[[Answer], None]) -> None:
-    answer(Answer(1, remark=f"{request.code} was not expected"))
+def asked_nothing(address: str, request: RemotingCommand, answer: Callable[[ClientAnswer], None]) -> None:
+    answer(ClientAnswer(1, remark=f"{request.code} was not expected"))
 
 
 def later(seconds: float = DEADLINE_S) -> float:
@@ -174,7 +174,7 @@ def test_a_greeting_is_the_first_frame_of_each_connection(server: FakeRemoting) 
 
 def test_requests_of_the_broker_are_answered(server: FakeRemoting) -> None:
     """SG-096: they are told apart from answers by the flag alone, whatever their numbers."""
-    links = Links(lambda address, request, answer: answer(Answer(0, b"it is " + request.body)), lambda address: None)
+    links = Links(lambda address, request, answer: answer(ClientAnswer(0, b"it is " + request.body)), lambda address: None)
     call(links, server.address, RemotingRequest(ECHO), later())
     opaque = server.push(Request.GET_CONSUMER_RUNNING_INFO, {}, b"well")
     server.push(Request.NOTIFY_CONSUMER_IDS_CHANGED, {}, oneway=True)

@@ -141,6 +141,6 @@ def test_every_error_of_the_client_can_be_caught_by_name() -> None:
         assert getattr(metaq, name) is kind
         assert name in metaq.__all__
     text = "".join((ROOT / "docs" / page).read_text("utf-8") for page in ("clients.md", "transactions.md", "spark.md"))
-    named = {name for name in re.findall(r"`(?:metaq\.)?([A-Z]\w+)`", text) if hasattr(errors, name)}
+    named = {name for name in re.findall(r"`(?:metaq\.)?([A-Z]\w+)`", text) if hasattr(errors, name) or name in error_classes()}
     assert {"BadRequest", "ClientClosed", "OutcomeUnknown"} <= named
     assert named <= set(metaq.__all__)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import metaq
 from metaq.checksum import body_crc
 from metaq.client import Batch, PutManyFailed, TextClient, parse_stats
-from metaq.client.connecting.access import Stream
+from metaq.client.connecting.access import BlockingStream
 from metaq.client.text.textclient import _CHUNK_MESSAGES, _CHUNKS_AHEAD
 from metaq.errors import BadRequest, ClientError, ConnectionFailed, CorruptRecord, Refused, RequestTimeout
 from metaq.message import PutResult, TextPosition
@@ -420,7 +420,7 @@ def _expect_closed(client: TextClient) -> None:
 class _HalfSending:
     """A socket whose owner presses Ctrl-C in the middle of a ``sendall``."""
 
-    def __init__(self, real: Stream) -> None:
+    def __init__(self, real: BlockingStream) -> None:
         self._real = real
 
     def settimeout(self, timeout_s: float) -> None:

@@ -17,7 +17,7 @@ from metaq.client import TextClient, connect
 from metaq.errors import ClientError, RequestTimeout
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.routes import decode_cluster_info
-from metaq.registry.paths import TOPICS_TO_SUBSCRIBE, Layout, Member, Replica
+from metaq.registry.paths import TOPICS_TO_SUBSCRIBE, Layout, RegisteredReplica, Replica
 from tests.crash.command import expect
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.proxy import Proxy
@@ -167,7 +167,7 @@ def _session(look: KazooClient, number: int) -> int | None:
     paths = (
         LAYOUT.replica(Replica(number, None)),
         LAYOUT.topic(TOPICS_TO_SUBSCRIBE, TOPIC, Replica(number, None)),
-        Member("DefaultCluster", f"b{number}", 1).path,
+        RegisteredReplica("DefaultCluster", f"b{number}", 1).path,
     )
     try:
         owners = {look.get(path)[1].owner_session_id for path in paths}

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from metaq.errors import Fenced, OutcomeUnknown, RegistryUnavailable
-from metaq.registry.session import Check, Create, Delete, Node, Operation, Set
+from metaq.errors import ChangeUnknown, Fenced, RegistryUnavailable
+from metaq.registry.session import CheckVersion, CreateNode, DeleteNode, Operation, SetData, Znode
 from metaq.replication.election import Election
 from metaq.replication.insync import InSync
-from metaq.replication.nodes import Log, State
+from metaq.replication.nodes import ReplicaGroupState, ReplicaLog
 from tests.crash.command import Result, expect, main, run_until
 from tests.crash.driver import case
 
@@ -51,19 +51,19 @@ class Tree:
         nodes = dict(self.nodes)
         for operation in operations:
             found = nodes.get(operation.path)
-            if isinstance(operation, Create):
+            if isinstance(operation, CreateNode):
                 if found is not None:
                     return False
                 nodes[operation.path] = operation.data, 0, session if operation.ephemeral else 0
                 continue
             if found is None or operation.version not in (-1, found[1]):
                 return False
-            if isinstance(operation, Set):
+            if isinstance(operation, SetData):
                 nodes[operation.path] = operation.data, found[1] + 1, found[2]
-            elif isinstance(operation, Delete):
+            elif isinstance(operation, DeleteNode):
                 del nodes[operation.path]
             else:
-                assert isinstance(operation, Check)
+                assert isinstance(operation, CheckVersion)
         self.nodes = nodes
         return True
 
@@ -93,26 +93,26 @@ class ZooKeeper:
         if not self.connected:
             raise RegistryUnavailable("not connected")
 
-    def get(self, path: str) -> Node | None:
+    def get(self, path: str) -> Znode | None:
         self._check()
         found = self._tree.nodes.get(path)
-        return None if found is None else Node(found[0], found[1])
+        return None if found is None else Znode(found[0], found[1])
 
     def children(self, path: str) -> list[str]:
         self._check()
         return sorted(name.rpartition("/")[2] for name in self._tree.nodes if name.startswith(f"{path}/"))
 
     def make(self, path: str, data: bytes = b"") -> bool:
-        return self.commit([Create(path, data)])
+        return self.commit([CreateNode(path, data)])
 
     def commit(self, operations: Sequence[Operation]) -> bool:
         self._check()
         lost = self._world.rng.random()
         if lost < 0.02:
-            raise OutcomeUnknown("not done, and not known")
+            raise ChangeUnknown("not done, and not known")
         done = self._tree.commit(operations, self.session)
         if lost < 0.04:
-            raise OutcomeUnknown("done, and not known")
+            raise ChangeUnknown("done, and not known")
         return done
 
     def touch(self, path: str) -> None:
@@ -139,8 +139,8 @@ class Machine:
     def epoch(self) -> int:
         return max((entry.epoch for entry in self.log), default=1)
 
-    def describe(self) -> Log:
-        return Log(self.epoch(), len(self.log), self.suspect or (None if self.log else "its log is empty"))
+    def describe(self) -> ReplicaLog:
+        return ReplicaLog(self.epoch(), len(self.log), self.suspect or (None if self.log else "its log is empty"))
 
     def kill(self) -> None:
         if self.process is not None:
@@ -284,7 +284,7 @@ class World:
         self.lost: set[Entry] = set()
         self.machines = {number: Machine(self, number) for number in NUMBERS}
         self._numbers = 0
-        self._state: State | None = None
+        self._state: ReplicaGroupState | None = None
 
     def number(self) -> int:
         self._numbers += 1
@@ -357,7 +357,7 @@ class World:
         found = self.tree.nodes.get(f"{GROUP}/state")
         if found is None or not found[0]:
             return
-        before, state = self._state, State.decode(found[0])
+        before, state = self._state, ReplicaGroupState.decode(found[0])
         self._state = state
         if before is not None and state.epoch != before.epoch:
             master = self.machines[state.master]

@@ -16,9 +16,17 @@ from metaq.address import Address
 from metaq.message import Durability
 from metaq.replication import feeder, follower
 from metaq.replication.documents import NAMES, Documents
-from metaq.replication.feeder import Identity
+from metaq.replication.feeder import ReplicaIdentity
 from metaq.replication.follower import Follower
-from metaq.replication.frames import HELLO_HEAD, REPORT, FrameReader, Hello, encode_control, encode_data, hello_length
+from metaq.replication.frames import (
+    HELLO_HEAD,
+    REPORT,
+    Hello,
+    ReplicationFrameReader,
+    encode_control,
+    encode_data,
+    hello_length,
+)
 from metaq.replication.insync import InSync
 from metaq.store.copies.applying import piece
 from metaq.store.copies.epochs import Epochs
@@ -117,7 +125,7 @@ def following(folder: Path, master: Master, disk: Disk, took: Callable[[Collecti
     slave = Follower(
         store,
         Epochs(store),
-        Identity("c", "b", 0, 2),
+        ReplicaIdentity("c", "b", 0, 2),
         "127.0.0.1:1",
         find_master=lambda: master.address,
         folder=folder / "config",
@@ -208,7 +216,7 @@ def test_a_silent_slave_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(feeder, "SILENCE_S", 1.4)
     store, _ = open_store(tmp_path / "master", SETTINGS)
     feeding = feeder_of(store, tmp_path)
-    reader, said, end = FrameReader(), 0, store.log.end
+    reader, said, end = ReplicationFrameReader(), 0, store.log.end
     with gevent.Timeout(DEADLINE_S):
         feeding.start()
         ours = connect(feeding)
@@ -236,7 +244,7 @@ def test_a_master_that_has_not_started_takes_no_slave(tmp_path: Path) -> None:
             assert is_ended(early)
         feeding.start()
         with connect(feeding) as slave:
-            assert FrameReader().receive(slave.recv(1 << 16))
+            assert ReplicationFrameReader().receive(slave.recv(1 << 16))
             feeding.stop()
         with connect(feeding) as late:
             assert is_ended(late)
@@ -247,7 +255,7 @@ def feeder_of(store: MessageStore, folder: Path) -> feeder.Feeder:
     """Return the feeder of a master that has no slave in sync agreed on."""
     in_sync = InSync(1, 1, 3.0, time.monotonic, lambda: store.log.end, lambda wanted: False, lambda: None)
     state: Any = SimpleNamespace(readable_end=store.log.end)
-    own = Identity("c", "b", 0, 1)
+    own = ReplicaIdentity("c", "b", 0, 1)
     return feeder.Feeder(store, Epochs(store), in_sync, own, state, lambda: Documents(folder, RealDisk()), run_here)
 
 

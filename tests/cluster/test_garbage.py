@@ -18,8 +18,8 @@ from metaq.replication.frames import (
     REPORT,
     Control,
     Data,
-    FrameReader,
     Hello,
+    ReplicationFrameReader,
     encode_control,
     encode_data,
     hello_length,
@@ -64,7 +64,7 @@ def test_what_a_slave_receives_is_a_frame_or_the_end() -> None:
         data = bytearray(b"".join(rng.sample(frames, 3)))
         for _ in range(rng.randrange(3)):
             data[rng.randrange(len(data))] = rng.randrange(256)
-        reader = FrameReader()
+        reader = ReplicationFrameReader()
         found: list[Data | Control] = []
         with contextlib.suppress(StreamLost):
             while data:

@@ -1,6 +1,6 @@
 """Elections among replicas that lose power: a sample of the model's cases."""
 
-from metaq.replication.nodes import Candidate, Log
+from metaq.replication.nodes import Candidate, ReplicaLog
 from tests.cluster.suspects import POWER_CUT, run
 
 
@@ -13,5 +13,5 @@ def test_nothing_is_lost_while_one_in_sync_has_it() -> None:
 
 def test_a_candidate_is_what_it_says() -> None:
     """F-FAIL: as it stands in ZooKeeper."""
-    candidate = Candidate(Log(7, 81233, POWER_CUT), 12)
+    candidate = Candidate(ReplicaLog(7, 81233, POWER_CUT), 12)
     assert Candidate.decode(candidate.encode()) == candidate

@@ -24,7 +24,7 @@ from metaq.engine.offsets.offsetlog import OffsetLog, load_offsets
 from metaq.engine.schedule import Schedule, source_of
 from metaq.engine.tables.offsets import OffsetTable
 from metaq.engine.tables.topics import TopicTable
-from metaq.engine.turn import Outcome
+from metaq.engine.turn import PutOutcome
 from metaq.message import SCHEDULE_TOPIC, TRANSACTIONS_TOPIC, Durability, TopicPartition
 from metaq.protocol.properties import REAL_QUEUE, REAL_TOPIC
 from metaq.protocol.record import Record, constant_middle, decode_record, encode_properties, record_tail
@@ -94,7 +94,7 @@ class _Turns:
     def __init__(self, store: Any) -> None:
         self._store = store
 
-    def staged(self, outcome: Outcome) -> None:
+    def staged(self, outcome: PutOutcome) -> None:
         self._store.append()
         outcome.stored()
 

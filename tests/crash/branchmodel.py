@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from metaq.tx.states import Outcome
+from metaq.tx.states import Decision
 from metaq.tx.steps import Step
 from metaq.tx.xacodes import XaCode
 
-HEURISTIC: Final = {Outcome.COMMIT: XaCode.HEURCOM, Outcome.ROLLBACK: XaCode.HEURRB, Outcome.COMPLETE: XaCode.HEURHAZ}
+HEURISTIC: Final = {Decision.COMMIT: XaCode.HEURCOM, Decision.ROLLBACK: XaCode.HEURRB, Decision.COMPLETE: XaCode.HEURHAZ}
 
 
 class Message(NamedTuple):
@@ -25,7 +25,7 @@ class Act(NamedTuple):
     do: str
     key: str
     messages: tuple[Message, ...] = ()
-    outcome: Outcome | None = None
+    outcome: Decision | None = None
     again: bool = False
 
 
@@ -41,7 +41,7 @@ class Table:
 
     def __init__(self, acts: Sequence[Logged] = ()) -> None:
         self.prepared: dict[str, tuple[Message, ...]] = {}
-        self.heuristic: dict[str, Outcome] = {}
+        self.heuristic: dict[str, Decision] = {}
         self.delivered: list[Message] = []
         for logged in acts:
             self.apply(logged.act)
@@ -58,7 +58,7 @@ class Table:
         if act.do == "heuristic":
             assert act.outcome is not None
             self.heuristic[act.key] = act.outcome
-        if act.do == "commit" or act.outcome is Outcome.COMMIT:
+        if act.do == "commit" or act.outcome is Decision.COMMIT:
             self.delivered += act.messages
 
     def same_branches(self, other: "Table") -> bool:

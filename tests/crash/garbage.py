@@ -31,7 +31,7 @@ from metaq.protocol.text.codec import (
     write_put,
 )
 from metaq.protocol.text.commands import Command, Get, Invalid, Put, Quit, Stats, Transaction, Version
-from metaq.protocol.text.messages import HEADER_SIZE_TEXT, decode_messages
+from metaq.protocol.text.messages import HEADER_SIZE_TEXT, decode_text_messages
 from metaq.protocol.text.replies import MOVED, NOT_FOUND, OK, VALUE, Reply, ReplyReader
 from tests.crash.attack import SETTLE_DEADLINE_S, Attack, Chance, converse, hang_up, main, send_some
 from tests.crash.command import Result, Violation
@@ -287,7 +287,7 @@ class Control:
         body = b"\r\nquit\r\n" + chance.randbytes(40)
         put = self.ask(write_put("control", 0, 0, body, self._opaque))
         got = self.ask(write_get("control", "g", 0, self._position, 1 << 20, self._opaque))
-        messages = list(decode_messages(got.body, self._position)) if got.code == VALUE else []
+        messages = list(decode_text_messages(got.body, self._position)) if got.code == VALUE else []
         expected = [(body, b"%d 0 %d" % (message.id, self._position)) for message in messages[:1]]
         if (put.code, [(message.body, put.body) for message in messages]) != (OK, expected) or not messages:
             raise Violation(f"the control connection put {body!r}, was told {put}, and got {got}")

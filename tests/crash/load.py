@@ -9,7 +9,7 @@ from typing import Final
 
 from metaq.protocol.text.codec import write_get
 from metaq.protocol.text.commands import BROKER_CHOOSES
-from metaq.protocol.text.messages import decode_messages
+from metaq.protocol.text.messages import decode_text_messages
 from metaq.protocol.text.replies import NOT_FOUND, VALUE, Reply, ReplyReader
 from tests.crash.command import Violation, expect
 from tests.crash.history import PARTITIONS, History
@@ -113,7 +113,7 @@ class Consumer(Link):
         if reply.code == NOT_FOUND:
             self._choose()
             return
-        messages = list(decode_messages(reply.body, self._position))
+        messages = list(decode_text_messages(reply.body, self._position))
         expect(bool(messages), "a message is delivered whole", self._partition, self._position, reply)
         for message in messages:
             self.history.delivered(self._partition, message)

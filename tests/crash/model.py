@@ -26,7 +26,7 @@ from metaq.protocol.record import (
     java_hash,
     record_tail,
 )
-from metaq.protocol.text.messages import HEADER_SIZE_TEXT, Stored, decode_messages, encode_stored
+from metaq.protocol.text.messages import HEADER_SIZE_TEXT, Stored, decode_text_messages, encode_stored
 from metaq.store.files.filecache import read_here
 from metaq.store.messagestore import MessageStore
 from metaq.store.newrecord import NewRecord
@@ -269,7 +269,7 @@ def compare(queue: ConsumeQueue, ordinal: int, sent: Sent, stored: Stored, id_ba
     expect(record.queue_offset == ordinal, "a message is in its place", queue, ordinal, record.queue_offset)
     out: list[bytes | memoryview] = []
     size = encode_stored(stored, queue.overhead, id_base, out)
-    (message,) = decode_messages(b"".join(out), sent.position)
+    (message,) = decode_text_messages(b"".join(out), sent.position)
     whole = (message.body, message.attribute, message.next_position, message.id)
     expected = (sent.body, sent.attribute, sent.position + sent.text_size, id_base | sent.log_offset)
     expect(whole == expected and size == sent.text_size, "the text form is as it was put", queue, ordinal, whole, expected)

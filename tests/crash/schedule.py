@@ -31,7 +31,7 @@ from metaq.tx.branches import Work
 from metaq.tx.journal import Held
 from metaq.tx.manager import Transactions
 from metaq.tx.openbranches import Room
-from metaq.tx.states import Outcome
+from metaq.tx.states import Decision
 from metaq.tx.steps import Step
 from metaq.tx.xacodes import XaCode, XaError
 from tests.crash.branchmodel import Act, Flight, Logged, Message, Model, Table
@@ -51,7 +51,7 @@ MESSAGE_GROWTH: Final = 600
 """What limits count beside a message's body."""
 RETENTION: Final = RetentionRules(keep_ms=1000, ample_free_bytes=1 << 30, least_free_bytes=1)
 MAX_BRANCH_BYTES: Final = 2000
-STEPS: Final = ("prepare", "commit", "commit in one phase", "rollback", "forget", *(f"decide {each}" for each in Outcome))
+STEPS: Final = ("prepare", "commit", "commit in one phase", "rollback", "forget", *(f"decide {each}" for each in Decision))
 """The commands that may have to store something."""
 
 
@@ -136,7 +136,7 @@ class Schedule:
             return False
         work: list[Work[Held]] = []
         if command.startswith("decide"):
-            outcome = Outcome(command.removeprefix("decide "))
+            outcome = Decision(command.removeprefix("decide "))
             taken = self._taken(command, key, lambda: work.append(tx.decide(key, outcome)))
         else:
             one_phase = command == "commit in one phase"
@@ -159,8 +159,8 @@ class Schedule:
         promised = tuple(self.model.open[key]) if one_phase else self.model.told.prepared[key]
         expect(_plain(messages) == promised, "a branch commits what was put in it", key, messages, promised)
         if command.startswith("decide"):
-            outcome = Outcome(command.removeprefix("decide "))
-            act = Act("heuristic", key, promised if outcome is Outcome.COMMIT else (), outcome)
+            outcome = Decision(command.removeprefix("decide "))
+            act = Act("heuristic", key, promised if outcome is Decision.COMMIT else (), outcome)
             self._store(act, lambda: self.tx.store_decision(key, work, outcome, messages))
         else:
             self._store(Act("commit", key, promised), lambda: self.tx.store_commit(key, work, messages))

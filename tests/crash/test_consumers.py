@@ -9,7 +9,7 @@ import pytest
 
 import metaq.aio
 from metaq.client import ReceivedMessage, SimpleConsumer
-from metaq.client.consuming.fetching import Batch
+from metaq.client.consuming.fetching import PulledBatch
 from metaq.client.consuming.progress import Progress
 from tests.crash import asyncconsumers, consumers
 from tests.crash.consumers import Broker, Life, one_case, run
@@ -33,7 +33,7 @@ def broker() -> Iterator[Broker]:
 def skip_one(monkeypatch: pytest.MonkeyPatch) -> None:
     really = SimpleConsumer._open
 
-    def worse(consumer: SimpleConsumer, batch: Batch) -> None:
+    def worse(consumer: SimpleConsumer, batch: PulledBatch) -> None:
         batch.messages[:] = batch.messages[1:]
         really(consumer, batch)
 

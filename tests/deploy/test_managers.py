@@ -2,7 +2,7 @@
 
 import pytest
 
-from metaq.deploy.processes import Process, Supervisor, Systemd, processes_of
+from metaq.deploy.processes import ServiceState, Supervisor, Systemd, processes_of
 from metaq.errors import DeployFailed
 from tests.deploy.systems import Systems
 
@@ -31,12 +31,12 @@ def test_units_are_made_and_taken_away(systems: Systems) -> None:
 def test_started_looked_at_and_stopped(systems: Systems) -> None:
     """E-18: what does not run is not stopped; what waits for its next try is."""
     systemd = Systemd(systems.machine(systems.host()))
-    assert systemd.look("broker") == Process("stopped", 0)
+    assert systemd.look("broker") == ServiceState("stopped", 0)
     systemd.stop("broker")
     assert systems.told() == []
     systemd.start("broker")
     assert systems.told() == ["reset-failed metaq-broker", "start --no-block metaq-broker"]
-    assert systemd.look("broker") == Process("running", 77)
+    assert systemd.look("broker") == ServiceState("running", 77)
     systemd.stop("broker")
     assert systems.told() == ["stop metaq-broker"]
     state = systems.folder / "metaq-broker"

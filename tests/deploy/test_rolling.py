@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 import pytest
 
 from metaq.deploy.cluster import Cluster, Kind, Service
-from metaq.deploy.processes import Process
+from metaq.deploy.processes import ServiceState
 from metaq.deploy.rolling import Roll
 from metaq.deploy.survey import Node
 from metaq.errors import DeployFailed
@@ -45,8 +45,8 @@ class Player:
         stats: Mapping[str, Any] = {"role": "master" if self.name == "a" else "slave", "slave_2_in_sync": "yes"}
         return 0, json.dumps({**stats, "slave_3_in_sync": "yes"}), ""
 
-    def look(self, kind: Kind) -> Process:
-        return Process(self.states[0] if len(self.states) == 1 else self.states.pop(0), 0)
+    def look(self, kind: Kind) -> ServiceState:
+        return ServiceState(self.states[0] if len(self.states) == 1 else self.states.pop(0), 0)
 
     def stop(self, kind: Kind) -> None:
         self._seen.append(f"stop {self.name}")
@@ -82,8 +82,8 @@ class Supervised:
         (kind,) = (service.kind for service in self.services if command.endswith(f" --broker {service.asked_at}"))
         return (0, "{}", "") if self.states[kind] == "running" else (3, "", "metaq: nobody answers")
 
-    def look(self, kind: Kind) -> Process:
-        return Process(self.states[kind], 0)
+    def look(self, kind: Kind) -> ServiceState:
+        return ServiceState(self.states[kind], 0)
 
     def stop(self, kind: Kind) -> None:
         if self.states[kind] != "stopped":

@@ -9,7 +9,7 @@ import orjson
 import pytest
 import yaml
 
-from metaq.engine.figures.metrics import Kind, Metric
+from metaq.engine.figures.metrics import Metric, MetricKind
 from metaq.server.http.http import OWN
 from metaq.server.http.metrics import OF_BROKERS, OF_REGISTRIES
 from tests.docs.examples import ROOT
@@ -42,7 +42,7 @@ def test_the_page_has_a_row_for_each_metric() -> None:
 @pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
 def test_a_name_says_type_and_unit(metric: Metric) -> None:
     """E-01: as Prometheus has it: counters end in total, base units are named, and there is help."""
-    assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
+    assert metric.name.endswith("_total") == (metric.kind is MetricKind.COUNTER)
     for unit in ("bytes", "seconds", "ratio"):
         assert (unit in metric.name.split("_")) == (metric.unit == unit), unit
     assert metric.help.endswith(".") and metric.help[0].isupper()
@@ -77,7 +77,7 @@ def check_expression(expression: str) -> None:
     known: set[str] = set(OF_TARGETS)
     for name in names:
         base = _SUFFIX.sub("", name)
-        histogram = base != name and base in METRICS and METRICS[base].kind is Kind.HISTOGRAM
+        histogram = base != name and base in METRICS and METRICS[base].kind is MetricKind.HISTOGRAM
         assert histogram or name in METRICS, f"{name} in {expression}"
         known.update(METRICS[base].labels if histogram else METRICS[name].labels)
         known.update(["le"] if histogram else [])

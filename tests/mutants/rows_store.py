@@ -178,7 +178,7 @@ STORE: Final = [
     M(
         "election fence",
         "store/log/commitlog.py",
-        "            self.fence()\n",
+        "            self._fence()\n",
         "",
         "store/test_closing.py::test_a_store_that_cannot_append_leaves_its_folder_free",
     ),

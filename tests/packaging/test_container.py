@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import pytest
 
 from metaq.cli.common import DEFAULT_BROKER
-from metaq.config import Settings, gather
+from metaq.config import Settings, gather_settings
 from tests.docs.examples import ROOT
 from tests.packaging.built import DEADLINE_S, clean_environment, copy, run, tracked
 from tests.support.broker import wait_until
@@ -66,7 +66,7 @@ def test_the_image_runs_as_nobody_in_particular_and_keeps_its_data() -> None:
 
 def test_the_settings_of_the_image_are_settings() -> None:
     """E-17, E-20: by environment alone; what only its user can know has no default there."""
-    given = gather(None, ENVIRONMENT, {})
+    given = gather_settings(None, ENVIRONMENT, {})
     assert len(given) == len(ENVIRONMENT)
     assert not {"advertise", "allow_public"} & given.keys()
     assert Settings.model_validate({name: said.value for name, said in given.items()}).log_format == "json"

@@ -25,7 +25,7 @@ from metaq.protocol.text.commands import (
     Transaction,
     Version,
 )
-from metaq.protocol.text.messages import decode_messages, join_attribute, split_attribute
+from metaq.protocol.text.messages import decode_text_messages, join_attribute, split_attribute
 from metaq.protocol.text.replies import VALUE, Reply, ReplyReader, write_result, write_value_head
 from tests.support.wire import feed, slicings, stored_record, text_form
 
@@ -280,7 +280,7 @@ def test_values_are_read(name: str, word: bytes) -> None:
     assert write_value_head(len(records), opaque) == line
     for way, pieces in slicings(VECTORS[name].replace(b"value", word, 1), seed=0):
         assert feed(ReplyReader().receive, pieces) == [Reply(VALUE, int(opaque), records)], way
-    messages = list(decode_messages(records, 0))
+    messages = list(decode_text_messages(records, 0))
     assert contents(messages) == expected
     assert [message.position for message in messages] == [0, 25, 56][: len(messages)]
     assert messages[-1].next_position == {"V10": 76, "V11": 25}[name]
@@ -301,7 +301,7 @@ def test_messages_are_decoded(name: str) -> None:
     """MQ-010, MQ-011, MQ-012: and back."""
     data = VECTORS[name]
     end = TextPosition(1000 + len(data))
-    assert list(decode_messages(data, 1000)) == [Message(*RECORDS[name], TextPosition(1000), end)]
+    assert list(decode_text_messages(data, 1000)) == [Message(*RECORDS[name], TextPosition(1000), end)]
 
 
 def test_a_put_with_attribute_is_split_and_joined() -> None:
@@ -315,7 +315,7 @@ def test_a_checksum_that_keeps_the_top_bit_is_refused() -> None:
     data = bytearray(VECTORS["V08"])
     data[4] |= 0x80
     with pytest.raises(CorruptRecord, match="position 0 does not have its checksum"):
-        list(decode_messages(bytes(data), 0))
+        list(decode_text_messages(bytes(data), 0))
 
 
 def test_two_puts_in_one_segment() -> None:

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.errors import BadRequest
-from metaq.protocol.remoting.offsetrows import Kind, OffsetPage, OffsetRow, decode_lines, decode_page, encode_page, encode_row
+from metaq.protocol.remoting.offsetrows import (
+    Kind,
+    OffsetPage,
+    OffsetRow,
+    decode_lines,
+    decode_page,
+    encode_row,
+    encode_row_page,
+)
 
 TIMES = st.integers(0, 253_402_300_799_999)  # to the end of the year 9999
 NUMBERS = st.integers(0, (1 << 63) - 1)
@@ -43,7 +51,7 @@ def test_lines(rows: list[OffsetRow]) -> None:
 @given(PAGES)
 def test_pages(page: OffsetPage) -> None:
     """SG-055."""
-    assert decode_page(encode_page(map(encode_row, page.rows), page.next, page.problem)) == page
+    assert decode_page(encode_row_page(map(encode_row, page.rows), page.next, page.problem)) == page
 
 
 @pytest.mark.parametrize(

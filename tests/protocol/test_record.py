@@ -27,7 +27,7 @@ from metaq.protocol.text.messages import (
     COMPRESSED_FLAG,
     HEADER_SIZE_TEXT,
     MAX_ATTRIBUTE_BYTES,
-    decode_messages,
+    decode_text_messages,
     join_attribute,
     split_attribute,
 )
@@ -155,7 +155,7 @@ def test_messages_round_trip(drawn: list[Drawn], log_offset: int, position: int)
         data += encoded
         log_offset += len(record)
     first = position - len(data)
-    assert list(decode_messages(data, first)) == expected
+    assert list(decode_text_messages(data, first)) == expected
 
 
 @given(puts)
@@ -174,7 +174,7 @@ def test_a_cut_reply_gives_the_whole_messages_in_it(drawn: list[Drawn], data: st
     encoded = [text_form("t", record_of(put, 0), EPOCH, 0) for put in drawn]
     whole = b"".join(encoded)
     cut = data.draw(st.integers(0, len(whole)))
-    messages = list(decode_messages(whole[:cut], 0))
+    messages = list(decode_text_messages(whole[:cut], 0))
     end = messages[-1].next_position if messages else 0
     assert [message.body for message in messages] == [put.payload for put in drawn[: len(messages)]]
     assert end <= cut
@@ -189,14 +189,14 @@ def test_a_flipped_bit_of_a_body_is_found_by_its_reader(put: Drawn, data: st.Dat
     place, bit = data.draw(st.sampled_from(covered)), data.draw(st.integers(0, 7))
     encoded[place] ^= 1 << bit
     with pytest.raises(CorruptRecord, match="position 50"):
-        list(decode_messages(bytes(encoded), 50))
+        list(decode_text_messages(bytes(encoded), 50))
 
 
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_messages_are_refused_or_cut(data: bytes) -> None:
     """A client that gets nonsense raises `CorruptRecord` or stops; it never reads beyond it or loops."""
     try:
-        messages = list(decode_messages(data, 0))
+        messages = list(decode_text_messages(data, 0))
     except CorruptRecord:
         return
     assert sum(HEADER_SIZE_TEXT for _ in messages) <= len(data)
@@ -226,7 +226,7 @@ def test_the_longest_attribute_is_taken() -> None:
     longest = "a" * MAX_ATTRIBUTE_BYTES
     put = Drawn(1, longest, b"x")
     assert split_attribute(*join_attribute(longest, b"x")) == (longest, b"x")
-    [message] = decode_messages(text_form("t", record_of(put, 0), EPOCH, 0), 0)
+    [message] = decode_text_messages(text_form("t", record_of(put, 0), EPOCH, 0), 0)
     assert message.attribute == longest
 
 

@@ -15,8 +15,8 @@ from metaq.protocol.remoting.routes import (
     DataVersion,
     QueueData,
     TopicConfig,
+    TopicConfigs,
     TopicRoute,
-    TopicTable,
     decode_cluster_info,
     decode_data_version,
     decode_kv_table,
@@ -56,7 +56,7 @@ CLUSTER: Final = (
 )
 TWO_PROCESSES: Final = BrokerData("DefaultCluster", "broker-a", {0: "10.0.0.1:10911", 1: "10.0.0.2:10911"})
 MASTER_ONLY: Final = BrokerData("DefaultCluster", "broker-a", {0: "10.0.0.1:10911"})
-TABLE: Final = TopicTable(DataVersion(1795257376315, 3), {"TopicA": TopicConfig("TopicA", 4, 4)})
+TABLE: Final = TopicConfigs(DataVersion(1795257376315, 3), {"TopicA": TopicConfig("TopicA", 4, 4)})
 
 
 def test_a_route_is_written_as_clients_expect_it() -> None:
@@ -99,7 +99,7 @@ def test_a_registration_without_a_body_has_no_topics() -> None:
 
 def test_a_compressed_registration() -> None:
     """G32, SG-109: both ways; what a 5.x broker adds is passed over."""
-    table = TopicTable(DataVersion(1795257343427, 2), {"TopicA": TopicConfig("TopicA", 4, 4)})
+    table = TopicConfigs(DataVersion(1795257343427, 2), {"TopicA": TopicConfig("TopicA", 4, 4)})
     deflated = encode_registration(table, compressed=True)
     assert zlib.decompress(deflated).hex() == G32
     assert decode_registration(deflated, VERSION, True) == table

@@ -14,7 +14,7 @@ from metaq.client import TextClient
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import TopicOnly, encode_header
 from metaq.protocol.remoting.routes import decode_cluster_info, decode_route
-from metaq.registry.paths import BROKERS, Member
+from metaq.registry.paths import BROKERS, RegisteredReplica
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.remoting import RemotingClient
 from tests.support.zookeeper import ZooKeeperProcess
@@ -177,7 +177,7 @@ def test_a_killed_broker_is_back_before_its_old_session_ends(brokers: Brokers) -
     before = brokers.owner(path)
     broker.restart(same_port=True)
     wait_until(lambda: brokers.owner(path) not in (None, before), DEADLINE_S / 2, "the nodes are the new run's")
-    own = Member("DefaultCluster", "b0", 1).path
+    own = RegisteredReplica("DefaultCluster", "b0", 1).path
     wait_until(lambda: brokers.owner(own) == brokers.owner(path), DEADLINE_S, "its own node is the new run's")
 
 
@@ -251,7 +251,7 @@ def test_every_registry_knows_all_brokers(brokers: Brokers) -> None:
 def test_its_own_node(brokers: Brokers) -> None:
     """MY-016: where a broker can be reached, for the other brokers and for our clients."""
     broker = brokers.start(3, "--replication-listen", "127.0.0.1:4")
-    path = Member("DefaultCluster", "b3", 1).path
+    path = RegisteredReplica("DefaultCluster", "b3", 1).path
     wait_until(lambda: brokers.data(path) is not None, DEADLINE_S, "it is registered")
     row = json.loads(brokers.data(path) or "")
     version = row.pop("version")

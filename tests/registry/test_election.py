@@ -11,7 +11,7 @@ from metaq.clock import SystemClock
 from metaq.errors import Fenced, RegistryUnavailable
 from metaq.registry.zookeeper import ZooKeeper
 from metaq.replication.election import GRACE_S, LOOK_S, Election
-from metaq.replication.nodes import Candidate, Log, Master, State
+from metaq.replication.nodes import Candidate, Master, ReplicaGroupState, ReplicaLog
 from tests.support.zookeeper import ZooKeeperProcess
 
 pytestmark = pytest.mark.partner("java")
@@ -24,7 +24,7 @@ FIRST: Final = 2
 """Epoch of the first master that a group elects."""
 
 
-def election(server: ZooKeeperProcess, replica: int, log: Log, deposed: Callable[[], None] = lambda: None) -> Election:
+def election(server: ZooKeeperProcess, replica: int, log: ReplicaLog, deposed: Callable[[], None] = lambda: None) -> Election:
     clock = SystemClock()
     return Election(
         ZooKeeper(server.address, 2000, clock),
@@ -49,7 +49,7 @@ def wait(condition: Callable[[], bool], what: str) -> None:
 def test_a_replaced_master_changes_nothing(tmp_path: Path) -> None:
     """F-FAIL, F-PART: not even when it has read the version of the state that replaced its own."""
     with ZooKeeperProcess(tmp_path / "zookeeper") as server, server.client() as other:
-        replica = election(server, 1, Log(1, 0))
+        replica = election(server, 1, ReplicaLog(1, 0))
         replica.start()
         try:
             wait(lambda: replica.leading, "the only replica is elected")
@@ -58,7 +58,7 @@ def test_a_replaced_master_changes_nothing(tmp_path: Path) -> None:
             with pytest.raises(Fenced):
                 replica.check(FIRST - 1)
             replica.check(FIRST)
-            later = State(epoch=7, master=2, in_sync=(2, 3)).encode()
+            later = ReplicaGroupState(epoch=7, master=2, in_sync=(2, 3)).encode()
             other.set(STATE, later)
             assert [replica.agree(FIRST, frozenset((1,))) for _ in range(3)] == [False] * 3
             assert other.get(STATE)[0] == later
@@ -70,12 +70,12 @@ def test_a_master_that_cannot_hand_over_hears_of_the_next_one(tmp_path: Path) ->
     """F-PART: another replica was elected meanwhile; the order fails, and this one is master no more."""
     heard: list[str] = []
     with ZooKeeperProcess(tmp_path / "zookeeper") as server, server.client() as other:
-        replica = election(server, 1, Log(1, 0), lambda: heard.append("deposed"))
+        replica = election(server, 1, ReplicaLog(1, 0), lambda: heard.append("deposed"))
         replica.start()
         try:
             wait(lambda: replica.leading, "the only replica is elected")
             assert replica.agree(FIRST, frozenset((1, 2)))
-            other.set(STATE, State(epoch=7, master=2, in_sync=(2, 3)).encode())
+            other.set(STATE, ReplicaGroupState(epoch=7, master=2, in_sync=(2, 3)).encode())
             with pytest.raises(RegistryUnavailable, match="has changed meanwhile"):
                 replica.hand_over(2)
             other.delete(MASTER)
@@ -92,7 +92,7 @@ def test_a_master_that_cannot_hand_over_hears_of_the_next_one(tmp_path: Path) ->
 def test_a_master_makes_the_state_anew_if_nobody_was_elected_later(tmp_path: Path, epoch: int, *, goes_on: bool) -> None:
     """F-ZK: the logs of those that were in sync tell; without them it waits."""
     with ZooKeeperProcess(tmp_path / "zookeeper") as server:
-        replica = election(server, 1, Log(1, 0))
+        replica = election(server, 1, ReplicaLog(1, 0))
         replica.start()
         try:
             wait(lambda: replica.leading, "the only replica is elected")
@@ -104,10 +104,10 @@ def test_a_master_makes_the_state_anew_if_nobody_was_elected_later(tmp_path: Pat
                 wait(lambda: bool(other.exists(f"/metaq/groups/{GROUP}/replicas/1")), "it is back")
                 gevent.sleep(1.5)  # three looks
                 assert not other.exists(STATE), "replica 2 may have been elected later"
-                other.create(f"/metaq/groups/{GROUP}/replicas/2", Candidate(Log(epoch, 10), -1).encode(), ephemeral=True)
+                other.create(f"/metaq/groups/{GROUP}/replicas/2", Candidate(ReplicaLog(epoch, 10), -1).encode(), ephemeral=True)
                 if goes_on:
                     wait(lambda: bool(other.exists(MASTER)), "the state is made anew")
-                    assert State.decode(other.get(STATE)[0]) == State(2, 1, (1, 2))
+                    assert ReplicaGroupState.decode(other.get(STATE)[0]) == ReplicaGroupState(2, 1, (1, 2))
                     assert Master.decode(other.get(MASTER)[0]).epoch == 2
                 else:
                     gevent.sleep(1.5)
@@ -119,9 +119,11 @@ def test_a_master_makes_the_state_anew_if_nobody_was_elected_later(tmp_path: Pat
 def test_others_let_the_preferred_one_go_first_while_it_is_there(tmp_path: Path) -> None:
     """F-FAIL: however slow it is; ZooKeeper tells that it is gone."""
     with ZooKeeperProcess(tmp_path / "zookeeper") as server, server.client() as other:
-        other.create(STATE, State(3, 3, (1, 2, 3), preferred=2).encode(), makepath=True)
-        other.create(f"/metaq/groups/{GROUP}/replicas/2", Candidate(Log(3, 0), 0).encode(), ephemeral=True, makepath=True)
-        replica = election(server, 1, Log(3, 0))
+        other.create(STATE, ReplicaGroupState(3, 3, (1, 2, 3), preferred=2).encode(), makepath=True)
+        other.create(
+            f"/metaq/groups/{GROUP}/replicas/2", Candidate(ReplicaLog(3, 0), 0).encode(), ephemeral=True, makepath=True
+        )
+        replica = election(server, 1, ReplicaLog(3, 0))
         replica.start()
         try:
             wait(lambda: bool(other.exists(f"/metaq/groups/{GROUP}/replicas/1")), "it is there")

@@ -15,7 +15,7 @@ from metaq.registry.paths import (
     TOPICS_TO_SUBSCRIBE,
     BrokerNode,
     Layout,
-    Member,
+    RegisteredReplica,
     Replica,
     decode_broker_node,
     decode_offset,
@@ -86,7 +86,7 @@ def test_what_is_parsed_is_built(name: str) -> None:
 
 def test_our_own_node() -> None:
     """MY-016: what a broker says of itself; a later version may say more."""
-    member = Member("DefaultCluster", "metaq", 1)
+    member = RegisteredReplica("DefaultCluster", "metaq", 1)
     assert member.path == "/metaq/brokers/DefaultCluster/metaq/1"
     assert parse_member(member.path) == member
     node = BrokerNode("10.0.0.1:10911", None, "10.0.0.1:8123", "10.0.0.1:10912", 0, 6, DataVersion(1_400_000_000_000, 7))

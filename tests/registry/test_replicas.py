@@ -10,7 +10,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from metaq.protocol.remoting.codes import MASTER
-from metaq.registry.paths import Member, decode_broker_node
+from metaq.registry.paths import RegisteredReplica, decode_broker_node
 from tests.support.broker import wait_until
 from tests.support.cluster import Cluster
 from tests.support.zookeeper import ZooKeeperProcess
@@ -21,7 +21,7 @@ DEADLINE_S: Final = 60.0
 SESSION_MS: Final = 2000
 SLAVE: Final = ("--role", "slave")
 MASTER_NODE: Final = "/metaq/groups/DefaultCluster/metaq/master"
-OWN_NODE: Final = Member("DefaultCluster", "metaq", 1).path
+OWN_NODE: Final = RegisteredReplica("DefaultCluster", "metaq", 1).path
 
 
 @pytest.fixture

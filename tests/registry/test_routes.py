@@ -9,7 +9,7 @@ import pytest
 
 from metaq.errors import BadRequest, DiskFull, UnknownTopic
 from metaq.protocol.remoting.codes import ORDER_TOPICS
-from metaq.protocol.remoting.routes import NO_LIVE_BROKER, BrokerData, DataVersion, QueueData, TopicConfig, TopicTable
+from metaq.protocol.remoting.routes import NO_LIVE_BROKER, BrokerData, DataVersion, QueueData, TopicConfig, TopicConfigs
 from metaq.registry.kvconfig import FILE, KvConfig
 from metaq.registry.routes import MAX_DEPARTED, BrokerKey, MasterAddress, RouteTables
 from metaq.store.files.disk import RealDisk
@@ -21,8 +21,8 @@ MASTER: Final = BrokerKey("c1", "broker-a", 0, "10.0.0.1:10911")
 REPLICA: Final = BrokerKey("c1", "broker-a", 1, "10.0.0.2:10911")
 
 
-def table(counter: int, *topics: TopicConfig) -> TopicTable:
-    return TopicTable(DataVersion(1, counter), {topic.name: topic for topic in topics})
+def table(counter: int, *topics: TopicConfig) -> TopicConfigs:
+    return TopicConfigs(DataVersion(1, counter), {topic.name: topic for topic in topics})
 
 
 def topic(name: str, queues: int = 4, sys_flag: int = 0) -> TopicConfig:

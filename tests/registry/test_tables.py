@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from metaq.errors import UnknownTopic
 from metaq.protocol.remoting.codes import READ, WRITE
-from metaq.protocol.remoting.routes import DataVersion, QueueData, TopicConfig, TopicTable
+from metaq.protocol.remoting.routes import DataVersion, QueueData, TopicConfig, TopicConfigs
 from metaq.registry.routes import BrokerKey, RouteTables
 
 EXPIRY_MS: Final = 1000
@@ -52,7 +52,7 @@ class RegistryTables(RuleBasedStateMachine):
     def register(
         self, name: str, number: int, address: str, connection: int | None, version: DataVersion, topics: dict[str, int]
     ) -> None:
-        table = TopicTable(version, {topic: TopicConfig(topic, count, count) for topic, count in topics.items()})
+        table = TopicConfigs(version, {topic: TopicConfig(topic, count, count) for topic, count in topics.items()})
         before = self.lives.get((name, number))
         first = before is None or before.address != address
         for key in [key for key, life in self.lives.items() if key[0] == name and life.address == address]:

@@ -17,8 +17,8 @@ import pytest
 from kazoo.client import KazooClient
 
 from metaq.clock import SystemClock
-from metaq.errors import BadRequest, OutcomeUnknown, RegistryUnavailable
-from metaq.registry.session import Check, Create, Delete, Node, Operation, Set, parse_hosts
+from metaq.errors import BadRequest, ChangeUnknown, RegistryUnavailable
+from metaq.registry.session import CheckVersion, CreateNode, DeleteNode, Operation, SetData, Znode, parse_hosts
 from metaq.registry.zookeeper import ZooKeeper
 from tests.support.broker import wait_until
 from tests.support.ports import free_ports
@@ -173,7 +173,7 @@ def test_thousands_of_nodes(zookeeper: ZooKeeperProcess, root: str) -> None:
 
 def test_what_is_watched_is_told(zookeeper: ZooKeeperProcess, root: str) -> None:
     """MQ-047, MY-009: existence, data and children, also of a path that is not there yet, and after a lost session."""
-    seen: list[tuple[Node | None, list[str]]] = []
+    seen: list[tuple[Znode | None, list[str]]] = []
     with session(zookeeper.address) as keeper, zookeeper.client() as other:
         keeper.watch(root, lambda: seen.append((keeper.get(root), keeper.children(root))))
 
@@ -221,20 +221,20 @@ def test_requests(zookeeper: ZooKeeperProcess, root: str) -> None:
         assert keeper.get(root) is None
         assert keeper.children(root) == []
         assert keeper.make(f"{root}/b", b"1") and not keeper.make(f"{root}/b", b"2")
-        assert keeper.get(f"{root}/b") == Node(b"1", 0)
-        assert keeper.commit([Check(f"{root}/b", 0), Set(f"{root}/b", b"2", 0), Create(f"{root}/a", b"x")])
+        assert keeper.get(f"{root}/b") == Znode(b"1", 0)
+        assert keeper.commit([CheckVersion(f"{root}/b", 0), SetData(f"{root}/b", b"2", 0), CreateNode(f"{root}/a", b"x")])
         assert keeper.children(root) == ["a", "b"]
         refused: list[list[Operation]] = [
-            [Set(f"{root}/a", b"y"), Check(f"{root}/b", 0)],
-            [Set(f"{root}/a", b"y"), Set(f"{root}/b", b"3", 0)],
-            [Set(f"{root}/a", b"y"), Create(f"{root}/b", b"")],
-            [Set(f"{root}/a", b"y"), Delete(root)],
-            [Set(f"{root}/a", b"y"), Delete(f"{root}/none")],
+            [SetData(f"{root}/a", b"y"), CheckVersion(f"{root}/b", 0)],
+            [SetData(f"{root}/a", b"y"), SetData(f"{root}/b", b"3", 0)],
+            [SetData(f"{root}/a", b"y"), CreateNode(f"{root}/b", b"")],
+            [SetData(f"{root}/a", b"y"), DeleteNode(root)],
+            [SetData(f"{root}/a", b"y"), DeleteNode(f"{root}/none")],
         ]
         for operations in refused:
             assert not keeper.commit(operations)
-        assert keeper.get(f"{root}/a") == Node(b"x", 0)
-        assert keeper.commit([Delete(f"{root}/a", 0), Create(f"{root}/a", b"new", ephemeral=True)])
+        assert keeper.get(f"{root}/a") == Znode(b"x", 0)
+        assert keeper.commit([DeleteNode(f"{root}/a", 0), CreateNode(f"{root}/a", b"new", ephemeral=True)])
     with session(zookeeper.address) as keeper:
         wait_until(lambda: keeper.connected, DEADLINE_S, "connected")
         assert keeper.children(root) == ["b"]
@@ -336,8 +336,8 @@ def test_a_change_whose_answer_does_not_come(tmp_path: Path) -> None:
     with ZooKeeperProcess(tmp_path / "zk") as server, session(server.address) as keeper:
         wait_until(lambda: keeper.connected, DEADLINE_S, "connected")
         server.pause()
-        with pytest.raises(OutcomeUnknown):
-            keeper.commit([Create("/maybe", b"")])
+        with pytest.raises(ChangeUnknown):
+            keeper.commit([CreateNode("/maybe", b"")])
         server.resume()
 
 

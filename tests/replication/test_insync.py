@@ -4,7 +4,7 @@ from typing import Final
 
 import pytest
 
-from metaq.errors import OutcomeUnknown
+from metaq.errors import ChangeUnknown
 from metaq.replication.insync import InSync
 
 OWN: Final = 1
@@ -32,7 +32,7 @@ class Case:
     def _agree(self, wanted: frozenset[int]) -> bool:
         self.agreed.append(set(wanted))
         if not self.answers:
-            raise OutcomeUnknown("no answer came")
+            raise ChangeUnknown("no answer came")
         return True
 
     def standing(self) -> tuple[list[int], list[int]]:

@@ -19,8 +19,8 @@ from metaq.protocol.remoting.routes import (
     DataVersion,
     QueueData,
     TopicConfig,
+    TopicConfigs,
     TopicRoute,
-    TopicTable,
     decode_cluster_info,
     decode_registration,
     decode_route,
@@ -135,7 +135,7 @@ def test_the_broker_of_the_same_process_does_not_expire(tmp_path: Path) -> None:
 def register(connection: RemotingClient, name: str) -> None:
     """Register a broker that does not exist."""
     header = RegisterBroker(name, "10.0.0.1:10911", "c1", "10.0.0.1:10912", 0)
-    table = TopicTable(DataVersion(1, 1), {topic: TopicConfig(topic, 1, 1) for topic in ("T1", "T2")})
+    table = TopicConfigs(DataVersion(1, 1), {topic: TopicConfig(topic, 1, 1) for topic in ("T1", "T2")})
     assert connection.call(Request.REGISTER_BROKER, encode_header(header), encode_registration(table)).code == Response.SUCCESS
 
 

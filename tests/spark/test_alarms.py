@@ -13,7 +13,7 @@ from metaq.client import Client, connect
 from metaq.message import HISTORY_TOPIC
 from metaq.spark.report import alarms
 from metaq.spark.report.alarms import ENDED, RAISED, Watch, follow, raise_alarms
-from metaq.spark.report.findings import Finding
+from metaq.spark.report.findings import OffsetFinding
 from metaq.spark.report.report import PAGE, TOLD, Job, history_of, report
 from tests.spark.topics import run_until
 from tests.support.admin import connect as admin_connect
@@ -106,7 +106,7 @@ def test_alarms_come_and_end(spark: "SparkSession", broker: BrokerProcess, clien
 def test_an_alarm_that_was_not_noted_is_sent_again(broker: BrokerProcess, tmp_path: Path) -> None:
     """MQ-116: with the same key, so that a reader can tell."""
     topic = "again"
-    finding = Finding("problem", "stuck", "g", "t", ["b/0"], "It is stuck.", "Look.", None, 3, None, None)
+    finding = OffsetFinding("problem", "stuck", "g", "t", ["b/0"], "It is stuck.", "Look.", None, 3, None, None)
     with admin_connect(broker) as admin:
         create_topic(admin, topic)
     watch = watch_of(broker, tmp_path)._replace(alarms=topic)

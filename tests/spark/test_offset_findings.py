@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from metaq.spark.report.charts import Heat, Line, Lines, draw_heat, draw_lines, level, level_ends, time_ticks, value_axis
-from metaq.spark.report.findings import Finding, Limits, find
+from metaq.spark.report.charts import Heat, Line, LineChart, draw_heat, draw_lines, level, level_ends, time_ticks, value_axis
+from metaq.spark.report.findings import Limits, OffsetFinding, find
 from metaq.spark.report.wording import clock, count, duration, listed, percent, rate, short_count
 
 LAST = datetime(2026, 3, 14, 18, 0, tzinfo=UTC)
@@ -30,14 +30,14 @@ HEALTHY: dict[str, Any] = {
 }
 
 
-def found(*partitions: dict[str, Any], owned: int = 1) -> list[Finding]:
+def found(*partitions: dict[str, Any], owned: int = 1) -> list[OffsetFinding]:
     """Return the findings for healthy partitions with these differences."""
     rows = [{**HEALTHY, **changes} for changes in partitions]
     groups = [{"group": "billing", "topic": "orders", "owned": owned}]
     return find(rows, groups, [], [], LIMITS, LAST)
 
 
-def only(*partitions: dict[str, Any], owned: int = 1) -> Finding:
+def only(*partitions: dict[str, Any], owned: int = 1) -> OffsetFinding:
     (finding,) = found(*partitions, owned=owned)
     return finding
 
@@ -181,7 +181,7 @@ def test_levels_of_a_heat_map_end_where_the_legend_says() -> None:
 def test_names_in_charts_are_text() -> None:
     """P18: whatever a group calls itself."""
     name = "<img src=x onerror=alert(1)>'\"&"
-    lines = draw_lines(Lines(name, "", [0.0, 60.0], [Line(name, [1.0, None], 0), Line(name, [2.0, 3.0], None)], str))
+    lines = draw_lines(LineChart(name, "", [0.0, 60.0], [Line(name, [1.0, None], 0), Line(name, [2.0, 3.0], None)], str))
     heat = draw_heat(Heat(name, "", [0.0, 60.0], [name], [[1.0, None]], str))
     for svg in (lines, heat):
         assert "<img" not in svg

@@ -12,7 +12,7 @@ from metaq.errors import BadRequest
 from metaq.protocol.properties import parse
 from metaq.protocol.record import java_hash
 from metaq.protocol.remoting.batch import decode_batch
-from metaq.spark.writing.packing import WRITE, java_hashes, keys_of, pack
+from metaq.spark.writing.packing import WRITE, java_hashes, pack, written_keys
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 TEXT = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\x01\x02"), max_size=8)
@@ -89,7 +89,7 @@ def test_a_message_that_is_written_on_has_the_mark_of_the_last_write() -> None:
 @given(st.lists(st.none() | KEY, max_size=10))
 def test_keys_have_the_hash_that_clients_give_them(keys: list[str | None]) -> None:
     """P47: so that a key's rows go where messages with it as ordering key go."""
-    column = keys_of(pa.record_batch({"key": pa.array(keys, pa.string())}))
+    column = written_keys(pa.record_batch({"key": pa.array(keys, pa.string())}))
     assert java_hashes(column).tolist() == [java_hash(key or "") for key in keys]
 
 

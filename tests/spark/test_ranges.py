@@ -25,7 +25,7 @@ from metaq.spark.reading.ranges import (
     narrowed,
     refuse_crossed,
     refuse_late,
-    resolve,
+    resolve_offsets,
     shared,
     task_count,
     told,
@@ -231,20 +231,20 @@ def never(partition: TopicPartition, time_ms: int) -> int:
 
 def test_places() -> None:
     """P47: earliest, latest, offsets with both, and times."""
-    assert resolve(Place("o", EARLIEST), SPANS, never) == {A: 10, B: 0}
-    assert resolve(Place("o", LATEST), SPANS, never) == {A: 50, B: 0}
-    assert resolve(Place("o", None, {"a": {0: 33, 1: LATEST}}), SPANS, never) == {A: 33, B: 0}
-    assert resolve(Place("o", 7, by_time=True), SPANS, lambda _, time_ms: time_ms) == {A: 7, B: 7}
+    assert resolve_offsets(Place("o", EARLIEST), SPANS, never) == {A: 10, B: 0}
+    assert resolve_offsets(Place("o", LATEST), SPANS, never) == {A: 50, B: 0}
+    assert resolve_offsets(Place("o", None, {"a": {0: 33, 1: LATEST}}), SPANS, never) == {A: 33, B: 0}
+    assert resolve_offsets(Place("o", 7, by_time=True), SPANS, lambda _, time_ms: time_ms) == {A: 7, B: 7}
     table = {"a": {0: 5, 1: 6}}
-    assert resolve(Place("o", None, table, True), SPANS, lambda _, time_ms: time_ms) == {A: 5, B: 6}
+    assert resolve_offsets(Place("o", None, table, True), SPANS, lambda _, time_ms: time_ms) == {A: 5, B: 6}
 
 
 def test_a_table_names_every_partition_and_no_other() -> None:
     """P47."""
     with pytest.raises(ConfigError, match="startingOffsets: a-1 is left out"):
-        resolve(Place("startingOffsets", None, {"a": {0: 1}}), SPANS, never)
+        resolve_offsets(Place("startingOffsets", None, {"a": {0: 1}}), SPANS, never)
     with pytest.raises(ConfigError, match="startingOffsets: a-7 is not read; there are a-0, a-1"):
-        resolve(Place("startingOffsets", None, {"a": {0: 1, 1: 1, 7: 1}}), SPANS, never)
+        resolve_offsets(Place("startingOffsets", None, {"a": {0: 1, 1: 1, 7: 1}}), SPANS, never)
 
 
 def test_a_time_behind_the_newest_message() -> None:

@@ -25,7 +25,7 @@ from tests.spark.planted import END, RISK_S, STUCK_S, UNOWNED_S, plant, planted
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from metaq.spark.report.findings import Finding
+    from metaq.spark.report.findings import OffsetFinding
 
 pytestmark = [pytest.mark.slow, pytest.mark.partner("java"), pytest.mark.timeout(900)]
 
@@ -43,7 +43,7 @@ PLANTED: Final = {
 class Made:
     """A report in a folder."""
 
-    def __init__(self, folder: Path, findings: "list[Finding]") -> None:
+    def __init__(self, folder: Path, findings: "list[OffsetFinding]") -> None:
         self.folder = folder
         self.findings = {one.kind: one for one in findings}
         self.named = {(one.kind, one.group, one.topic, tuple(one.partitions)) for one in findings}

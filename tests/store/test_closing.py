@@ -19,7 +19,7 @@ def test_a_store_that_cannot_append_leaves_its_folder_free(tmp_path: Path) -> No
 
     store, _ = open_store(tmp_path, SETTINGS)
     put(store, FIRST, b"appended")
-    store.log.fence = fence
+    store.fence.guard(fence)
     store.put(*ready(store, FIRST, b"staged"))
     with pytest.raises(Fenced):
         store.close()

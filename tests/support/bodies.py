@@ -11,7 +11,7 @@ from typing import Final
 from metaq.protocol.remoting.batch import MOST, BatchItem, encode_batch
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.heartbeats import MOST_GROUPS, MOST_QUEUES, MOST_SUBSCRIPTIONS
-from metaq.protocol.remoting.routes import DataVersion, TopicConfig, TopicTable, encode_registration
+from metaq.protocol.remoting.routes import DataVersion, TopicConfig, TopicConfigs, encode_registration
 from metaq.protocol.sql92 import MAX_LENGTH, MOST_SEARCHES
 from metaq.protocol.subscription import MAX_EXPRESSION_LENGTH
 from metaq.server.remoting.admission import REGISTRATION_BYTES
@@ -87,12 +87,12 @@ def queues() -> bytes:
 def registrations() -> tuple[bytes, ...]:
     """Return registrations of as many topics as there is room for, and one that is small until it is inflated."""
     topics = {f"{number}": TopicConfig(f"{number}", 1, 1, 6) for number in range(16_000)}
-    plain = encode_registration(TopicTable(DataVersion(1, 1), topics))
+    plain = encode_registration(TopicConfigs(DataVersion(1, 1), topics))
     while len(plain) > REGISTRATION_BYTES:
         for name in list(topics)[-1000:]:
             del topics[name]
-        plain = encode_registration(TopicTable(DataVersion(1, 1), topics))
-    deflated = encode_registration(TopicTable(DataVersion(1, 1), topics), compressed=True)
+        plain = encode_registration(TopicConfigs(DataVersion(1, 1), topics))
+    deflated = encode_registration(TopicConfigs(DataVersion(1, 1), topics), compressed=True)
     bare = b'{"topicConfigSerializeWrapper":{"topicConfigTable":{},"dataVersion":{"timestamp":1,"counter":1},"m":{%b}}}'
     mapped = bare % b",".join([b"1:1"] * ((256 << 10) // 4 - 100))  # what is read in Python
     return plain, deflated, mapped, zlib.compress(bytes(16 * REGISTRATION_BYTES))

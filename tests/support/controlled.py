@@ -17,7 +17,7 @@ from metaq.config import Settings
 from metaq.errors import DiskFailed
 from metaq.server.broker import Broker
 from metaq.store.files.disk import RealDisk, RealFile
-from metaq.store.recovery.progress import Step, Tell
+from metaq.store.recovery.progress import RecoveryStep, Tell
 from tests.support.program import serve
 
 
@@ -72,7 +72,7 @@ class ControlledClock(SystemClock):
 def make(settings: Settings, tell: Tell) -> Broker:
     control = settings.data.parent
 
-    def tell_and_hold(step: Step) -> None:
+    def tell_and_hold(step: RecoveryStep) -> None:
         tell(step)
         while (control / "hold").exists():
             time.sleep(0.005)

@@ -9,14 +9,14 @@ import orjson
 
 from metaq.address import Address, parse_address
 from metaq.config import Settings
-from metaq.server.replicas.replica import Replica
+from metaq.server.replicas.replica import ReplicaServer
 from metaq.store.recovery.progress import Tell
 from tests.support.program import serve
 
 DETOURS = "detours{}.json"
 
 
-class DetouredReplica(Replica):
+class DetouredReplica(ReplicaServer):
     """One whose connections to masters pass a proxy."""
 
     def __init__(self, settings: Settings, tell: Tell) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 from metaq.config import Settings
 from metaq.errors import DiskFull
 from metaq.server.broker import Broker
-from metaq.server.replicas.replica import Replica
+from metaq.server.replicas.replica import ReplicaServer
 from metaq.store.files.disk import MAKE_ROOM, RealDisk, RealFile
 from metaq.store.recovery.progress import Tell
 from tests.support.program import serve
@@ -60,8 +60,8 @@ def is_brimful(full: Path) -> bool:
     return full.exists() and full.read_text("ascii") == BRIM
 
 
-def make(settings: Settings, tell: Tell) -> Broker | Replica:
-    server = Broker.alone if settings.replication_listen == "none" else Replica
+def make(settings: Settings, tell: Tell) -> Broker | ReplicaServer:
+    server = Broker.alone if settings.replication_listen == "none" else ReplicaServer
     return server(settings, disk=CrampedDisk(settings.data.with_name("full")), tell=tell)
 
 

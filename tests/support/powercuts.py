@@ -31,7 +31,7 @@ from typing import ClassVar, Final, Literal
 from metaq.config import Settings
 from metaq.server.addresses import NONE
 from metaq.server.broker import Broker
-from metaq.server.replicas.replica import Replica
+from metaq.server.replicas.replica import ReplicaServer
 from metaq.store.files.disk import RealDisk, RealFile
 from metaq.store.recovery.progress import Tell
 from tests.support.broker import BrokerProcess
@@ -377,8 +377,8 @@ class PoweredMember(Member):
     program: ClassVar[tuple[str, ...]] = PROGRAM
 
 
-def make(settings: Settings, tell: Tell) -> Broker | Replica:
-    kind = Broker.alone if settings.replication_listen == NONE else Replica
+def make(settings: Settings, tell: Tell) -> Broker | ReplicaServer:
+    kind = Broker.alone if settings.replication_listen == NONE else ReplicaServer
     return kind(settings, disk=PowerDisk(settings.data), tell=tell)
 
 

@@ -14,7 +14,7 @@ from metaq.engine.pool import run_in_pool
 from metaq.server.access.authentication import Authentication
 from metaq.server.daemon import run
 from metaq.store.files.filecache import Rest
-from metaq.store.recovery.progress import Step, Tell
+from metaq.store.recovery.progress import RecoveryStep, Tell
 
 SLEEPS_S: Final = 5.0
 LONG_S: Final = 600.0
@@ -64,7 +64,7 @@ class Slow:
 def tell_until(go: Path, tell: Tell) -> None:
     """Report progress until the file ``go`` exists, as the opening of a store does, in a thread."""
     while not go.exists():
-        tell(Step("waiting", 0, 1, "bytes"))
+        tell(RecoveryStep("waiting", 0, 1, "bytes"))
 
 
 if __name__ == "__main__":

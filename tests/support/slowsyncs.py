@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from metaq.config import Settings
-from metaq.server.replicas.replica import Replica
+from metaq.server.replicas.replica import ReplicaServer
 from metaq.store.files.disk import RealDisk, RealFile
 from metaq.store.recovery.progress import Tell
 from tests.support.program import serve
@@ -39,8 +39,8 @@ class SlowDisk(RealDisk):
         super().sync_directory(path)
 
 
-def make(settings: Settings, tell: Tell) -> Replica:
-    return Replica(settings, SlowDisk(), tell)
+def make(settings: Settings, tell: Tell) -> ReplicaServer:
+    return ReplicaServer(settings, SlowDisk(), tell)
 
 
 if __name__ == "__main__":

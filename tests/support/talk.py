@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 from metaq.message import Message
 from metaq.protocol.text.codec import write_get, write_line, write_offset, write_put
 from metaq.protocol.text.commands import END_OF_LOG
-from metaq.protocol.text.messages import decode_messages, join_attribute
+from metaq.protocol.text.messages import decode_text_messages, join_attribute
 from metaq.protocol.text.replies import NOT_FOUND, OK, VALUE, Reply, ReplyReader
 from tests.support.broker import BrokerProcess
 
@@ -120,7 +120,7 @@ class Talk:
             if reply.code == NOT_FOUND:
                 return found
             assert reply.code == VALUE, reply
-            found += decode_messages(reply.body, position)
+            found += decode_text_messages(reply.body, position)
             position = found[-1].next_position
 
     def bodies(self, topic: str, partition: int = 0) -> list[bytes]:

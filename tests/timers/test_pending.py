@@ -10,8 +10,8 @@ import pytest
 
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.ordered.ordered import EngineName, open_ordered, remove_ordered
-from metaq.timers.pending import CANCEL, SEGMENT, TIMER, Pending, State
-from metaq.timers.records import Cancelled, Delivered, Key, Parked, Secret, TimerEvent, key_of, parts_of
+from metaq.timers.pending import CANCEL, SEGMENT, TIMER, Pending, TimerState
+from metaq.timers.records import Cancelled, Delivered, Key, Park, Secret, TimerEvent, key_of, parts_of
 from tests.crash.command import expect
 from tests.support.samples import seed_of_tree
 
@@ -99,7 +99,7 @@ def fold(events: list[TimerEvent]) -> Folded:
     secret: Secret | None = None
     for event in events:
         match event:
-            case Parked(key, place, _, _):
+            case Park(key, place, _, _):
                 pending[key] = place
             case Delivered(to, _, _):
                 pending = {key: place for key, place in pending.items() if key > to}
@@ -224,25 +224,25 @@ class Life:
             place, end = self._place()
             key = key_of(due_ms, place)
             self.known.add(key)
-            self._stage(Parked(key, place, None, end))
+            self._stage(Park(key, place, None, end))
 
-    def _find(self, key: Key) -> tuple[State, int | None]:
+    def _find(self, key: Key) -> tuple[TimerState, int | None]:
         """Return what becomes known of a timer by the table, and by the index where the table says so."""
         table = self.table
         state = table.state(key)
-        if state is not State.FAR:
+        if state is not TimerState.FAR:
             return state, table.place(key)
         ((found, place),) = table.find([key], lambda call: call())
-        if found is State.PENDING and key < table.horizon:
-            return State.GONE, None
-        return found, place if found is State.PENDING else None
+        if found is TimerState.PENDING and key < table.horizon:
+            return TimerState.GONE, None
+        return found, place if found is TimerState.PENDING else None
 
     def _some_pending(self) -> tuple[Key, int] | None:
         if not self.known:
             return None
         key = self.rng.choice(sorted(self.known))
         state, place = self._find(key)
-        return (key, place) if state is State.PENDING and place is not None else None
+        return (key, place) if state is TimerState.PENDING and place is not None else None
 
     def cancel(self) -> None:
         found = self._some_pending()
@@ -259,10 +259,10 @@ class Life:
             return
         for key in sorted(self.known):
             state, before = self._find(key)
-            if state is State.PENDING and before is not None and before < oldest + SEGMENT_BYTES:
+            if state is TimerState.PENDING and before is not None and before < oldest + SEGMENT_BYTES:
                 place, end = self._place()
                 self.table.take(key, before)
-                self._stage(Parked(key, place, before, end), key)
+                self._stage(Park(key, place, before, end), key)
                 self.counts["moves"] += 1
 
     def deliver(self) -> None:
@@ -329,13 +329,13 @@ class Life:
         for key in self.known:
             state, place = self._find(key)
             if key in taken:
-                expect(state is State.TAKEN, "what is on its way is taken", key, state)
+                expect(state is TimerState.TAKEN, "what is on its way is taken", key, state)
             elif key in told.pending:
-                expect((state, place) == (State.PENDING, told.pending[key]), "pending is pending", key, state, place)
+                expect((state, place) == (TimerState.PENDING, told.pending[key]), "pending is pending", key, state, place)
                 memory = table.state(key)
-                expect(key >= table.horizon or memory is State.PENDING, "what is below the horizon is near", key)
+                expect(key >= table.horizon or memory is TimerState.PENDING, "what is below the horizon is near", key)
             else:
-                wanted = State.CANCELLED if key in told.cancelled else State.GONE
+                wanted = TimerState.CANCELLED if key in told.cancelled else TimerState.GONE
                 expect(state is wanted, "what is over is over", key, state, wanted)
         near = [key for key in told.pending if key < table.horizon and key not in taken]
         expect(table.near == len(near) and table.first == min(near, default=None), "the first one", table.first)
@@ -384,7 +384,7 @@ class Life:
 def keys_of(event: Any) -> list[Key]:
     """Return the keys that a record keeps in flight."""
     match event:
-        case Parked(key, _, _, _):
+        case Park(key, _, _, _):
             return [key]
         case Cancelled(timers, _):
             return [key for key, _ in timers]

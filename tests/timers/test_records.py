@@ -6,11 +6,11 @@ from metaq.message import LogOffset
 from metaq.protocol.properties import TIMER
 from metaq.protocol.record import encode_properties
 from metaq.protocol.text.messages import Stored
-from metaq.timers.records import Again, Parked, event_of_park, key_of, properties_of_park
+from metaq.timers.records import Again, Park, event_of_park, key_of, properties_of_park
 from tests.support.wire import stored_record
 
 
-def park(body: bytes, pairs: dict[str, str], log_offset: int = 100) -> Parked:
+def park(body: bytes, pairs: dict[str, str], log_offset: int = 100) -> Park:
     """Return what a park with these properties means."""
     properties = encode_properties(pairs.items())
     data = stored_record("METAQ_SYS_TIMERS", body, zlib.crc32(body), log_offset=log_offset, properties=properties)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from metaq.tx.branches import Branches
 from metaq.tx.local import LocalBranches
 from metaq.tx.openbranches import Counts
-from metaq.tx.states import Outcome
+from metaq.tx.states import Decision
 from metaq.tx.xid import Xid
 from tests.tx.test_branches import KEY, LOCAL, NOTA, OTHER, PLACE, answer, room, to_prepared
 
@@ -18,7 +18,7 @@ def test_limits_name_themselves() -> None:
     table: Branches[str] = Branches(space)
     to_prepared(table)
     table.begin(OTHER, 0, 0)
-    table.restore_heuristic("XID:1:0a:0d:app", Outcome.COMMIT)
+    table.restore_heuristic("XID:1:0a:0d:app", Decision.COMMIT)
     got = answer(lambda: table.begin("XID:1:0a:0e:app", 0, 0))
     assert isinstance(got, str)
     assert got.startswith("XAException:code=-3,msg=3 transactions are open or undecided, the limit is 3 (max_branches)")

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from metaq.tx.branches import Branches, Work
 from metaq.tx.local import LocalBranches
 from metaq.tx.openbranches import Counts, Room
-from metaq.tx.states import Outcome
+from metaq.tx.states import Decision
 from metaq.tx.xacodes import XaError
 
 MAX_BRANCHES: Final = 5
@@ -19,12 +19,12 @@ MAX_BRANCH_BYTES: Final = 10
 MAX_OPEN_BYTES: Final = 16
 MAX_TIMEOUT_S: Final = 8
 KEYS: Final = ["XID:1:0a:0b:app", "XID:1:0a:0b:app2", "XID:1:0a:0b", "XID:2:0a:0b:app"]
-CODES: Final = {Outcome.COMMIT: 7, Outcome.ROLLBACK: 6, Outcome.COMPLETE: 8}
+CODES: Final = {Decision.COMMIT: 7, Decision.ROLLBACK: 6, Decision.COMPLETE: 8}
 BUSY, NOTA, PROTO, RMERR = -7, -4, -6, -3
 
 keys = st.sampled_from([*KEYS, *KEYS[:2]])
 """Mostly two, so that much happens to one."""
-outcomes = st.sampled_from(list(Outcome))
+outcomes = st.sampled_from(list(Decision))
 timeouts = st.integers(-1, 12)
 sizes = st.integers(0, 7)
 
@@ -55,9 +55,9 @@ class Life:
     began_s: int = 0
     ends_s: int | None = None
     place: int | None = None
-    outcome: Outcome | None = None
+    outcome: Decision | None = None
     step: str | None = None
-    deciding: Outcome | None = None
+    deciding: Decision | None = None
 
     @property
     def refusal(self) -> int | None:
@@ -81,7 +81,7 @@ class Event:
     key: str
     number: int = 0
     extra: int | None = None
-    outcome: Outcome | None = None
+    outcome: Decision | None = None
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Story:
 
     events: list[Event] = field(default_factory=list)
 
-    def tell(self, kind: str, key: str, number: int = 0, extra: int | None = None, outcome: Outcome | None = None) -> None:
+    def tell(self, kind: str, key: str, number: int = 0, extra: int | None = None, outcome: Decision | None = None) -> None:
         self.events.append(Event(kind, key, number, extra, outcome))
 
     def life(self, key: str) -> Life:
@@ -232,7 +232,7 @@ class BranchMachine(RuleBasedStateMachine):
         assert answer(lambda: self.table.forget(key)) == expected
 
     @rule(key=keys, outcome=outcomes)
-    def decide(self, key: str, outcome: Outcome) -> None:
+    def decide(self, key: str, outcome: Decision) -> None:
         life = self.story.life(key)
         expected: object = life.refusal
         if expected is None and life.messages is not None:
@@ -251,7 +251,7 @@ class BranchMachine(RuleBasedStateMachine):
             self.end(data.draw(st.sampled_from(busy)), succeeds)
 
     @rule(key=keys, outcome=st.none() | outcomes)
-    def whole_branch(self, key: str, outcome: Outcome | None) -> None:
+    def whole_branch(self, key: str, outcome: Decision | None) -> None:
         """Prepare a branch in one go, decided by hand or not: single steps seldom reach that by chance."""
         self.begin(key=key, timeout_s=3)
         self.put(key=key, size=1)
@@ -289,7 +289,7 @@ class BranchMachine(RuleBasedStateMachine):
         if life.step == "forget":
             self.marks.append(lambda table: table.restore_forgotten(key))
             return place
-        committed = life.step == "commit" or life.deciding is Outcome.COMMIT
+        committed = life.step == "commit" or life.deciding is Decision.COMMIT
         numbers += [] if life.place is None else self.parked[life.place]
         if committed:
             self.visible += numbers

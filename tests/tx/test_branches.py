@@ -13,7 +13,7 @@ from metaq.protocol.text.replies import write_result
 from metaq.tx.branches import Branches, Work
 from metaq.tx.local import LocalBranches
 from metaq.tx.openbranches import Room
-from metaq.tx.states import Outcome
+from metaq.tx.states import Decision
 from metaq.tx.xacodes import XaCode, XaError
 from metaq.tx.xid import LocalKey, parse_key
 from tests.protocol.test_golden_vectors import HEX
@@ -47,7 +47,7 @@ def to_prepared(table: Branches[str]) -> None:
     table.prepared(KEY, PLACE)
 
 
-def to_heuristic(outcome: Outcome) -> Callable[[Branches[str]], None]:
+def to_heuristic(outcome: Decision) -> Callable[[Branches[str]], None]:
     def enter(table: Branches[str]) -> None:
         to_prepared(table)
         table.decide(KEY, outcome)
@@ -57,7 +57,7 @@ def to_heuristic(outcome: Outcome) -> Callable[[Branches[str]], None]:
 
 
 def to_reopened(table: Branches[str]) -> None:
-    to_heuristic(Outcome.COMMIT)(table)
+    to_heuristic(Decision.COMMIT)(table)
     table.begin(KEY, 0, 0)
 
 
@@ -66,9 +66,9 @@ STATES: Final[dict[str, Callable[[Branches[str]], None]]] = {
     "open": to_open,
     "work": to_work,
     "prepared": to_prepared,
-    "committed by hand": to_heuristic(Outcome.COMMIT),
-    "rolled back by hand": to_heuristic(Outcome.ROLLBACK),
-    "completed by hand": to_heuristic(Outcome.COMPLETE),
+    "committed by hand": to_heuristic(Decision.COMMIT),
+    "rolled back by hand": to_heuristic(Decision.ROLLBACK),
+    "completed by hand": to_heuristic(Decision.COMPLETE),
     "committed by hand, open again": to_reopened,
 }
 
@@ -80,7 +80,7 @@ COMMANDS: Final[dict[str, Callable[[Branches[str]], object]]] = {
     "COMMIT_ONE_PHASE": lambda table: table.commit(KEY, one_phase=True),
     "ROLLBACK": lambda table: table.rollback(KEY),
     "FORGET": lambda table: table.forget(KEY),
-    "decide": lambda table: table.decide(KEY, Outcome.COMPLETE),
+    "decide": lambda table: table.decide(KEY, Decision.COMPLETE),
 }
 
 NOTHING: Final[Work[str]] = Work([], None)
@@ -315,8 +315,8 @@ def test_recover_lists_by_resource_manager() -> None:
     prepared = ["XID:2:0a:0b:app", "XID:1:0a:0b:app2", "XID:1:0a:0b:my-app", "XID:1:0a:0b", "XID:1:0a:aa:app"]
     for key in prepared:
         table.restore_prepared(key, PLACE)
-    table.restore_heuristic("XID:1:0a:0d:app", Outcome.ROLLBACK)
-    table.restore_heuristic("XID:2:0a:0b:app", Outcome.COMMIT)
+    table.restore_heuristic("XID:1:0a:0d:app", Decision.ROLLBACK)
+    table.restore_heuristic("XID:2:0a:0b:app", Decision.COMMIT)
     table.restore_prepared("XID:2:0a:0b:app", PLACE)
     to_work(table)
     everything = sorted({*prepared, "XID:1:0a:0d:app"})
@@ -337,7 +337,7 @@ def test_an_operators_decision_outlives_a_new_branch_of_its_name() -> None:
     assert table.forget(KEY) is False
     assert table.commit(KEY, one_phase=False) == PARKED
     table.done(KEY)
-    assert dict(table.heuristics()) == {KEY: Outcome.COMMIT}
+    assert dict(table.heuristics()) == {KEY: Decision.COMMIT}
     assert table.forget(KEY) is True
     table.done(KEY)
     assert table.recover(None) == []
@@ -364,7 +364,7 @@ def test_marks_say_what_is_undecided() -> None:
     rng = random.Random(107)
 
     def draw(place: int) -> Callable[[Branches[str]], None]:
-        key, outcome = rng.choice((KEY, OTHER)), rng.choice(list(Outcome))
+        key, outcome = rng.choice((KEY, OTHER)), rng.choice(list(Decision))
         marks_of_one: list[Callable[[Branches[str]], None]] = [
             lambda table: table.restore_prepared(key, place),
             lambda table: table.restore_decided(key),

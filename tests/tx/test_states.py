@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from metaq.tx.branches import Branches
-from metaq.tx.states import STEPS, TABLE, Action, Event, Outcome, Refusal, State, Transition
+from metaq.tx.states import STEPS, TABLE, ContentChange, Decision, Event, Refusal, State, Transition
 from metaq.tx.xacodes import XaCode, XaError
 from tests.tx.test_branches import KEY, PLACE, room
 
@@ -41,7 +41,7 @@ EVENTS: Final[dict[Event, Callable[[Branches[str]], object]]] = {
     Event.COMMIT_ONE_PHASE: lambda table: table.commit(KEY, one_phase=True),
     Event.ROLLBACK: lambda table: table.rollback(KEY),
     Event.FORGET: lambda table: table.forget(KEY),
-    Event.DECIDE: lambda table: table.decide(KEY, Outcome.ROLLBACK),
+    Event.DECIDE: lambda table: table.decide(KEY, Decision.ROLLBACK),
     Event.TIMEOUT: lambda table: table.expire(5),
     Event.STORED: stored,
     Event.FAILED: lambda table: table.failed(KEY),
@@ -53,7 +53,7 @@ def after(state: State, event: Event, *, decided: bool) -> State:
     cell = TABLE[state, event]
     if isinstance(cell, Refusal) or cell.state is None:
         return state
-    return State.HEURISTIC if cell.state is State.NONE and cell.action is not Action.ERASE and decided else cell.state
+    return State.HEURISTIC if cell.state is State.NONE and cell.action is not ContentChange.ERASE and decided else cell.state
 
 
 def way_to(goal: State, *, decided: bool) -> list[Event]:
@@ -87,7 +87,7 @@ def test_branches_follow_the_table(state: State, event: Event, decided: bool) ->
     space = room()
     table: Branches[str] = Branches(space)
     if decided:
-        table.restore_heuristic(KEY, Outcome.ROLLBACK)
+        table.restore_heuristic(KEY, Decision.ROLLBACK)
     for step in way_to(state, decided=decided):
         EVENTS[step](table)
     assert table.state(KEY) is state
@@ -122,15 +122,15 @@ def specified() -> dict[tuple[State, Event], str]:
     }
 
 
-MEANINGS: Final[list[tuple[str, set[Refusal | Action]]]] = [
+MEANINGS: Final[list[tuple[str, set[Refusal | ContentChange]]]] = [
     (r"−4|500 not started", {Refusal.NOTA}),
     (r"−6", {Refusal.PROTO}),
     (r"6/7/8|error with the heuristic text", {Refusal.HEUR}),
-    (r"opens?\b", {Action.OPEN}),
-    (r"200, (removed|commits)|200 body `0`", {Action.STAGE}),
-    (r"200 body `3`, branch gone|rolled back", {Action.DROP}),
-    (r"200, (nothing|now has work)|stays", {Action.NOTHING}),
-    (r"200( ✔)?$", {Action.NOTHING, Action.DROP, Action.STAGE}),
+    (r"opens?\b", {ContentChange.OPEN}),
+    (r"200, (removed|commits)|200 body `0`", {ContentChange.STAGE}),
+    (r"200 body `3`, branch gone|rolled back", {ContentChange.DROP}),
+    (r"200, (nothing|now has work)|stays", {ContentChange.NOTHING}),
+    (r"200( ✔)?$", {ContentChange.NOTHING, ContentChange.DROP, ContentChange.STAGE}),
 ]
 """The beginning of a cell, and what the code's table may have there."""
 

@@ -23,7 +23,7 @@ from metaq.tx.journal import Held, Journal
 from metaq.tx.manager import Transactions
 from metaq.tx.openbranches import Room
 from metaq.tx.snapshot import IDS_AHEAD
-from metaq.tx.states import Outcome
+from metaq.tx.states import Decision
 from metaq.tx.steps import Step
 from metaq.tx.xacodes import XaCode, XaError
 from tests.crash.driver import quiet
@@ -97,9 +97,9 @@ class Folder:
         work = self.tx.commit(name, one_phase=one_phase)
         self.turn(self.tx.store_commit(name, work, self.tx.at_hand(work) or self.tx.messages(work, read_here)))
 
-    def decide(self, name: str, outcome: Outcome) -> None:
+    def decide(self, name: str, outcome: Decision) -> None:
         work = self.tx.decide(name, outcome)
-        messages = self.tx.messages(work, read_here) if outcome is Outcome.COMMIT else ()
+        messages = self.tx.messages(work, read_here) if outcome is Decision.COMMIT else ()
         self.turn(self.tx.store_decision(name, work, outcome, messages))
 
     def save(self) -> None:
@@ -153,13 +153,13 @@ def work_of_each_kind(folder: Folder) -> None:
     folder.commit(A)
     folder.turn(folder.tx.rollback(B))
     folder.save()
-    folder.decide(D, Outcome.ROLLBACK)
+    folder.decide(D, Decision.ROLLBACK)
     folder.branch(key(9), b"open")
 
 
 def expect_each_kind(folder: Folder) -> None:
     assert folder.undecided == [C]
-    assert dict(folder.tx.branches.heuristics()) == {D: Outcome.ROLLBACK}
+    assert dict(folder.tx.branches.heuristics()) == {D: Decision.ROLLBACK}
     assert folder.tx.branches.recover(None) == [C, D]
     assert folder.delivered() == [b"1 of " + A.encode(), b"2 of " + A.encode()]
     assert folder.tx.branches.counts().open == 0
@@ -190,7 +190,7 @@ def test_an_older_release_reads_a_snapshot(folder: Folder) -> None:
     """MQ-107: the topics stand beside the rows, which have three values and two as before."""
     folder.prepared(A, b"1")
     folder.prepared(B, b"1")
-    folder.decide(B, Outcome.ROLLBACK)
+    folder.decide(B, Decision.ROLLBACK)
     folder.tx.snapshots.save_last()
     saved = orjson.loads(folder.snapshot.read_bytes())
     assert ([row[0] for row in saved["prepared"]], saved["heuristic"]) == ([A], [[B, "rollback"]])
@@ -328,7 +328,7 @@ def test_branches_are_put_again_before_retention(folder: Folder) -> None:
     """MQ-071, MQ-107: an undecided branch never pins the disk, and is none the worse for that."""
     folder.prepared(A, b"a1", b"a2")
     folder.prepared(B, b"b")
-    before = folder.tx.messages(folder.tx.branches.decide(A, Outcome.COMMIT), read_here)
+    before = folder.tx.messages(folder.tx.branches.decide(A, Decision.COMMIT), read_here)
     folder.tx.branches.failed(A)
     since_ms = folder.tx.prepared(dict(folder.tx.branches.places())[A], read_here).since_ms
     folder.fill(2)
@@ -426,7 +426,7 @@ def test_undecided_branches_count_after_a_restart(folder: Folder) -> None:
     folder.limits["max_branches"] = 2
     folder.prepared(A, b"a")
     folder.prepared(B, b"b")
-    folder.decide(B, Outcome.COMMIT)
+    folder.decide(B, Decision.COMMIT)
     folder.restart()
     with pytest.raises(XaError, match="max_branches") as refused:
         folder.branch(C)

@@ -11,7 +11,7 @@ from metaq.engine.checkback import CheckBack
 from metaq.errors import BadRequest
 from metaq.protocol.text.codec import CommandReader, TextLimits
 from metaq.replication.election import Election
-from metaq.replication.nodes import Candidate, Log, Master, State
+from metaq.replication.nodes import Candidate, Master, ReplicaGroupState, ReplicaLog
 from metaq.server.text.session import TextSession
 from metaq.store.copies.epochs import LAST_EPOCH
 from metaq.store.files.documents import write_document
@@ -51,7 +51,7 @@ def test_a_half_that_is_decided_while_its_record_is_read(number: int) -> None:
     settings = SimpleNamespace(check_interval_ms=1000, max_checks=1, keep_hours=1)
     context = SimpleNamespace(store=store, settings=settings)
     handler = SimpleNamespace(context=context, halves=halves, turns=SimpleNamespace(overloaded=False), decide=decide)
-    CheckBack(cast(Any, handler), lambda: None, run).check()
+    CheckBack(cast(Any, handler), lambda: None, lambda: False, run).check()
     assert decisions == [Fate.COMMITTED if number <= reads else Fate.GIVEN_UP]
 
 
@@ -83,7 +83,7 @@ def test_what_else_stands_among_the_replicas() -> None:
     """F-ZK: somebody's node beside those of the replicas, or one with other data, ends no election."""
     strays = {"lock-0001": b"", "x": b"{}", "3": b"\xff", "4": b"[]", "5": b'{"epoch":"many","end":1}', "6": b'{"epoch":1}'}
     nodes = {f"/metaq/groups/c/b/replicas/{name}": data for name, data in strays.items()}
-    nodes["/metaq/groups/c/b/replicas/2"] = Candidate(Log(3, 70), -1).encode()
+    nodes["/metaq/groups/c/b/replicas/2"] = Candidate(ReplicaLog(3, 70), -1).encode()
     nothing: Any = None
     election = Election(
         cast(Any, _Tree(nodes)),
@@ -96,14 +96,14 @@ def test_what_else_stands_among_the_replicas() -> None:
         moved=nothing,
         monotonic=nothing,
     )
-    assert election._others() == {2: Candidate(Log(3, 70), -1)}
+    assert election._others() == {2: Candidate(ReplicaLog(3, 70), -1)}
 
 
 @pytest.mark.parametrize("epoch", [-1, 0, LAST_EPOCH, 1 << 40])
 def test_a_state_behind_which_there_is_no_epoch(epoch: int) -> None:
     """F-ZK: it is refused where it is read, and not by who is to begin the next one."""
     with pytest.raises(BadRequest, match="cannot be read"):
-        State.decode(State(epoch, 1, (1,)).encode())
+        ReplicaGroupState.decode(ReplicaGroupState(epoch, 1, (1,)).encode())
 
 
 @pytest.mark.parametrize("replication", ["", "here", "10.0.0.1:", "10.0.0.1:x"])

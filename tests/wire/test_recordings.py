@@ -28,7 +28,7 @@ HEADERS: Final[dict[int, type[tuple[Any, ...]]]] = {
     Request.CONSUMER_SEND_MSG_BACK: headers.SendBack,
     Request.GET_CONSUMER_LIST_BY_GROUP: headers.ConsumerGroupOnly,
     Request.GET_ROUTEINFO_BY_TOPIC: headers.TopicOnly,
-    Request.GET_CONSUME_STATS: headers.ConsumeStats,
+    Request.GET_CONSUME_STATS: headers.GetConsumeStats,
     Request.INVOKE_BROKER_TO_RESET_OFFSET: headers.ResetOffset,
 }
 BODIES: Final = {

@@ -13,8 +13,8 @@ from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import (
     BrokerBeat,
     BrokerGroup,
-    BrokerIdentity,
     BrokerNameOnly,
+    BrokerOnly,
     ClusterOnly,
     DeleteTopicInRegistry,
     KvKey,
@@ -30,8 +30,8 @@ from metaq.protocol.remoting.routes import (
     DataVersion,
     QueueData,
     TopicConfig,
+    TopicConfigs,
     TopicRoute,
-    TopicTable,
     decode_cluster_info,
     decode_data_version,
     decode_kv_table,
@@ -61,7 +61,7 @@ TOPICS: Final = {
     "Unit": TopicConfig("Unit", 1, 1, 6, 1),
     "Subscribed": TopicConfig("Subscribed", 1, 1, 6, 2),
 }
-TABLE: Final = TopicTable(VERSION, TOPICS)
+TABLE: Final = TopicConfigs(VERSION, TOPICS)
 MASTER: Final = RegisterBroker("broker-a", "10.0.0.1:10911", "c1", "10.0.0.1:10912", 0)
 REPLICA: Final = RegisterBroker("broker-a", "10.0.0.2:10911", "c1", "10.0.0.2:10912", 1)
 BROKER: Final = BrokerData("c1", "broker-a", {0: "10.0.0.1:10911"})
@@ -83,7 +83,7 @@ class Asker(RemotingClient):
         assert (answer.code, answer.remark) == (Response.SUCCESS, None)
         return answer
 
-    def register(self, header: RegisterBroker = MASTER, table: TopicTable = TABLE) -> RemotingCommand:
+    def register(self, header: RegisterBroker = MASTER, table: TopicConfigs = TABLE) -> RemotingCommand:
         return self.done(Request.REGISTER_BROKER, header, encode_registration(table))
 
     def topics(self, code: int, header: tuple[object, ...] | None = None) -> list[str]:
@@ -106,7 +106,7 @@ def asker(registry: RegistryProcess, request: pytest.FixtureRequest) -> Iterator
         asker.serialization = request.param
         asker.register()
         yield asker
-        asker.done(Request.UNREGISTER_BROKER, BrokerIdentity("broker-a", MASTER.broker_addr, "c1", 0))
+        asker.done(Request.UNREGISTER_BROKER, BrokerOnly("broker-a", MASTER.broker_addr, "c1", 0))
 
 
 # -- recorded frames --------------------------------------------------------------------------------------------------
@@ -142,12 +142,12 @@ def test_a_registration_is_answered_with_the_master_and_the_ordered_topics(asker
     assert route.order_conf == "broker-a:4"
     assert route.brokers == (BROKER._replace(addresses={0: "10.0.0.1:10911", 1: "10.0.0.2:10911"}),)
     asker.done(Request.DELETE_KV_CONFIG, KvKey("ORDER_TOPIC_CONFIG", "TopicA"))
-    asker.done(Request.UNREGISTER_BROKER, BrokerIdentity("broker-a", REPLICA.broker_addr, "c1", 1))
+    asker.done(Request.UNREGISTER_BROKER, BrokerOnly("broker-a", REPLICA.broker_addr, "c1", 1))
 
 
 def test_a_compressed_registration_with_its_checksum(asker: Asker) -> None:
     """G32, SG-109: a wrong checksum is refused, and changes nothing."""
-    table = TopicTable(DataVersion(1, 9), {"Deflated": TopicConfig("Deflated", 2, 2)})
+    table = TopicConfigs(DataVersion(1, 9), {"Deflated": TopicConfig("Deflated", 2, 2)})
     body = encode_registration(table, compressed=True)
     header = MASTER._replace(compressed=True, body_crc32=body_crc(body))
     refused = asker.ask(Request.REGISTER_BROKER, header._replace(body_crc32=1), body)
@@ -180,7 +180,7 @@ def test_a_registration_that_is_refused(asker: Asker, header: dict[str, str], bo
 
 def test_a_question_whether_anything_changed(asker: Asker) -> None:
     """SG-052: 322."""
-    identity = BrokerIdentity("broker-a", MASTER.broker_addr, "c1", 0)
+    identity = BrokerOnly("broker-a", MASTER.broker_addr, "c1", 0)
     same = asker.done(Request.QUERY_DATA_VERSION, identity, encode_data_version(VERSION))
     assert (same.fields, decode_data_version(same.body)) == ({"changed": "false"}, VERSION)
     other = asker.done(Request.QUERY_DATA_VERSION, identity, encode_data_version(DataVersion(1, 1)))
@@ -193,7 +193,7 @@ def test_a_question_whether_anything_changed(asker: Asker) -> None:
 def test_heartbeats_and_one_way_registrations(asker: Asker) -> None:
     """SG-052, SG-066: a heartbeat is answered; a registration that is one-way is not, and counts."""
     asker.done(Request.BROKER_HEARTBEAT, BrokerBeat("c1", MASTER.broker_addr, "broker-a"))
-    table = TopicTable(DataVersion(1, 10), {"Oneway": TopicConfig("Oneway", 1, 1)})
+    table = TopicConfigs(DataVersion(1, 10), {"Oneway": TopicConfig("Oneway", 1, 1)})
     fields = encode_header(MASTER)
     opaque = asker.send(Request.REGISTER_BROKER, fields, encode_registration(table), oneway=True)
     assert asker.queues("Oneway") == (QueueData("broker-a", 1, 1, 6),)
@@ -225,7 +225,7 @@ def test_a_missing_route_says_why(asker: Asker) -> None:
     answer = asker.ask(Request.GET_ROUTEINFO_BY_TOPIC, TopicOnly("Missing"))
     assert answer.code == Response.TOPIC_NOT_EXIST
     assert str(answer.remark).startswith("no route for topic Missing: none of the 1 live brokers has such a topic")
-    asker.done(Request.UNREGISTER_BROKER, BrokerIdentity("broker-a", MASTER.broker_addr, "c1", 0))
+    asker.done(Request.UNREGISTER_BROKER, BrokerOnly("broker-a", MASTER.broker_addr, "c1", 0))
     answer = asker.ask(Request.GET_ROUTEINFO_BY_TOPIC, TopicOnly("TopicA"))
     assert answer.code == Response.TOPIC_NOT_EXIST
     assert "no live broker has it; broker broker-a, which had it, was removed" in str(answer.remark)

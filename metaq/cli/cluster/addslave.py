@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from metaq.cli.cluster.replicas import Place, chosen, known_places, places_of, replica_option
+from metaq.cli.cluster.replicas import ReplicaPlace, chosen, known_places, places_of, replica_option
 from metaq.cli.common import FAILED, connect_registry, examples, json_option, print_json, registry_option
 from metaq.client import Admin
 from metaq.config import Settings, load
@@ -110,7 +110,7 @@ def differences(ours: Mapping[str, str], theirs: Mapping[str, str], but: Collect
     return [f"{name} is {theirs[name]}, not {ours[name]}" for name in names if ours[name] != theirs[name]]
 
 
-def tell_differences(admin: Admin, config: Mapping[str, str], slaves: Collection[Place]) -> None:
+def tell_differences(admin: Admin, config: Mapping[str, str], slaves: Collection[ReplicaPlace]) -> None:
     """Print how slaves that answer differ from their master's settings."""
     for place in slaves:
         if place.view is not None:
@@ -118,7 +118,7 @@ def tell_differences(admin: Admin, config: Mapping[str, str], slaves: Collection
                 click.echo(f"{place}: {difference} as on its master", err=True)
 
 
-def wait_in_sync(admin: Admin, master: Place, number: int, wait_s: float) -> int:
+def wait_in_sync(admin: Admin, master: ReplicaPlace, number: int, wait_s: float) -> int:
     """Print how far a slave is until it is in sync. Return the exit code."""
     end_s = time.monotonic() + wait_s
     told = ""
@@ -135,7 +135,7 @@ def wait_in_sync(admin: Admin, master: Place, number: int, wait_s: float) -> int
         time.sleep(LOOK_S)
 
 
-def state_of(admin: Admin, master: Place, number: int) -> tuple[bool, str]:
+def state_of(admin: Admin, master: ReplicaPlace, number: int) -> tuple[bool, str]:
     """Return whether a replica is in sync, and a text that says how far it is."""
     try:
         view = admin.replicas().status(master.broker.address)

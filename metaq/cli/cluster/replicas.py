@@ -42,7 +42,7 @@ NO_OTHER: Final = "No other replica is master: until one is, this broker name ac
 CUT: Final = "Records that its new master does not have are removed from its log."
 
 
-class Place(NamedTuple):
+class ReplicaPlace(NamedTuple):
     """A replica that a registry knows, or that was named by its address."""
 
     broker: BrokerView
@@ -72,15 +72,15 @@ class Place(NamedTuple):
         return f"{number}{self.broker.name} at {self.broker.address}"
 
 
-def place_of(replicas: ReplicaAdmin, broker: BrokerView) -> Place:
+def place_of(replicas: ReplicaAdmin, broker: BrokerView) -> ReplicaPlace:
     """Ask one replica for its state."""
     try:
-        return Place(broker, replicas.status(broker.address))
+        return ReplicaPlace(broker, replicas.status(broker.address))
     except ClientError as error:
-        return Place(broker, None, str(error))
+        return ReplicaPlace(broker, None, str(error))
 
 
-def places_of(admin: Admin, name: str | None = None) -> list[Place]:
+def places_of(admin: Admin, name: str | None = None) -> list[ReplicaPlace]:
     """Return all replicas that the registry knows, of one broker or of all."""
     replicas = admin.replicas()
     return [place_of(replicas, broker) for broker in admin.brokers() if name in (None, broker.name)]
@@ -104,7 +104,7 @@ def status(name: str | None, registry: str, as_json: bool) -> int:
     return 0
 
 
-def status_rows(places: Iterable[Place]) -> list[Row]:
+def status_rows(places: Iterable[ReplicaPlace]) -> list[Row]:
     """Return a row for each replica, including slaves that follow a master and are not registered."""
     rows = []
     listed = list(places)
@@ -117,7 +117,7 @@ def status_rows(places: Iterable[Place]) -> list[Row]:
     return rows
 
 
-def status_row(place: Place, places: Iterable[Place]) -> Row:
+def status_row(place: ReplicaPlace, places: Iterable[ReplicaPlace]) -> Row:
     """Return a replica as one row. Only its master knows how far a slave lags."""
     broker, view = place.broker, place.view
     if view is None:
@@ -173,7 +173,7 @@ def replica_option(name: str, text: str) -> Callable[[Callable[..., Any]], Calla
     return click.option(name, "replica", type=click.IntRange(1), metavar="N", help=text)
 
 
-def known_places(admin: Admin, name: str, at: Address | None) -> list[Place]:
+def known_places(admin: Admin, name: str, at: Address | None) -> list[ReplicaPlace]:
     """Return the replicas of a broker to choose from: those of the registry, or the one at an address."""
     if at is None:
         places = places_of(admin, name)
@@ -187,7 +187,7 @@ def known_places(admin: Admin, name: str, at: Address | None) -> list[Place]:
     return [place_of(admin.replicas(), BrokerView("", name, MASTER, address))]
 
 
-def chosen(places: Iterable[Place], replica: int | None, what: str) -> Place:
+def chosen(places: Iterable[ReplicaPlace], replica: int | None, what: str) -> ReplicaPlace:
     """Return the replica with this number, or else the one with the highest rank."""
     fits = [place for place in places if place.view is not None and replica in (None, place.view.replica)]
     if not fits:
@@ -195,7 +195,7 @@ def chosen(places: Iterable[Place], replica: int | None, what: str) -> Place:
     return max(fits, key=lambda place: place.rank)
 
 
-def show_change(place: Place, change: str, warnings: Iterable[str], *, yes: bool, as_json: bool) -> None:
+def show_change(place: ReplicaPlace, change: str, warnings: Iterable[str], *, yes: bool, as_json: bool) -> None:
     """Print the change that is made, or would be."""
     view = place.view
     assert view is not None
@@ -208,7 +208,7 @@ def show_change(place: Place, change: str, warnings: Iterable[str], *, yes: bool
         click.echo(NOTHING_CHANGED, err=True)
 
 
-def wait_role(replicas: ReplicaAdmin, place: Place, role: str) -> int:
+def wait_role(replicas: ReplicaAdmin, place: ReplicaPlace, role: str) -> int:
     """Wait until a replica has a role, and return the exit code. It does not answer while its role changes."""
     deadline, problem = time.monotonic() + CHANGE_S, ""
     while time.monotonic() < deadline:
@@ -260,7 +260,7 @@ def promote(
         return wait_role(admin.replicas(), place, "master")
 
 
-def promotion_warnings(place: Place, places: Iterable[Place]) -> list[str]:
+def promotion_warnings(place: ReplicaPlace, places: Iterable[ReplicaPlace]) -> list[str]:
     """Return warnings of messages that may be lost by making a slave the master."""
     warnings = []
     view = place.view
@@ -327,7 +327,7 @@ def demote(
         return wait_role(admin.replicas(), place, "slave")
 
 
-def same(one: Place, other: Place) -> bool:
+def same(one: ReplicaPlace, other: ReplicaPlace) -> bool:
     """Return whether two places are one replica."""
     return one.view is not None and other.view is not None and one.view.replica == other.view.replica
 

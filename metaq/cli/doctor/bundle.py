@@ -21,7 +21,7 @@ import click
 from metaq import TextClient, __version__
 from metaq.address import Address
 from metaq.cli.admin import CONFIG, parse_config
-from metaq.cli.common import FAILED, broker_option, connect, examples
+from metaq.cli.common import FAILED, broker_option, connect_text, examples
 from metaq.errors import MetaqError, Refused
 
 LOG_BYTES: Final = 1 << 20
@@ -96,7 +96,7 @@ def debug_bundle(broker: Address, data: Path | None, log: Path | None, out: str 
     problems: list[str] = []
     folder, reached = data, False
     try:
-        with connect(broker) as client:
+        with connect_text(broker) as client:
             parts += _asked(client, problems)
             theirs = Path(str(parse_config(client.stats(CONFIG))["metaq"]["data"]))
         reached = True

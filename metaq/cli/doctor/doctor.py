@@ -10,8 +10,8 @@ import click
 
 from metaq.address import parse_address
 from metaq.cli.common import examples, json_option, registry_option
-from metaq.cli.doctor.doctorfacts import BrokerState, DoctorFacts, gather
-from metaq.cli.doctor.findings import Finding, Level, ok, problem, report, some, warning
+from metaq.cli.doctor.doctorfacts import BrokerState, DoctorFacts, gather_facts
+from metaq.cli.doctor.findings import Finding, Level, ok, print_findings, problem, some, warning
 from metaq.cli.doctor.groupchecks import diagnose
 from metaq.cli.doctor.groupfacts import DEFAULT_WATCH_S
 from metaq.client.admin.views import permission_text
@@ -360,4 +360,4 @@ def doctor(topics: tuple[str, ...], groups: tuple[str, ...], watch_s: float, reg
     Each check prints one line: ok, warning or problem, what was found, and what to do. Run it where the clients run. It changes
     nothing. The exit code is 0 if all is well, 1 for a warning, 2 for a problem.
     """
-    return report(examine(gather(registry, topics, groups, watch_s)), as_json=as_json)
+    return print_findings(examine(gather_facts(registry, topics, groups, watch_s)), as_json=as_json)

@@ -60,7 +60,7 @@ class DoctorFacts(NamedTuple):
     """Why topics and groups could not be asked about."""
 
 
-def gather(registry: str, topics: tuple[str, ...], groups: tuple[str, ...], watch_s: float) -> DoctorFacts:
+def gather_facts(registry: str, topics: tuple[str, ...], groups: tuple[str, ...], watch_s: float) -> DoctorFacts:
     """Ask for all facts. Without ``groups``, every group that has members now is looked at."""
     with connect_registry(registry) as client:
         admin = client.admin()

@@ -48,7 +48,7 @@ def some(names: Iterable[object]) -> str:
     return ", ".join(listed[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def report(findings: Iterable[Finding], *, as_json: bool) -> int:
+def print_findings(findings: Iterable[Finding], *, as_json: bool) -> int:
     """Print all findings. Return the exit code."""
     listed = list(findings)
     rows = [{**finding._asdict(), "level": finding.level.name.lower()} for finding in listed]

@@ -18,7 +18,7 @@ from metaq.cli.common import (
     registry_option,
     yes_option,
 )
-from metaq.cli.doctor.findings import report
+from metaq.cli.doctor.findings import print_findings
 from metaq.cli.doctor.groupchecks import diagnose
 from metaq.cli.doctor.groupfacts import DEFAULT_WATCH_S, collect, messages_in, watch, work_of
 from metaq.cli.tables import Row, print_record, print_rows
@@ -312,7 +312,7 @@ def why_not_consuming(group: str, topic: str | None, watch_s: float, registry: s
     with connect_registry(registry) as client:
         admin = client.admin()
         (facts,) = watch(admin, [collect(admin, group, topic)], watch_s)
-    return report(diagnose(facts), as_json=as_json)
+    return print_findings(diagnose(facts), as_json=as_json)
 
 
 group.add_command(why_not_consuming)

@@ -9,9 +9,8 @@ from typing import Any, Final
 
 import click
 
-from metaq.cli.common import FAILED, PASSWORD_VARIABLE, examples, json_option, login, registry_option
-from metaq.cli.doctor.findings import Finding, Level
-from metaq.cli.doctor.findings import report as print_findings
+from metaq.cli.common import FAILED, PASSWORD_VARIABLE, command_login, examples, json_option, registry_option
+from metaq.cli.doctor.findings import Finding, Level, print_findings
 from metaq.message import HISTORY_TOPIC
 
 PAGE: Final = "report.html"
@@ -93,7 +92,7 @@ def report(
     source: dict[str, Any] = {"history": str(history)}
     environment = dict(os.environ)
     if history is None:
-        who = login().options()
+        who = command_login().options()
         source = {"servers": registry, "topic": topic, "user": who["user"], "tls_ca": who["tls"] or ""}
         environment[PASSWORD_VARIABLE] = who["password"]  # other users of a machine see arguments, but no environment
     if follow:

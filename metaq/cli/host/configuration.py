@@ -9,10 +9,10 @@ import click
 
 from metaq.address import Address
 from metaq.cli.admin import CONFIG, parse_config
-from metaq.cli.common import broker_option, connect, examples, json_option, print_json
+from metaq.cli.common import broker_option, connect_text, examples, json_option, print_json
 from metaq.cli.host.configdoc import page
 from metaq.cli.host.settings import config_option, setting_options
-from metaq.config import Settings, check, gather, write_value
+from metaq.config import Settings, check, gather_settings, write_value
 from metaq.errors import ConfigError
 
 RUNNING = "metaq"
@@ -45,14 +45,14 @@ def show(config_file: Path | None, origin: bool, running: bool, broker: Address,
             raise ConfigError("--running asks a broker; it cannot be combined with --origin or other settings")
         _print(_of_broker(broker), {}, as_json=as_json)
         return
-    given = gather(config_file, os.environ, said)
+    given = gather_settings(config_file, os.environ, said)
     values = check(given).model_dump(mode="json")
     origins = {name: given[name].origin if name in given else "default" for name in values} if origin else {}
     _print(values, origins, as_json=as_json)
 
 
 def _of_broker(broker: Address) -> dict[str, Any]:
-    with connect(broker) as client:
+    with connect_text(broker) as client:
         values = parse_config(client.stats(CONFIG))[RUNNING]
     known = {
         name: value for name, value in values.items() if name in Settings.model_fields
@@ -80,7 +80,7 @@ def check_file(file: Path, as_json: bool) -> None:
 
     The exit code is 2 if it would not. Errors go to standard error, each with its line.
     """
-    given = gather(file, {}, {})
+    given = gather_settings(file, {}, {})
     settings, defaults = check(given), Settings.model_validate({})
     changed = [name for name in given if getattr(settings, name) != getattr(defaults, name)]
     if as_json:

@@ -12,7 +12,7 @@ from metaq.config import Settings, load
 from metaq.server.addresses import NONE
 from metaq.server.broker import Broker
 from metaq.server.daemon import run
-from metaq.server.replicas.replica import Replica
+from metaq.server.replicas.replica import ReplicaServer
 
 
 @click.command(params=setting_options(Settings.model_fields))
@@ -29,5 +29,5 @@ def serve(config_file: Path | None, **flags: Any) -> int:
     given = {name: value for name, value in flags.items() if value is not None}
     read = partial(load, config_file, os.environ, given)
     settings = read()
-    server = Broker.alone if settings.replication_listen == NONE else Replica
+    server = Broker.alone if settings.replication_listen == NONE else ReplicaServer
     return run(settings, lambda settings, tell: server(settings, tell=tell), read)

@@ -21,7 +21,7 @@ from metaq.server.access.users import (
     is_name,
     load_users,
     parse_permission,
-    permission_text,
+    written_permission,
 )
 
 
@@ -158,4 +158,4 @@ def _row(name: str, one: User) -> Row:
 
 
 def _grants(table: dict[str, Permission]) -> list[str]:
-    return [f"{name}={permission_text(permission)}" for name, permission in table.items()]
+    return [f"{name}={written_permission(permission)}" for name, permission in table.items()]

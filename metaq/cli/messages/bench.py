@@ -7,13 +7,13 @@ from typing import Final, NamedTuple
 import click
 
 from metaq.address import Address
-from metaq.cli.common import broker_option, connect, json_option, print_json
+from metaq.cli.common import broker_option, connect_text, json_option, print_json
 from metaq.client import TextClient
 
 _MESSAGES_AT_ONCE: Final = 10_000
 
 
-class Rate(NamedTuple):
+class Throughput(NamedTuple):
     """A number of messages and the seconds that they took."""
 
     messages: int
@@ -25,17 +25,17 @@ class Rate(NamedTuple):
         return f"{per_second:,.0f} messages/s, {mb_per_second:,.1f} MB/s ({self.messages:,} in {self.seconds:.2f} s)"
 
 
-def measure_put(client: TextClient, topic: str, messages: int, size: int) -> tuple[Rate, int, int]:
+def measure_put(client: TextClient, topic: str, messages: int, size: int) -> tuple[Throughput, int, int]:
     """Store messages of ``size`` bytes in one partition. Return the rate, the partition, and the position where they begin."""
     body = bytes(size)
     first = client.put(topic, body)
     started = time.perf_counter()
     for at in range(0, messages, _MESSAGES_AT_ONCE):
         client.put_many(topic, repeat(body, min(_MESSAGES_AT_ONCE, messages - at)), partition=first.partition)
-    return Rate(messages, messages * size, time.perf_counter() - started), first.partition, first.position
+    return Throughput(messages, messages * size, time.perf_counter() - started), first.partition, first.position
 
 
-def measure_get(client: TextClient, topic: str, partition: int, position: int, messages: int) -> Rate:
+def measure_get(client: TextClient, topic: str, partition: int, position: int, messages: int) -> Throughput:
     """Read this many messages from a position on. Return the rate."""
     count = size = 0
     started = time.perf_counter()
@@ -44,7 +44,7 @@ def measure_get(client: TextClient, topic: str, partition: int, position: int, m
         size += sum(len(message.body) for message in batch.messages)
         if count >= messages:
             break
-    return Rate(count, size, time.perf_counter() - started)
+    return Throughput(count, size, time.perf_counter() - started)
 
 
 @click.command()
@@ -67,7 +67,7 @@ def bench(topic: str, messages: int, size: int, broker: Address, as_json: bool) 
 
     Over one connection, with many puts in flight at once: the rates are those of this client as much as of the broker.
     """
-    with connect(broker) as client:
+    with connect_text(broker) as client:
         put, partition, position = measure_put(client, topic, messages, size)
         got = measure_get(client, topic, partition, position, messages)
     if as_json:

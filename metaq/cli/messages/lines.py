@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Final
 import click
 
 from metaq.address import Address
-from metaq.cli.common import FAILED, broker_option, connect, json_line, json_option, partition_option, print_json
+from metaq.cli.common import FAILED, broker_option, connect_text, json_line, json_option, partition_option, print_json
 from metaq.cli.times import later_options
 from metaq.client import PutManyFailed, TextClient
 from metaq.client.text.textclient import DEFAULT_MAX_BYTES
@@ -102,7 +102,7 @@ def put(
         raise click.UsageError("give either BODY or --lines FILE")
     if lines_file is not None and (delay is not None or at is not None):
         raise click.UsageError("lines cannot be delayed: leave out --delay and --at, or give BODY")
-    with connect(broker) as client:
+    with connect_text(broker) as client:
         if lines_file is None:
             assert body is not None
             sent = client.put(topic, os.fsencode(body), partition=partition, attribute=attribute, delay=delay, deliver_at=at)
@@ -203,7 +203,7 @@ def get(
     writer = Writer(as_json=as_json, final_newline=not no_final_newline)
     left = count
     found = False
-    with connect(broker) as client:
+    with connect_text(broker) as client:
         for batch in client.batches(topic, partition=partition, position=position, max_bytes=max_bytes):
             messages = batch.messages[:left]
             writer.write(messages)
@@ -261,7 +261,7 @@ def tail(topic: str, follow: bool, count: int, partition: int, broker: Address, 
     Bodies are printed as they are, each followed by a newline.
     """
     writer = Writer(as_json=as_json)
-    with connect(broker) as client:
+    with connect_text(broker) as client:
         messages, position = last_messages(client, topic, partition, count)
         if messages:
             writer.write(messages)

@@ -3,7 +3,7 @@
 import click
 
 from metaq.address import Address
-from metaq.cli.common import connect, connect_registry, examples, json_option, print_json
+from metaq.cli.common import connect_registry, connect_text, examples, json_option, print_json
 from metaq.cli.messages.topics import either_option, means_one_broker
 
 
@@ -28,7 +28,7 @@ def cancel(handle: str, registry: str, broker: Address, as_json: bool) -> None:
     message again does no harm.
     """
     if means_one_broker():
-        with connect(broker) as client:
+        with connect_text(broker) as client:
             client.cancel(handle)
     else:
         with connect_registry(registry) as registered:

@@ -13,13 +13,13 @@ from metaq.cli.common import (
     Decorated,
     broker_option,
     connect_registry,
+    connect_text,
     examples,
     json_option,
     print_json,
     registry_option,
     yes_option,
 )
-from metaq.cli.common import connect as connect_text
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.client import Admin
 from metaq.client.admin.views import TopicView, permission_text

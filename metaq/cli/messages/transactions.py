@@ -23,8 +23,8 @@ from metaq.client.admin.transactions import TransactionAdmin
 from metaq.client.admin.views import BranchView, BrokerView
 from metaq.errors import BadRequest
 from metaq.protocol.ids import decode_offset_id
-from metaq.protocol.remoting.undecided import Branch, BranchMessage, Half, State
-from metaq.tx.states import Outcome
+from metaq.protocol.remoting.undecided import Branch, BranchMessage, HalfRow, UndecidedState
+from metaq.tx.states import Decision
 
 DEFAULT_COUNT: Final = 1000
 KEY_EXAMPLE: Final = "XID:1:6f72646572:6d65746171:billing"
@@ -40,11 +40,11 @@ FORGET_WARNING: Final = """\
 The transaction manager will no longer learn that an operator has decided; it receives NOTA, as for any branch that is gone."""
 
 
-class Found(NamedTuple):
+class LocatedTransaction(NamedTuple):
     """An undecided transaction, and the broker that has it."""
 
     broker: BrokerView
-    what: BranchView | Half
+    what: BranchView | HalfRow
 
 
 @click.group()
@@ -90,7 +90,7 @@ def branch_row(broker: BrokerView, branch: Branch) -> Row:
     }
 
 
-def half_row(broker: BrokerView, half: Half) -> Row:
+def half_row(broker: BrokerView, half: HalfRow) -> Row:
     """Return a transactional message as one row."""
     return {
         "kind": "half",
@@ -123,7 +123,7 @@ def show(key: str, registry: str, as_json: bool) -> int:
         admin = client.admin()
         found = list(find(admin.transactions(), admin.masters(), key))
     for broker, what in found:
-        if isinstance(what, Half):
+        if isinstance(what, HalfRow):
             print_record(half_row(broker, what), as_json=as_json)
             continue
         row, messages = branch_row(broker, what.branch), [message_row(each) for each in what.messages]
@@ -153,16 +153,16 @@ def message_row(message: BranchMessage) -> Row:
     }
 
 
-def find(transactions: TransactionAdmin, masters: list[BrokerView], key: str) -> Iterator[Found]:
+def find(transactions: TransactionAdmin, masters: list[BrokerView], key: str) -> Iterator[LocatedTransaction]:
     """Yield the undecided transactions with this key or id: on one broker, unless a program uses one key with several."""
     for broker in masters:
         address = broker.address
         what = transactions.branch(address, key) if ":" in key else find_half(transactions, address, key)
         if what is not None:
-            yield Found(broker, what)
+            yield LocatedTransaction(broker, what)
 
 
-def find_half(transactions: TransactionAdmin, address: str, message_id: str) -> Half | None:
+def find_half(transactions: TransactionAdmin, address: str, message_id: str) -> HalfRow | None:
     """Return a transactional message by the broker's id or the sender's.
 
     Brokers cannot look up the sender's id, so for that the list is searched.
@@ -194,7 +194,7 @@ def commit(key: str, yes: bool, registry: str, as_json: bool) -> int:
 
     For a branch this is a heuristic decision: the other participants of its transaction do not follow it.
     """
-    return decide(key, Outcome.COMMIT, yes=yes, registry=registry, as_json=as_json)
+    return decide(key, Decision.COMMIT, yes=yes, registry=registry, as_json=as_json)
 
 
 @tx.command(
@@ -209,7 +209,7 @@ def rollback(key: str, yes: bool, registry: str, as_json: bool) -> int:
 
     For a branch this is a heuristic decision: the other participants of its transaction do not follow it.
     """
-    return decide(key, Outcome.ROLLBACK, yes=yes, registry=registry, as_json=as_json)
+    return decide(key, Decision.ROLLBACK, yes=yes, registry=registry, as_json=as_json)
 
 
 @tx.command(epilog=examples(f"metaq tx forget {KEY_EXAMPLE} --yes"))
@@ -223,7 +223,9 @@ def forget(key: str, yes: bool, registry: str, as_json: bool) -> int:
         admin = client.admin()
         transactions = admin.transactions()
         found = list(find(transactions, admin.masters(), key)) if ":" in key else []
-        decided = [one for one in found if isinstance(one.what, BranchView) and one.what.branch.state == State.HEURISTIC]
+        decided = [
+            one for one in found if isinstance(one.what, BranchView) and one.what.branch.state == UndecidedState.HEURISTIC
+        ]
         for broker, _ in decided:
             if yes:
                 transactions.forget(broker.address, key)
@@ -234,24 +236,24 @@ def forget(key: str, yes: bool, registry: str, as_json: bool) -> int:
     return 0
 
 
-def decide(key: str, outcome: Outcome, *, yes: bool, registry: str, as_json: bool) -> int:
+def decide(key: str, outcome: Decision, *, yes: bool, registry: str, as_json: bool) -> int:
     """Decide the transactions with this key or id, or print what that would do. Return the exit code."""
     with connect_registry(registry) as client:
         admin = client.admin()
         transactions = admin.transactions()
         found = list(find(transactions, admin.masters(), key))
         for _, what in found:
-            if isinstance(what, BranchView) and what.branch.state == State.HEURISTIC:
+            if isinstance(what, BranchView) and what.branch.state == UndecidedState.HEURISTIC:
                 click.echo(f"metaq: an operator has already decided {key}: {what.branch.outcome}", err=True)
                 return FAILED
         for broker, what in found if yes else ():
-            if isinstance(what, Half):
-                transactions.decide_half(broker.address, what, commit=outcome is Outcome.COMMIT)
+            if isinstance(what, HalfRow):
+                transactions.decide_half(broker.address, what, commit=outcome is Decision.COMMIT)
             else:
                 transactions.decide(broker.address, key, outcome)
     if not found:
         return missing(key)
-    warning = HALF_WARNING if isinstance(found[0].what, Half) else HEURISTIC_WARNING
+    warning = HALF_WARNING if isinstance(found[0].what, HalfRow) else HEURISTIC_WARNING
     tell(found, key, outcome.value, warning, yes=yes, as_json=as_json)
     return 0
 
@@ -260,10 +262,10 @@ _DONE: Final = {"commit": "committed", "rollback": "rolled back", "forget": "for
 _WOULD: Final = {"commit": "would commit", "rollback": "would roll back", "forget": "would forget"}
 
 
-def tell(found: list[Found], key: str, action: str, warning: str, *, yes: bool, as_json: bool) -> None:
+def tell(found: list[LocatedTransaction], key: str, action: str, warning: str, *, yes: bool, as_json: bool) -> None:
     """Print one line about each transaction and, when it is not decided yet, what the decision means."""
     for broker, what in found:
-        row = half_row(broker, what) if isinstance(what, Half) else branch_row(broker, what.branch)
+        row = half_row(broker, what) if isinstance(what, HalfRow) else branch_row(broker, what.branch)
         if as_json:
             print_json({**row, "action": action, "applied": yes})
         else:
@@ -273,8 +275,8 @@ def tell(found: list[Found], key: str, action: str, warning: str, *, yes: bool, 
         click.echo(NOTHING_CHANGED, err=True)
 
 
-def _size(what: BranchView | Half) -> str:
-    if isinstance(what, Half):
+def _size(what: BranchView | HalfRow) -> str:
+    if isinstance(what, HalfRow):
         return f": one message to {what.topic}"
     count = what.branch.messages
     return "" if count is None else f": {count} message{'' if count == 1 else 's'}"

@@ -116,7 +116,7 @@ class GroupAdmin(TopicAdmin):
 
     def lag_at(self, address: str, group: str, topic: str | None = None) -> list[LagView]:
         """Return a group's lag in each queue of one broker."""
-        return read_lags(self._ask(address, Request.GET_CONSUME_STATS, headers.ConsumeStats(group, topic)).body)
+        return read_lags(self._ask(address, Request.GET_CONSUME_STATS, headers.GetConsumeStats(group, topic)).body)
 
     def offsets(self, group: str, topic: str) -> dict[MessageQueue, int]:
         """Return the offsets that a group has committed in the queues of a topic."""

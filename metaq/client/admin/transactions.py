@@ -13,16 +13,16 @@ from metaq.protocol.remoting.undecided import (
     FORGET,
     Branch,
     DecideTransaction,
-    Half,
+    HalfRow,
     ListTransactions,
     Page,
-    State,
     TransactionKey,
+    UndecidedState,
 )
 from metaq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
-from metaq.tx.states import Outcome
+from metaq.tx.states import Decision
 
-R = TypeVar("R", Branch, Half)
+R = TypeVar("R", Branch, HalfRow)
 T = TypeVar("T")
 
 
@@ -34,22 +34,22 @@ class TransactionAdmin:
 
     def branches(self, address: str) -> Iterator[Branch]:
         """Yield the prepared XA branches, the oldest first, then those that operators have decided."""
-        for state in (State.PREPARED, State.HEURISTIC):
+        for state in (UndecidedState.PREPARED, UndecidedState.HEURISTIC):
             yield from self._pages(address, state, read_branches)
 
-    def halves(self, address: str) -> Iterator[Half]:
+    def halves(self, address: str) -> Iterator[HalfRow]:
         """Return an iterator over RocketMQ's undecided transactional messages, the oldest first."""
-        return self._pages(address, State.HALF, read_halves)
+        return self._pages(address, UndecidedState.HALF, read_halves)
 
     def branch(self, address: str, key: str) -> BranchView | None:
         """Return one branch with its messages; ``None`` when it is neither prepared nor decided by an operator."""
         return self._one(address, key, read_branch)
 
-    def half(self, address: str, offset_id: str) -> Half | None:
+    def half(self, address: str, offset_id: str) -> HalfRow | None:
         """Return one undecided transactional message; ``None`` when there is none with this id."""
         return self._one(address, offset_id, read_half)
 
-    def decide(self, address: str, key: str, outcome: Outcome) -> None:
+    def decide(self, address: str, key: str, outcome: Decision) -> None:
         """Decide a prepared branch in place of its transaction manager, a *heuristic* decision in the terms of XA.
 
         The other participants do not follow it. The transaction manager gets HEURCOM or HEURRB for its own decision, until it
@@ -61,13 +61,13 @@ class TransactionAdmin:
         """Forget an operator's decision about a branch, in place of the transaction manager."""
         self._decide(address, DecideTransaction(key, FORGET))
 
-    def decide_half(self, address: str, half: Half, *, commit: bool) -> None:
+    def decide_half(self, address: str, half: HalfRow, *, commit: bool) -> None:
         """Commit or roll back a transactional message in place of its producers; ``Refused`` when it is already decided."""
         kind = Int32(TRANSACTION_COMMIT if commit else TRANSACTION_ROLLBACK)
         header = headers.EndTransaction(half.group, half.ordinal, half.log_offset, kind, half.message_id)
         ask(self._core.transport, address, RemotingRequest.of(Request.END_TRANSACTION, header), self._core.deadline())
 
-    def _pages(self, address: str, state: State, read: Callable[[bytes], Page[R]]) -> Iterator[R]:
+    def _pages(self, address: str, state: UndecidedState, read: Callable[[bytes], Page[R]]) -> Iterator[R]:
         after: str | None = None
         while True:
             request = RemotingRequest.of(Request.LIST_TRANSACTIONS, ListTransactions(state, after=after))

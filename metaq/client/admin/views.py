@@ -8,7 +8,7 @@ from metaq.errors import BadRequest, ClientError
 from metaq.message import MessageQueue
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.codes import READ, WRITE
-from metaq.protocol.remoting.undecided import Branch, BranchMessage, Half, Page, read_row
+from metaq.protocol.remoting.undecided import Branch, BranchMessage, HalfRow, Page, read_row
 from metaq.protocol.subscription import EVERYTHING, ExpressionKind, Subscription, parse_subscription
 
 T = TypeVar("T")
@@ -310,9 +310,9 @@ def read_branches(content: Any) -> Page[Branch]:
 
 
 @_reader("transactional messages")
-def read_halves(content: Any) -> Page[Half]:
+def read_halves(content: Any) -> Page[HalfRow]:
     """Decode a page of undecided transactional messages (30010)."""
-    return Page([read_row(row, Half) for row in content["rows"]], content["next"])
+    return Page([read_row(row, HalfRow) for row in content["rows"]], content["next"])
 
 
 @_reader("a branch")
@@ -323,9 +323,9 @@ def read_branch(content: Any) -> BranchView:
 
 
 @_reader("a transactional message")
-def read_half(content: Any) -> Half:
+def read_half(content: Any) -> HalfRow:
     """Decode one undecided transactional message (30011)."""
-    return read_row(content["half"], Half)
+    return read_row(content["half"], HalfRow)
 
 
 @_reader("the state of a replica")

@@ -18,7 +18,7 @@ _RECEIVE_BYTES: Final = 64 * 1024
 T = TypeVar("T")
 
 
-class Stream(Protocol):
+class BlockingStream(Protocol):
     """The methods of a socket that the clients use."""
 
     def recv(self, size: int, /) -> bytes: ...
@@ -29,7 +29,7 @@ class Stream(Protocol):
 
     def settimeout(self, seconds: float | None, /) -> None: ...
 
-    def dup(self) -> "Stream":
+    def dup(self) -> "BlockingStream":
         """Return another handle of the same connection, with a time limit of its own."""
         ...
 
@@ -66,7 +66,7 @@ class Access:
                 raise BadRequest(f"the {what} cannot log in: the text protocol allows only printable ASCII without blanks")
         return self.user, self.password
 
-    def connect(self, address: Address, timeout_s: float) -> Stream:
+    def connect(self, address: Address, timeout_s: float) -> BlockingStream:
         """Connect, with a TLS handshake if TLS is used; ``NotConnected`` when that fails or exceeds ``timeout_s``."""
         try:
             connection = socket.create_connection(address, timeout_s)

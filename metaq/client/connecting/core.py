@@ -19,7 +19,7 @@ from metaq.client.connecting.link import Links
 from metaq.client.connecting.presence import level_of
 from metaq.client.connecting.routing import Routes
 from metaq.client.connecting.scheduler import Scheduler, Task
-from metaq.client.connecting.transport import Answer, Asked, Greet, Outcome, RemotingRequest, Transport, ask, call
+from metaq.client.connecting.transport import Asked, ClientAnswer, Greet, Outcome, RemotingRequest, Transport, ask, call
 from metaq.errors import ClientClosed, ClientError, ConnectionFailed, MetaqError, ProtocolError, Refused
 from metaq.protocol.inflating import MAX_INFLATED_BYTES
 from metaq.protocol.remoting.codes import Request, Response
@@ -52,7 +52,7 @@ class GroupMember(Protocol):
         """Find out again which queues are assigned to this member."""
         ...
 
-    def asked(self, request: RemotingCommand) -> Answer:
+    def asked(self, request: RemotingCommand) -> ClientAnswer:
         """Answer a broker's request: reset offsets (220), report offsets (221) or state (307), or consume a message (309).
 
         It may block.
@@ -96,7 +96,7 @@ class Core:
         """The periodic tasks, with their periods in seconds."""
         self.transport = self._links() if make_transport is None else make_transport(self._asked, self._greeting)
         self.routes = Routes(registries, self.transport)
-        self.on_reply: Callable[[RemotingCommand], Answer] | None = None
+        self.on_reply: Callable[[RemotingCommand], ClientAnswer] | None = None
         """The handler of replies to requests, code 326."""
         self.on_check: Callable[[str, RemotingCommand], None] | None = None
         """The handler of transaction checks, code 39; it takes the broker's address and the request."""
@@ -317,7 +317,7 @@ class Core:
 
     # -- what brokers ask ---------------------------------------------------------------------------------------------
 
-    def _asked(self, address: str, request: RemotingCommand, answer: Callable[[Answer], None]) -> None:
+    def _asked(self, address: str, request: RemotingCommand, answer: Callable[[ClientAnswer], None]) -> None:
         """Dispatch a broker's request. This thread reads a connection, so anything that takes time runs on the scheduler."""
         if request.code == Request.PUSH_REPLY_MESSAGE_TO_CLIENT and self.on_reply is not None:
             answer(self.on_reply(request))
@@ -329,9 +329,11 @@ class Core:
         with self._guard:
             member = self._consumers.get(group)
         if request.code not in _FOR_MEMBERS:
-            answer(Answer(Response.REQUEST_CODE_NOT_SUPPORTED, remark=f"this client does not know request {request.code}"))
+            answer(
+                ClientAnswer(Response.REQUEST_CODE_NOT_SUPPORTED, remark=f"this client does not know request {request.code}")
+            )
         elif member is None:
-            answer(Answer(Response.SYSTEM_ERROR, remark=f"no consumer of group {group} in client {self.id}"))
+            answer(ClientAnswer(Response.SYSTEM_ERROR, remark=f"no consumer of group {group} in client {self.id}"))
         elif request.code == Request.NOTIFY_CONSUMER_IDS_CHANGED:
             self.scheduler.run(member.rebalance)
         else:
@@ -367,8 +369,8 @@ _FOR_MEMBERS: Final = frozenset(
 )
 
 
-def _answered(member: GroupMember, request: RemotingCommand) -> Answer:
+def _answered(member: GroupMember, request: RemotingCommand) -> ClientAnswer:
     try:
         return member.asked(request)
     except (MetaqError, ProtocolError) as error:
-        return Answer(Response.SYSTEM_ERROR, remark=str(error))
+        return ClientAnswer(Response.SYSTEM_ERROR, remark=str(error))

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from metaq.address import parse_address
 from metaq.client.connecting.access import OPEN, Access
 from metaq.client.connecting.presence import Presence, level_of
-from metaq.client.connecting.transport import Answer, Asked, Done, Greet, RemotingRequest, unanswered
+from metaq.client.connecting.transport import Asked, ClientAnswer, Done, Greet, RemotingRequest, unanswered
 from metaq.errors import ClientClosed, ClientError, ConnectionFailed, NotConnected, ProtocolError, RequestTimeout
 from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request, encode_response
 
@@ -171,7 +171,7 @@ class Link:
         except Exception:
             logger.exception("request of a broker failed address=%s code=%s", self.address, frame.code)
 
-    def _answer(self, request: RemotingCommand, answer: Answer) -> None:
+    def _answer(self, request: RemotingCommand, answer: ClientAnswer) -> None:
         if request.is_oneway:
             return
         head = encode_response(request, answer.code, answer.fields, answer.remark, len(answer.body))

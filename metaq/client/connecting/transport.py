@@ -35,7 +35,7 @@ class RemotingRequest(NamedTuple):
         return cls(code, None if header is None else encode_header(header), body)
 
 
-class Answer(NamedTuple):
+class ClientAnswer(NamedTuple):
     """The client's answer to a request of a broker."""
 
     code: int = Response.SUCCESS
@@ -48,7 +48,7 @@ Outcome = RemotingCommand | ClientError
 Done = Callable[[Outcome], None]
 """A callback that takes the answer or the error. It is called once, on a thread that it must not block."""
 
-Asked = Callable[[str, RemotingCommand, Callable[[Answer], None]], None]
+Asked = Callable[[str, RemotingCommand, Callable[[ClientAnswer], None]], None]
 """A callback that takes a broker's address, its request and a function that answers it, on a thread that it must not block."""
 
 Greet = Callable[[str], RemotingRequest | None]

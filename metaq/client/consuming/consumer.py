@@ -10,7 +10,7 @@ from pathlib import Path
 from metaq.client import checks
 from metaq.client.connecting.core import Core
 from metaq.client.consuming.beginning import ConsumeFrom
-from metaq.client.consuming.fetching import Batch, Fetcher
+from metaq.client.consuming.fetching import Fetcher, PulledBatch
 from metaq.client.consuming.group import GroupConsumer
 from metaq.client.consuming.offsets import OFFSETS_FOLDER
 from metaq.client.consuming.sendback import MAX_RECONSUME_TIMES, send_back
@@ -36,20 +36,20 @@ class Inbox:
     """A queue of batches, from the threads that read connections to the thread that consumes."""
 
     def __init__(self) -> None:
-        self._batches: deque[Batch] = deque()
+        self._batches: deque[PulledBatch] = deque()
         self._changed = threading.Condition()
         self._closed = False
         self.on_change: Callable[[], None] = lambda: None
         """A callback that any thread calls after a batch was added, and after the inbox was closed."""
 
-    def put(self, batch: Batch) -> None:
+    def put(self, batch: PulledBatch) -> None:
         """Add a batch."""
         with self._changed:
             self._batches.append(batch)
             self._changed.notify()
         self.on_change()
 
-    def get(self, timeout_s: float | None) -> Batch | None:
+    def get(self, timeout_s: float | None) -> PulledBatch | None:
         """Return the oldest batch; ``None`` when none comes within ``timeout_s`` or the inbox is closed."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
@@ -108,7 +108,7 @@ class SimpleConsumer(GroupConsumer):
         self._cursors: dict[Fetcher, _Cursor] = {}
         self._cursor: _Cursor | None = None
         """The cursor of the batch that is being handed out."""
-        self._batch: Batch | None = None
+        self._batch: PulledBatch | None = None
         self._messages: deque[ReceivedMessage] = deque()
         """The rest of that batch. Messages that were handed out are not kept, because they may hold inflated bodies."""
         self._count = 0
@@ -164,7 +164,7 @@ class SimpleConsumer(GroupConsumer):
                 return None
             self._open(self._batch)
 
-    def _open(self, batch: Batch) -> None:
+    def _open(self, batch: PulledBatch) -> None:
         """Start to hand out the messages of a batch. Should this fail, ``receive`` does it again with the same batch."""
         cursor = self._cursors.get(batch.fetcher)
         if cursor is None or cursor.generation != batch.generation:
@@ -216,7 +216,7 @@ class SimpleConsumer(GroupConsumer):
             self._check_open()
         send_back(self._core, self.group, message, delay_level, self._max_reconsume_times, self._core.deadline())
 
-    def _deliver(self, batch: Batch) -> None:
+    def _deliver(self, batch: PulledBatch) -> None:
         self._inbox.put(batch)
 
     def _gained(self, fetcher: Fetcher, offset: QueueOffset) -> None:

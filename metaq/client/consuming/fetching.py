@@ -46,7 +46,7 @@ def subscription_to(topic: str, tags: str, sql: str | None, version: int = 0) ->
     return parse_subscription(topic, sql, version, ExpressionKind.SQL92)
 
 
-class Batch(NamedTuple):
+class PulledBatch(NamedTuple):
     """The result of one pull."""
 
     fetcher: "Fetcher"
@@ -59,7 +59,7 @@ class Batch(NamedTuple):
     """The bytes to pass to ``Fetcher.consumed``."""
 
 
-Deliver = Callable[[Batch], None]
+Deliver = Callable[[PulledBatch], None]
 
 
 class Budget:
@@ -93,7 +93,7 @@ class Budget:
             fetcher.pull_soon()
 
 
-class Source(NamedTuple):
+class FetchContext(NamedTuple):
     """The things that all fetchers of one consumer share."""
 
     core: Core
@@ -106,7 +106,7 @@ class Source(NamedTuple):
 class Fetcher:
     """A reader of one queue that keeps a bounded number of messages ready, from an offset on, until it is stopped."""
 
-    def __init__(self, source: Source, queue: MessageQueue, subscription: Subscription, offset: QueueOffset) -> None:
+    def __init__(self, source: FetchContext, queue: MessageQueue, subscription: Subscription, offset: QueueOffset) -> None:
         self.queue = queue
         self.pulled = time.monotonic()
         """The time of the last answer, as ``time.monotonic`` gives it."""
@@ -271,7 +271,7 @@ class Fetcher:
             self._bytes += size
         self._source.budget.take(size)
         try:
-            self._source.deliver(Batch(self, generation, messages, following, size))
+            self._source.deliver(PulledBatch(self, generation, messages, following, size))
         except Exception:
             self.consumed(generation, len(messages), size)  # the caller pulls them again
             raise

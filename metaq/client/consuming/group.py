@@ -13,10 +13,10 @@ from metaq.client import checks
 from metaq.client.connecting.core import CONTROL_TIMEOUT_S, Core
 from metaq.client.connecting.forks import MADE_BEFORE, renewed_in_children
 from metaq.client.connecting.presence import level_of
-from metaq.client.connecting.transport import Answer
+from metaq.client.connecting.transport import ClientAnswer
 from metaq.client.consuming.beginning import Beginning, ConsumeFrom
-from metaq.client.consuming.fetching import Batch, Budget, Fetcher, Source, subscription_to
-from metaq.client.consuming.locks import RENEW_S, QueueLocks
+from metaq.client.consuming.fetching import Budget, FetchContext, Fetcher, PulledBatch, subscription_to
+from metaq.client.consuming.locks import RENEW_S, HeldQueueLocks
 from metaq.client.consuming.offsets import OFFSETS_FOLDER, BrokerOffsets, LocalOffsets, Offsets, QueueEnds
 from metaq.client.consuming.running import queue_info, running_info
 from metaq.client.consuming.sharing import Model, Sharing
@@ -66,13 +66,13 @@ class GroupConsumer:
         self._model = model
         self._sharing = Sharing(core, group, model, assign)
         self._beginning = Beginning(QueueEnds(core), consume_from)
-        self._locks = QueueLocks(core, group) if ordered and model is Model.CLUSTERING else None
+        self._locks = HeldQueueLocks(core, group) if ordered and model is Model.CLUSTERING else None
         self._offsets: Offsets
         if model is Model.BROADCASTING:
             self._offsets = LocalOffsets(offsets_folder / (core.instance or "default") / f"{group}.json")
         else:
             self._offsets = BrokerOffsets(core, group)
-        self._source = Source(core, group, self._deliver, Budget())
+        self._source = FetchContext(core, group, self._deliver, Budget())
         self._started_ms = time.time_ns() // 1_000_000
         self._is_inherited = False
         self._remembering = threading.Lock()  # so that no position from before a reset is remembered after it
@@ -107,7 +107,7 @@ class GroupConsumer:
 
     # -- for subclasses -----------------------------------------------------------------------------------------------
 
-    def _deliver(self, batch: Batch) -> None:
+    def _deliver(self, batch: PulledBatch) -> None:
         """Take a batch of messages, on a thread that must not be blocked."""
         raise NotImplementedError
 
@@ -367,20 +367,20 @@ class GroupConsumer:
 
     # -- what brokers ask ---------------------------------------------------------------------------------------------
 
-    def asked(self, request: RemotingCommand) -> Answer:
+    def asked(self, request: RemotingCommand) -> ClientAnswer:
         """Answer a broker: reset offsets (220), report offsets (221) or this member's state (307); subclasses know more."""
         topic = request.fields.get("topic", "")
         if request.code == Request.RESET_CONSUMER_CLIENT_OFFSET:
             for queue, offset in decode_offsets(request.body).items():
                 self._reset(queue, QueueOffset(offset))
             self._save_in_background()
-            return Answer()
+            return ClientAnswer()
         if request.code == Request.GET_CONSUMER_STATUS_FROM_CLIENT:
             table = {queue: self._offsets.known(queue) or 0 for queue in self.assignment() if queue.topic == topic}
-            return Answer(body=fastjson.encode({"messageQueueTable": table, "consumerTable": {}}))
+            return ClientAnswer(body=fastjson.encode({"messageQueueTable": table, "consumerTable": {}}))
         if request.code == Request.GET_CONSUMER_RUNNING_INFO:
-            return Answer(body=fastjson.encode(self._running_info()))
-        return Answer(Response.REQUEST_CODE_NOT_SUPPORTED, remark="this consumer has no listener")
+            return ClientAnswer(body=fastjson.encode(self._running_info()))
+        return ClientAnswer(Response.REQUEST_CODE_NOT_SUPPORTED, remark="this consumer has no listener")
 
     def _running_info(self) -> dict[str, Any]:
         """Return the state for the answer to 307."""

@@ -28,7 +28,7 @@ VALID_S: Final = 30.0
 """The part of that time in which a member relies on its lock."""
 
 
-class QueueLocks:
+class HeldQueueLocks:
     """The queue locks that one member holds. Thread-safe."""
 
     def __init__(self, core: Core, group: str) -> None:

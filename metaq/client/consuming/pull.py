@@ -10,7 +10,7 @@ from metaq.client import checks
 from metaq.client.connecting.core import Core
 from metaq.client.connecting.forks import MADE_BEFORE, renewed_in_children
 from metaq.client.consuming.consumer import Inbox
-from metaq.client.consuming.fetching import Batch, Budget, Fetcher, Source, subscription_to
+from metaq.client.consuming.fetching import Budget, FetchContext, Fetcher, PulledBatch, subscription_to
 from metaq.client.consuming.offsets import BrokerOffsets, QueueEnds
 from metaq.client.message import ReceivedMessage
 from metaq.errors import BadRequest, ClientClosed
@@ -47,10 +47,10 @@ class PullConsumer:
         self._ends = QueueEnds(core)
         self._offsets = BrokerOffsets(core, group)
         self._inbox = Inbox()
-        self._source = Source(core, group, self._inbox.put, Budget())
+        self._source = FetchContext(core, group, self._inbox.put, Budget())
         self._fetchers: dict[MessageQueue, Fetcher] = {}
         self._positions: dict[MessageQueue, QueueOffset] = {}
-        self._batch: Batch | None = None
+        self._batch: PulledBatch | None = None
         self._at = 0
         self._closed = False
         self._is_inherited = False

@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 
 from metaq.client import checks
 from metaq.client.connecting.core import Core
-from metaq.client.connecting.transport import Answer
+from metaq.client.connecting.transport import ClientAnswer
 from metaq.client.consuming.beginning import ConsumeFrom
-from metaq.client.consuming.fetching import Batch, Fetcher
+from metaq.client.consuming.fetching import Fetcher, PulledBatch
 from metaq.client.consuming.group import GroupConsumer
 from metaq.client.consuming.offsets import OFFSETS_FOLDER
 from metaq.client.consuming.progress import Progress
@@ -152,7 +152,7 @@ class PushConsumer(GroupConsumer):
         with work.lock:
             return work.progress.position
 
-    def _deliver(self, batch: Batch) -> None:
+    def _deliver(self, batch: PulledBatch) -> None:
         work = self._works.get(batch.fetcher)
         if work is None or work.generation != batch.generation:
             return
@@ -297,13 +297,13 @@ class PushConsumer(GroupConsumer):
 
     # -- what brokers ask ---------------------------------------------------------------------------------------------
 
-    def asked(self, request: RemotingCommand) -> Answer:
+    def asked(self, request: RemotingCommand) -> ClientAnswer:
         """Answer a broker: consume one message now and report the result (309), or answer as every group member does."""
         if request.code != Request.CONSUME_MESSAGE_DIRECTLY:
             return super().asked(request)
         messages = decode_messages(request.body, request.fields.get("brokerName", ""), most=self._core.max_inflated_bytes)
         if len(messages) != 1:
-            return Answer(Response.SYSTEM_ERROR, remark=f"{len(messages)} messages where one is due")
+            return ClientAnswer(Response.SYSTEM_ERROR, remark=f"{len(messages)} messages where one is due")
         began = time.monotonic()
         succeeded = self._call(messages[0])
         result = {
@@ -312,7 +312,7 @@ class PushConsumer(GroupConsumer):
             "order": self._ordered,
             "spentTimeMills": round((time.monotonic() - began) * 1000),
         }
-        return Answer(body=fastjson.encode(result))
+        return ClientAnswer(body=fastjson.encode(result))
 
     def _running_info(self) -> dict[str, Any]:
         info = super()._running_info()

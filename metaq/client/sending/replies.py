@@ -12,7 +12,7 @@ from typing import Final, Self
 from metaq.address import parse_address
 from metaq.client.connecting.core import CONTROL_TIMEOUT_S, Core
 from metaq.client.connecting.forks import renewed_in_children
-from metaq.client.connecting.transport import Answer
+from metaq.client.connecting.transport import ClientAnswer
 from metaq.client.message import CORRELATION_ID, ReceivedMessage
 from metaq.errors import BadRequest, RequestTimeout
 from metaq.message import MessageQueue
@@ -84,14 +84,14 @@ class Replies:
             self._core.heartbeat(wait_s=max(0.0, min(CONTROL_TIMEOUT_S, deadline - time.monotonic())))
             self._known_to |= brokers
 
-    def _arrived(self, request: RemotingCommand) -> Answer:
+    def _arrived(self, request: RemotingCommand) -> ClientAnswer:
         header = decode_header(PushReply, request.fields)
         correlation = parse(header.properties or "").get(CORRELATION_ID, "")
         expected = self._waiting.pop(correlation, None)
         if expected is None:
-            return Answer(Response.SYSTEM_ERROR, remark=f"nobody waits for a reply to {correlation!r} (any more)")
+            return ClientAnswer(Response.SYSTEM_ERROR, remark=f"nobody waits for a reply to {correlation!r} (any more)")
         expected.arrive(_message(header, request.body, self._core.max_inflated_bytes))
-        return Answer()
+        return ClientAnswer()
 
 
 def _message(header: PushReply, body: bytes, most: int) -> ReceivedMessage:

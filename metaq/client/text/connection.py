@@ -31,7 +31,7 @@ class Exchange:
         """True when one of the replies is an error."""
 
 
-class Connection:
+class TextConnection:
     """A connection on which any number of threads send requests and wait for their replies.
 
     It has no thread of its own: one of the waiting threads reads for all. An error on the stream fails every request in flight,

@@ -13,12 +13,12 @@ from metaq.client import checks
 from metaq.client.connecting.access import Access, Tls
 from metaq.client.connecting.forks import renewed_in_children
 from metaq.client.message import milliseconds, unix_ms
-from metaq.client.text.connection import Connection, Exchange
+from metaq.client.text.connection import Exchange, TextConnection
 from metaq.errors import BadRequest, ClientError, ConnectionFailed, Refused, RequestTimeout, TooLate, UnknownHandle
 from metaq.message import Message, PutResult, TextPosition
 from metaq.protocol.text.codec import write_get, write_line, write_offset, write_put
 from metaq.protocol.text.commands import BROKER_CHOOSES, END_OF_LOG
-from metaq.protocol.text.messages import decode_messages, join_attribute
+from metaq.protocol.text.messages import decode_text_messages, join_attribute
 from metaq.protocol.text.replies import CONFLICT, MOVED, NOT_FOUND, OK, VALUE, Reply
 
 DEFAULT_PORT: Final = 8123
@@ -102,7 +102,7 @@ class TextClient:
         self.timeout_s = timeout_s
         self._closed = False
         self._connecting = threading.Lock()  # guards what follows
-        self._connection = Connection(host, port, timeout_s, self._access)
+        self._connection = TextConnection(host, port, timeout_s, self._access)
         renewed_in_children(self)
 
     def renew(self) -> None:
@@ -217,7 +217,7 @@ class TextClient:
             return Batch([], TextPosition(0 if position == END_OF_LOG else position))
         if reply.code != VALUE:
             raise _refusal(reply)
-        messages = list(decode_messages(reply.body, position))
+        messages = list(decode_text_messages(reply.body, position))
         if not messages:
             raise ClientError(
                 f"no whole message of {topic}-{partition} at {position} fits into {max_bytes} bytes; raise max_bytes"
@@ -306,12 +306,12 @@ class TextClient:
     def _deadline(self, held_s: float = 0.0) -> float:
         return time.monotonic() + self.timeout_s + held_s
 
-    def _usable_connection(self) -> Connection:
+    def _usable_connection(self) -> TextConnection:
         with self._connecting:
             if self._closed:
                 raise ClientError("this client was closed")
             if not self._connection.usable():
-                self._connection = Connection(self._host, self._port, self.timeout_s, self._access)
+                self._connection = TextConnection(self._host, self._port, self.timeout_s, self._access)
             return self._connection
 
 

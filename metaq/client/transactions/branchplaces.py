@@ -18,7 +18,7 @@ from metaq.protocol.remoting.codes import MASTER
 _BY_DEFAULT: Final = ("system", "numPartitions")
 
 
-class Brokers(Protocol):
+class BranchBrokers(Protocol):
     """The brokers of one session; addresses are ``host:port``."""
 
     def choose(self) -> str:

@@ -16,7 +16,7 @@ from typing import Final, Self
 from metaq.client import checks
 from metaq.client.connecting.access import OPEN, Access
 from metaq.client.connecting.forks import renewed_in_children
-from metaq.client.transactions.branchplaces import Brokers
+from metaq.client.transactions.branchplaces import BranchBrokers
 from metaq.client.transactions.xacommands import XaCommands, as_xid
 from metaq.client.transactions.xaerrors import XaFailed
 from metaq.errors import BadRequest, ClientError, ConnectionFailed, RequestTimeout
@@ -76,7 +76,7 @@ class XaSession:
 
     def __init__(
         self,
-        brokers: Brokers,
+        brokers: BranchBrokers,
         *,
         qualifier: str = "",
         branch_timeout_s: int = DEFAULT_BRANCH_TIMEOUT_S,

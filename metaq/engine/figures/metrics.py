@@ -28,7 +28,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _ESCAPED: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """The Prometheus type of a metric, which says how its values may be used."""
 
     COUNTER = "counter"
@@ -40,7 +40,7 @@ class Metric(NamedTuple):
     """One metric. Its unit is a word of its help, and ends its name where it is a base unit (seconds, bytes, ratio)."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     unit: str
     help: str
     labels: tuple[str, ...] = ()

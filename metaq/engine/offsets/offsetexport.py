@@ -12,11 +12,11 @@ from typing import Final, NamedTuple, TypeVar
 import gevent
 
 from metaq.engine.context import Context
-from metaq.engine.tables.observed import Asked
+from metaq.engine.tables.observed import LastGet
 from metaq.errors import RegistryUnavailable
 from metaq.message import TextPosition, TopicPartition
 from metaq.protocol.remoting.offsetrows import Kind, OffsetRow, encode_row
-from metaq.registry.groupoffsets import GroupOffsets
+from metaq.registry.groupoffsets import GroupOffsetReader
 from metaq.store.files.filecache import ColdRead, Read, Run, read_cached, read_through
 from metaq.store.queues.consumequeue import ConsumeQueue
 
@@ -46,7 +46,7 @@ LONGEST: Final = 255
 """The longest name of a group that is exported, and where owners' names are cut, in characters: ZooKeeper sets no limit."""
 
 
-class Part(NamedTuple):
+class SubjectRows(NamedTuple):
     """The rows of one subject."""
 
     subject: Subject
@@ -56,7 +56,7 @@ class Part(NamedTuple):
     """Why there are no rows of this subject, and of others of its kind."""
 
 
-class Standing(NamedTuple):
+class GroupStanding(NamedTuple):
     """The progress of a group in one partition, in the terms of its kind."""
 
     consumed: int | None = None
@@ -66,10 +66,10 @@ class Standing(NamedTuple):
     owner: str | None = None
 
 
-class OffsetExport:
+class OffsetExporter:
     """The export of the progress of one broker's groups."""
 
-    def __init__(self, context: Context, in_zookeeper: GroupOffsets | None, run: Run) -> None:
+    def __init__(self, context: Context, in_zookeeper: GroupOffsetReader | None, run: Run) -> None:
         """Create it; ``in_zookeeper`` reads what MetaQ's consumers keep there, if ZooKeeper is used."""
         self._context = context
         self._store = context.store
@@ -79,7 +79,7 @@ class OffsetExport:
         self._of_zookeeper: frozenset[tuple[str, str]] = frozenset()
         """The groups, with their topics, of ZooKeeper's last answer: while it is silent they do not count as observed ones."""
 
-    def look(self, ts_ms: int, after: Subject = FIRST) -> Iterator[Part]:
+    def look(self, ts_ms: int, after: Subject = FIRST) -> Iterator[SubjectRows]:
         """Yield the parts of all subjects after one, in their order; other greenlets may run between any two rows.
 
         ``ts_ms`` is the time of the look, in milliseconds. A look that continues after a subject uses the list of ZooKeeper's
@@ -89,7 +89,7 @@ class OffsetExport:
         subjects = [Subject(Kind.REMOTING, *names) for names in self._remoting()]
         silent = self._list_zookeeper() if after == FIRST else None
         if silent is not None:
-            yield Part(after, [], silent)
+            yield SubjectRows(after, [], silent)
         else:
             subjects += [Subject(Kind.ZOOKEEPER, *names) for names in self._of_zookeeper]
         slices = _Slices(self._store.clock.monotonic)
@@ -102,13 +102,13 @@ class OffsetExport:
                 standings = self._standings(subject, observed)
             except RegistryUnavailable as error:
                 silent = str(error)
-                yield Part(subject, [], silent)
+                yield SubjectRows(subject, [], silent)
                 continue
             rows = []
             for number, standing in sorted(standings.items()):
                 rows.append(encode_row(self._row(subject, number, standing, ts_ms)))
                 slices.rest_when_due()
-            yield Part(subject, rows)
+            yield SubjectRows(subject, rows)
 
     # -- groups -------------------------------------------------------------------------------------------------------
 
@@ -133,7 +133,9 @@ class OffsetExport:
                 return str(error)
         return None
 
-    def _standings(self, subject: Subject, observed: Mapping[tuple[str, str], Mapping[int, Asked]]) -> dict[int, Standing]:
+    def _standings(
+        self, subject: Subject, observed: Mapping[tuple[str, str], Mapping[int, LastGet]]
+    ) -> dict[int, GroupStanding]:
         """Return the group's standing by partition, none when the topic is gone; may raise ``RegistryUnavailable``."""
         context, (kind, group, name) = self._context, subject
         topic = context.topics.get(name)
@@ -141,21 +143,21 @@ class OffsetExport:
             return {}
         if kind == Kind.OBSERVED:  # only the partitions that it has asked for: the text protocol has no subscriptions
             asked = observed[group, name].items()
-            return {number: Standing(None, each.position, context.observed.owner(each)) for number, each in asked}
+            return {number: GroupStanding(None, each.position, context.observed.owner(each)) for number, each in asked}
         found = {}
         if kind == Kind.ZOOKEEPER:
             assert self._in_zookeeper is not None
-            found = {number: Standing(None, *each) for number, each in self._in_zookeeper.of(group, name).items()}
+            found = {number: GroupStanding(None, *each) for number, each in self._in_zookeeper.of(group, name).items()}
         else:
             online, offsets = context.clients.consumer_group(group), context.offsets.of(group, name)
             for number in range(topic.read_partitions):
                 owner = None if online is None else online.reader(name, number)
-                found[number] = Standing(offsets.get(number), None, owner)
-        return {number: found.get(number, Standing()) for number in range(topic.read_partitions)}
+                found[number] = GroupStanding(offsets.get(number), None, owner)
+        return {number: found.get(number, GroupStanding()) for number in range(topic.read_partitions)}
 
     # -- partitions ---------------------------------------------------------------------------------------------------
 
-    def _row(self, subject: Subject, number: int, standing: Standing, ts_ms: int) -> OffsetRow:
+    def _row(self, subject: Subject, number: int, standing: GroupStanding, ts_ms: int) -> OffsetRow:
         kind, group, topic = subject
         consumed, position, owner = standing
         queue = self._store.queues.get(TopicPartition(topic, number))

@@ -7,11 +7,12 @@ with all other messages; to keep weeks of it, copy it (``metaq offsets export``)
 
 import logging
 import zlib
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from metaq.engine.context import Context
-from metaq.engine.offsets.offsetexport import OffsetExport
+from metaq.engine.offsets.offsetexport import OffsetExporter
 from metaq.engine.turn import Turns
 from metaq.engine.writing import internal, note, stage
 from metaq.errors import MetaqError
@@ -30,15 +31,16 @@ FAST: Final = 1
 class OffsetHistory:
     """The recorder of one broker's groups. Only a master records."""
 
-    def __init__(self, context: Context, export: OffsetExport, turns: Turns, run: Run) -> None:
+    def __init__(self, context: Context, export: OffsetExporter, turns: Turns, ending: Callable[[], bool], run: Run) -> None:
+        """Create it; ``ending`` says whether the broker stops."""
         self._context = context
         self._store = context.store
         self._export = export
         self._turns = turns
+        self._ending = ending
         self._run = run
         self._most_bytes = min(LINES_BYTES, context.settings.segment_bytes // 4)
         self._incomplete = False
-        self.stopping = False
 
     def record(self) -> None:
         """Record one look at all groups; called as a duty."""
@@ -63,7 +65,7 @@ class OffsetHistory:
 
     @property
     def _stopped(self) -> bool:
-        return self.stopping or not self._store.writable
+        return self._ending() or not self._store.writable
 
     def _put(self, lines: list[bytes]) -> None:
         if not lines or self._stopped:

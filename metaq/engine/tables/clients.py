@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from metaq.engine.tables.connections import Connection
-from metaq.engine.tables.consumergroup import ConsumerGroup, Identity, Member, topics_of
+from metaq.engine.tables.consumergroup import ClientIdentity, ConsumerGroup, Member, subscribed_topics
 from metaq.engine.tables.groups import GroupTable
 from metaq.errors import BadRequest
 from metaq.protocol.remoting.codes import Request
@@ -117,7 +117,7 @@ class Clients:
         if session not in self._joined:
             self._joined[session] = _Joined()
             session.closing.append(partial(self._closed, session))
-        client, now_s, joined = Identity(heartbeat.client_id, language, version), self._monotonic(), self._joined[session]
+        client, now_s, joined = ClientIdentity(heartbeat.client_id, language, version), self._monotonic(), self._joined[session]
         for name in heartbeat.producers:
             joined.producers.add(name)
             members = self._producers.setdefault(name, {})
@@ -159,7 +159,7 @@ class Clients:
             return
         group.put(member)
         self._report(group)
-        if before is None or before.client != member.client or topics_of(before) != topics_of(member):
+        if before is None or before.client != member.client or subscribed_topics(before) != subscribed_topics(member):
             self._to_notify[name] = None
 
     def _report(self, group: ConsumerGroup) -> None:

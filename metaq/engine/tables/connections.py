@@ -9,7 +9,7 @@ Answered = Callable[[RemotingCommand | None], None]
 """A callback that is called once with a client's answer, or with ``None`` when there will be none."""
 
 
-class User(Protocol):
+class ConnectionUser(Protocol):
     """The user of a connection."""
 
     @property
@@ -27,7 +27,7 @@ class Connection(Protocol):
     def __hash__(self) -> int: ...
 
     @property
-    def principal(self) -> User: ...
+    def principal(self) -> ConnectionUser: ...
 
     @property
     def closed(self) -> bool: ...

@@ -17,7 +17,7 @@ NAMED_AT_MOST: Final = 8
 """The most topics that a warning names, and the most clients for each expression."""
 
 
-class Identity(NamedTuple):
+class ClientIdentity(NamedTuple):
     """A client's description of itself, which comes with every heartbeat."""
 
     client_id: str
@@ -29,7 +29,7 @@ class Member(NamedTuple):
     """A client in a group, over one connection."""
 
     session: Connection
-    client: Identity
+    client: ClientIdentity
     beat_s: float
     """The monotonic time of its last heartbeat."""
     data: ConsumerData | None = None
@@ -148,7 +148,7 @@ class ConsumerGroup:
         session, before = member.session, self.members.get(member.session)
         self.members[session] = member
         wanted = {subscription.topic: subscription for subscription in reversed(member.subscriptions)}
-        for topic in topics_of(before):
+        for topic in subscribed_topics(before):
             self._drop(topic, session)
         for topic, subscription in wanted.items():
             if topic not in self._topics:
@@ -160,7 +160,7 @@ class ConsumerGroup:
 
     def remove(self, session: Connection) -> None:
         """Remove a member; it must be one."""
-        for topic in topics_of(self.members.pop(session)):
+        for topic in subscribed_topics(self.members.pop(session)):
             self._drop(topic, session)
         for place in self._read.pop(session, ()):
             if self._readers.get(place) is session:
@@ -180,6 +180,6 @@ class ConsumerGroup:
         return self._told if self._told != before else []
 
 
-def topics_of(member: Member | None) -> set[str]:
+def subscribed_topics(member: Member | None) -> set[str]:
     """Return the topics that a member subscribes to; none for ``None``."""
     return set() if member is None else {subscription.topic for subscription in member.subscriptions}

@@ -21,7 +21,7 @@ OWNS_S: Final = 60.0
 FORGOTTEN_S: Final = 24 * 3600.0
 
 
-class Asked(NamedTuple):
+class LastGet(NamedTuple):
     """The last get of a group in one partition."""
 
     position: TextPosition
@@ -37,24 +37,24 @@ class Observed:
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        self._asked: dict[tuple[str, str, int], Asked] = {}
+        self._asked: dict[tuple[str, str, int], LastGet] = {}
 
     def asked(self, get: Get, address: tuple[Any, ...]) -> None:
         """Note a get from a partition that exists; groups with too long a name are ignored."""
         if len(get.group) > LONGEST_GROUP:
             return
-        asked = tuple.__new__(Asked, (get.position, self._monotonic(), address))  # a third of the cost of Asked(...)
+        asked = tuple.__new__(LastGet, (get.position, self._monotonic(), address))  # a third of the cost of LastGet(...)
         self._asked[get.group, get.topic, get.partition] = asked
         if len(self._asked) > MOST_PLACES:
             del self._asked[next(iter(self._asked))]
 
-    def table(self, rest: Rest) -> dict[tuple[str, str], dict[int, Asked]]:
+    def table(self, rest: Rest) -> dict[tuple[str, str], dict[int, LastGet]]:
         """Return the last gets by group and topic, then by partition; forget those older than ``FORGOTTEN_S``.
 
         ``rest`` is called after each of them; gets that come meanwhile may be missing.
         """
         oldest_s = self._monotonic() - FORGOTTEN_S
-        table: dict[tuple[str, str], dict[int, Asked]] = {}
+        table: dict[tuple[str, str], dict[int, LastGet]] = {}
         for place in list(self._asked):
             asked = self._asked.get(place)
             if asked is None:  # dropped meanwhile
@@ -67,6 +67,6 @@ class Observed:
             rest()
         return table
 
-    def owner(self, asked: Asked) -> str | None:
+    def owner(self, asked: LastGet) -> str | None:
         """Return HOST:PORT of the reader if its get was within ``OWNS_S``, otherwise ``None``."""
         return str(Address(*asked.address[:2])) if asked.at_s + OWNS_S > self._monotonic() else None

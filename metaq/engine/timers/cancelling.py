@@ -10,7 +10,7 @@ from metaq.errors import MetaqError, NotWritable, RequestFailed, TimerDelivered,
 from metaq.protocol.record import decode_record
 from metaq.store.files.filecache import Run, read_through
 from metaq.timers.handles import Handle
-from metaq.timers.pending import KEPT_CANCELS_MS, Pending, State
+from metaq.timers.pending import KEPT_CANCELS_MS, Pending, TimerState
 from metaq.timers.records import Key, parts_of, topic_of_park
 
 FOLD_WAIT_S: Final = 3.0
@@ -104,22 +104,22 @@ class Cancels:
         deadline = self._store.clock.monotonic() + TAKEN_WAIT_S
         while True:
             match table.state(key):
-                case State.PENDING:
+                case TimerState.PENDING:
                     return table.place(key)
-                case State.CANCELLED:
+                case TimerState.CANCELLED:
                     return None
-                case State.TAKEN:
+                case TimerState.TAKEN:
                     if self._store.clock.monotonic() >= deadline:
                         raise NotWritable("the delayed message is being delivered or cancelled; try again in a second")
                     self._timers.wait(0.05)
-                case State.FAR:
+                case TimerState.FAR:
                     covered = table.covered
                     (found, place), *_ = table.find([key], self._run)
-                    if table.covered != covered or table.state(key) is not State.FAR:
+                    if table.covered != covered or table.state(key) is not TimerState.FAR:
                         continue  # the table has changed while the index was asked
-                    if found is State.PENDING and key >= table.horizon:
+                    if found is TimerState.PENDING and key >= table.horizon:
                         return place
-                    if found is State.CANCELLED:
+                    if found is TimerState.CANCELLED:
                         return None
                     raise self._gone(key)
 

@@ -10,8 +10,8 @@ from metaq.errors import BadRequest
 from metaq.protocol.record import Record, decode_record
 from metaq.store.files.filecache import Run, read_through
 from metaq.timers.fold import place_of
-from metaq.timers.pending import Pending, State
-from metaq.timers.records import PARKS, Key, event_of_park, origin_of
+from metaq.timers.pending import Pending, TimerState
+from metaq.timers.records import PARKS, Key, event_of_park, park_origin
 
 logger = logging.getLogger(__name__)
 
@@ -61,19 +61,19 @@ class TimerKeeper:
         kept = 0
         self._store.check_writable()
         for key, record in parks:
-            if places.get(key) == record.log_offset and table.state(key) in (State.PENDING, State.FAR):
+            if places.get(key) == record.log_offset and table.state(key) in (TimerState.PENDING, TimerState.FAR):
                 kept += self._keep_one(key, record)
         return kept
 
     def _places(self, table: Pending, keys: list[Key]) -> dict[Key, int]:
         """Return the places of those timers that are pending and that nobody has taken, known at the moment of the return."""
         while True:
-            far = [key for key in keys if table.state(key) is State.FAR and key >= table.horizon]
+            far = [key for key in keys if table.state(key) is TimerState.FAR and key >= table.horizon]
             covered = table.covered
             asked = table.find(far, self._run) if far else []
-            if table.covered == covered and all(table.state(key) is State.FAR and key >= table.horizon for key in far):
+            if table.covered == covered and all(table.state(key) is TimerState.FAR and key >= table.horizon for key in far):
                 break
-        found = {key: place for key, (state, place) in zip(far, asked, strict=True) if state is State.PENDING}
+        found = {key: place for key, (state, place) in zip(far, asked, strict=True) if state is TimerState.PENDING}
         for key in keys:
             place = table.place(key)
             if place is not None:
@@ -81,7 +81,7 @@ class TimerKeeper:
         return found
 
     def _keep_one(self, key: Key, record: Record) -> int:
-        origin = origin_of(record)._replace(place=record.log_offset)
+        origin = park_origin(record)._replace(place=record.log_offset)
         try:
             self._timers.stage_again(key, origin, again(record, *PARKS, pairs_of(record)))
         except BadRequest as error:

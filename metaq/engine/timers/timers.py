@@ -37,7 +37,7 @@ from metaq.timers.records import (
     Cancelled,
     Delivered,
     Key,
-    Parked,
+    Park,
     Secret,
     TimerEvent,
     cancel_mark,
@@ -229,7 +229,7 @@ class Timers:
         """Take the keys of a record out of flight."""
         assert self._pending is not None
         flight, event = self._pending.flight, staged.event
-        if isinstance(event, Parked):
+        if isinstance(event, Park):
             flight.remove(event.key)
         elif isinstance(event, Cancelled):
             for key, _ in event.timers:
@@ -285,7 +285,7 @@ class Timers:
         placed = stage(self.context, draft.moved(*PARKS, kept))
         key = key_of(due_ms, placed.log_offset)
         pending.flight.add(key)
-        self._stage(Staged(True, placed.ordinal, Parked(key, placed.log_offset, None, self._store.log.staged_end)))
+        self._stage(Staged(True, placed.ordinal, Park(key, placed.log_offset, None, self._store.log.staged_end)))
         self.parked += 1
         return placed._replace(ordinal=0, handle=handle_of(key, secret))
 
@@ -351,7 +351,7 @@ class Timers:
         placed = stage(self.context, draft, {properties.TIMER: str(origin)})
         pending.take(key, origin.place)
         pending.flight.add(key)
-        event = Parked(key, placed.log_offset, origin.place, store.log.staged_end)
+        event = Park(key, placed.log_offset, origin.place, store.log.staged_end)
         self._stage(Staged(True, placed.ordinal, event, (key,)))
         self.moved += 1
 

@@ -48,7 +48,7 @@ class ConsumeStats(NamedTuple):
     queues: Mapping[MessageQueue, QueueProgress]
 
 
-class Connection(NamedTuple):
+class ConnectedClient(NamedTuple):
     """A client in a group."""
 
     address: str
@@ -164,7 +164,7 @@ def encode_corrections(offsets: Mapping[int, int]) -> bytes:
 # -- clients ----------------------------------------------------------------------------------------------------------
 
 
-def _connection_row(connection: Connection) -> dict[str, Any]:
+def _connection_row(connection: ConnectedClient) -> dict[str, Any]:
     return {
         "clientAddr": connection.address,
         "clientId": connection.client_id,
@@ -173,13 +173,13 @@ def _connection_row(connection: Connection) -> dict[str, Any]:
     }
 
 
-def encode_producers(connections: Iterable[Connection]) -> bytes:
+def encode_producers(connections: Iterable[ConnectedClient]) -> bytes:
     """Return the body of the answer to 204: the connections of a producer group."""
     return fastjson.encode({"connectionSet": list(map(_connection_row, connections))})
 
 
 def encode_consumers(
-    connections: Iterable[Connection],
+    connections: Iterable[ConnectedClient],
     latest: ConsumerData,
     subscriptions: Mapping[str, Subscription],
     differences: Mapping[str, Mapping[str, list[str]]],
@@ -201,7 +201,7 @@ def encode_consumers(
     return fastjson.encode(content)
 
 
-def encode_all_producers(groups: Mapping[str, Iterable[Connection]]) -> bytes:
+def encode_all_producers(groups: Mapping[str, Iterable[ConnectedClient]]) -> bytes:
     """Return the body of the answer to 328: the connections of all producer groups."""
     rows = {
         group: [

@@ -79,7 +79,7 @@ class RegisterBroker(NamedTuple):
     heartbeat_timeout_millis: int | None = None
 
 
-class BrokerIdentity(NamedTuple):
+class BrokerOnly(NamedTuple):
     """Unregister a broker (104), or ask for the version of its topics (322)."""
 
     broker_name: str
@@ -309,7 +309,7 @@ class DeleteGroup(NamedTuple):
     clean_offset: bool = False
 
 
-class ConsumeStats(NamedTuple):
+class GetConsumeStats(NamedTuple):
     """Ask for the offsets and the lag of a group (208), in one topic or in all."""
 
     consumer_group: str

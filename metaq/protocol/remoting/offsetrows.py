@@ -102,7 +102,7 @@ def decode_lines(data: bytes) -> list[OffsetRow]:
     return [_row(_parsed(line)) for line in data.splitlines()]
 
 
-def encode_page(rows: Iterable[bytes], following: str | None, problem: str | None) -> bytes:
+def encode_row_page(rows: Iterable[bytes], following: str | None, problem: str | None) -> bytes:
     """Return the body of the answer to 30040. Rows come encoded: to encode a thousand at once would hold up other clients."""
     return orjson.dumps({"rows": list(map(orjson.Fragment, rows)), "next": following, "problem": problem})
 

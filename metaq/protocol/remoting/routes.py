@@ -61,7 +61,7 @@ class TopicConfig(NamedTuple):
     filter_type: str = SINGLE_TAG
 
 
-class TopicTable(NamedTuple):
+class TopicConfigs(NamedTuple):
     """A broker's topics by name: all, or those that changed."""
 
     version: DataVersion
@@ -151,10 +151,10 @@ def _topic(name: str, row: Mapping[str, Any]) -> TopicConfig:
     )
 
 
-def _table(value: Mapping[str, Any]) -> TopicTable:
+def _table(value: Mapping[str, Any]) -> TopicConfigs:
     _check_count(len(value["topicConfigTable"]))
     topics = {name: _topic(name, row) for name, row in value["topicConfigTable"].items()}
-    return TopicTable(_version(value["dataVersion"]), topics)
+    return TopicConfigs(_version(value["dataVersion"]), topics)
 
 
 def _check_count(topics: int) -> None:
@@ -179,23 +179,23 @@ def decode_data_version(body: bytes) -> DataVersion:
 
 
 @_reader("topic table")
-def decode_topic_table(body: bytes) -> TopicTable:
+def decode_topic_table(body: bytes) -> TopicConfigs:
     """Return the topics in a body that RocketMQ calls TopicConfigSerializeWrapper."""
     return _table(fastjson.decode(body))
 
 
 @_reader("registration")
-def decode_registration(body: bytes, version: int, compressed: bool) -> TopicTable:
+def decode_registration(body: bytes, version: int, compressed: bool) -> TopicConfigs:
     """Return the topics in the body of 103, of a request of protocol ``version``. An empty body means no topics yet."""
     if not body:
-        return TopicTable(DataVersion(0, 0), {})
+        return TopicConfigs(DataVersion(0, 0), {})
     if compressed:
         return _deflated_table(body)
     content = fastjson.decode(body, MOST_LENIENT)
     return _table(content if version < VERSION_WITH_TOPIC_VERSION else content["topicConfigSerializeWrapper"])
 
 
-def _deflated_table(body: bytes) -> TopicTable:
+def _deflated_table(body: bytes) -> TopicConfigs:
     """Return the topics in a compressed registration. Filter servers and mappings of static topics, after them, are ignored."""
     stream = zlib.decompressobj()
     data = stream.decompress(body, MAX_INFLATED_BYTES)
@@ -225,7 +225,7 @@ def _deflated_table(body: bytes) -> TopicTable:
         name, *words, filter_type, _ = part().decode().split(" ", 5)
         read, write, permission = (parse_int(f"of topic {name[:40]} in a registration", word, 32) for word in words)
         topics[name] = TopicConfig(name, read, write, permission, filter_type=filter_type)
-    return TopicTable(version, topics)
+    return TopicConfigs(version, topics)
 
 
 @_reader("topic route")
@@ -289,7 +289,7 @@ def topic_row(topic: TopicConfig) -> dict[str, Any]:
     }
 
 
-def _table_value(table: TopicTable) -> dict[str, Any]:
+def _table_value(table: TopicConfigs) -> dict[str, Any]:
     rows = {topic.name: topic_row(topic) for topic in table.topics.values()}
     return {"dataVersion": _version_value(table.version), "topicConfigTable": rows}
 
@@ -304,12 +304,12 @@ def encode_data_version(version: DataVersion) -> bytes:
     return _dump(_version_value(version))
 
 
-def encode_topic_table(table: TopicTable) -> bytes:
+def encode_topic_table(table: TopicConfigs) -> bytes:
     """Return the body that ``decode_topic_table`` reads."""
     return _dump(_table_value(table))
 
 
-def encode_registration(table: TopicTable, *, compressed: bool = False) -> bytes:
+def encode_registration(table: TopicConfigs, *, compressed: bool = False) -> bytes:
     """Return the body that ``decode_registration`` reads. The compressed form carries neither order nor flags."""
     if not compressed:
         return _dump({"filterServerList": [], "topicConfigSerializeWrapper": _table_value(table)})

@@ -22,7 +22,7 @@ FORGET: Final = "forget"
 """The value of ``outcome`` in 30012 that forgets an earlier decision instead of making one."""
 
 
-class State(enum.StrEnum):
+class UndecidedState(enum.StrEnum):
     """The states in which a transaction is listed as undecided."""
 
     PREPARED = "prepared"
@@ -34,7 +34,7 @@ class State(enum.StrEnum):
 
 
 class ListTransactions(NamedTuple):
-    """Ask for the transactions of one ``State``, the oldest first (30010)."""
+    """Ask for the transactions of one ``UndecidedState``, the oldest first (30010)."""
 
     state: str
     limit: Int32 = Int32(MOST_ROWS)
@@ -54,7 +54,7 @@ class DecideTransaction(NamedTuple):
     key: str
     """The key of a branch."""
     outcome: str
-    """One of ``metaq.tx.states.Outcome``, or ``FORGET``."""
+    """One of ``metaq.tx.states.Decision``, or ``FORGET``."""
 
 
 class Branch(NamedTuple):
@@ -71,7 +71,7 @@ class Branch(NamedTuple):
     """What an operator decided."""
 
 
-class Half(NamedTuple):
+class HalfRow(NamedTuple):
     """An undecided transactional message."""
 
     offset_id: str
@@ -106,7 +106,7 @@ class BranchMessage(NamedTuple):
     born_ms: int
 
 
-R = TypeVar("R", Branch, Half, BranchMessage)
+R = TypeVar("R", Branch, HalfRow, BranchMessage)
 
 
 class Page(NamedTuple, Generic[R]):
@@ -127,7 +127,7 @@ def encode_branch(branch: Branch, messages: list[BranchMessage], problem: str | 
     return fastjson.encode({"branch": branch._asdict(), "messages": rows, "problem": problem})
 
 
-def encode_half(half: Half) -> bytes:
+def encode_half(half: HalfRow) -> bytes:
     """Return the body of the answer to 30011 about a half message."""
     return fastjson.encode({"half": half._asdict()})
 

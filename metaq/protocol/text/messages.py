@@ -152,7 +152,7 @@ def tag_hash(stored: Stored, overhead: int) -> int:
     return text_size_and_tag(stored, overhead)[1]
 
 
-def decode_messages(data: bytes, position: int, most: int = MAX_INFLATED_BYTES) -> Iterator[Message]:
+def decode_text_messages(data: bytes, position: int, most: int = MAX_INFLATED_BYTES) -> Iterator[Message]:
     """Yield the whole messages in a reply, the first of which begins at ``position`` of its partition.
 
     A cut message at the end is left out. A message that bit 16 marks as compressed is inflated, to at most ``most`` bytes; when

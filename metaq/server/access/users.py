@@ -66,12 +66,12 @@ def parse_permission(text: object) -> Permission:
     return found
 
 
-def permission_text(permission: Permission) -> str:
+def written_permission(permission: Permission) -> str:
     """Return the permission as the users file writes it."""
     return "|".join(str(word.name) for word in Permission if word in permission) or "DENY"
 
 
-Granted = Annotated[Permission, BeforeValidator(parse_permission), PlainSerializer(permission_text)]
+Granted = Annotated[Permission, BeforeValidator(parse_permission), PlainSerializer(written_permission)]
 
 
 class User(BaseModel):

@@ -16,7 +16,7 @@ from metaq.engine.context import Context
 from metaq.engine.figures.metrics import Family, Metric, Sample
 from metaq.engine.figures.statistics import NOTHING
 from metaq.engine.hold import Holds
-from metaq.engine.offsets.offsetexport import OffsetExport
+from metaq.engine.offsets.offsetexport import OffsetExporter
 from metaq.engine.registry import Registry
 from metaq.engine.timers.timers import Timers
 from metaq.engine.turn import Turns
@@ -59,7 +59,7 @@ class BrokerMetrics:
     transactions: Callable[[Read], Mapping[str, object]]
     """Returns the figures of transactions by name."""
     timers: Timers
-    export: OffsetExport
+    export: OffsetExporter
     registered: Callable[[], str | None]
     """Returns the reason why clients cannot find this broker, or ``None``."""
     registry: Registry | None

@@ -35,7 +35,7 @@ from gevent import socket
 import metaq
 from metaq.address import LOOPBACK, Address, parse_listen
 from metaq.config import Settings
-from metaq.engine.figures.metrics import CONTENT_TYPE, Family, Histogram, Kind, Metric
+from metaq.engine.figures.metrics import CONTENT_TYPE, Family, Histogram, Metric, MetricKind
 from metaq.errors import AccessDenied, ConfigError, Overloaded
 from metaq.replication.peers import Certificate
 from metaq.server.access.authentication import Authentication
@@ -45,7 +45,7 @@ from metaq.server.http.process import PROCESS, process_families
 from metaq.server.http.scrapes import Scrapes
 from metaq.server.wire.listeners import IPV4_IN_IPV6, Listener, resolve
 from metaq.store.files.filecache import Rest
-from metaq.store.recovery.progress import Step
+from metaq.store.recovery.progress import RecoveryStep
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +54,13 @@ WATCH_S: Final = 0.1
 """Interval at which the lateness of the loop is measured."""
 STALL_BOUNDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
-BUILD: Final = Metric("metaq_build_info", Kind.GAUGE, "1", "Versions of metaq and of Python; always 1.", ("version", "python"))
-READY: Final = Metric("metaq_ready", Kind.GAUGE, "0 or 1", "Whether /readyz says that this process is ready.")
+BUILD: Final = Metric(
+    "metaq_build_info", MetricKind.GAUGE, "1", "Versions of metaq and of Python; always 1.", ("version", "python")
+)
+READY: Final = Metric("metaq_ready", MetricKind.GAUGE, "0 or 1", "Whether /readyz says that this process is ready.")
 STALLS: Final = Metric(
     "metaq_loop_stall_seconds",
-    Kind.HISTOGRAM,
+    MetricKind.HISTOGRAM,
     "seconds",
     "Delay of the event loop in seconds, measured every 0.1 s.",
 )
@@ -66,7 +68,7 @@ OWN: Final = (BUILD, READY, *PROCESS, STALLS)
 """The metrics that every process exposes from the start."""
 
 
-class State(StrEnum):
+class Stage(StrEnum):
     """The stage of a process's life."""
 
     STARTING = "starting"
@@ -108,8 +110,8 @@ class Monitor:
         When ``http_listen`` is empty, the port is the one after that of ``beside`` (HOST:PORT), on loopback. Raise
         ``ConfigError`` when the address is malformed or in use.
         """
-        self._state = State.STARTING
-        self._step: Step | None = None
+        self._state = Stage.STARTING
+        self._step: RecoveryStep | None = None
         self._began = time.monotonic()
         self._monitored: Callable[[], Monitored] | None = None
         self._authentication: Authentication | None = None
@@ -136,22 +138,22 @@ class Monitor:
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
-    def recovering(self, step: Step) -> None:
+    def recovering(self, step: RecoveryStep) -> None:
         """Record the progress of recovery. Any thread may call it."""
-        self._state, self._step = State.RECOVERING, step
+        self._state, self._step = Stage.RECOVERING, step
 
     def serving(self, monitored: Callable[[], Monitored], authentication: Authentication) -> None:
         """Record that the process serves.
 
         ``monitored`` returns the current source of metrics and readiness; ``authentication`` has the users.
         """
-        self._state, self._step, self._monitored, self._authentication = State.SERVING, None, monitored, authentication
+        self._state, self._step, self._monitored, self._authentication = Stage.SERVING, None, monitored, authentication
         if self._server is not None:
             self._watcher = gevent.spawn(self._watch_loop)
 
     def stopping(self) -> None:
         """Record that the process takes no more work."""
-        self._state = State.STOPPING
+        self._state = Stage.STOPPING
 
     def close(self) -> None:
         """Close the port."""
@@ -207,7 +209,7 @@ class Monitor:
 
     def reasons(self) -> list[str]:
         """Return the reasons why the process is not ready; empty when it is."""
-        if self._state is State.SERVING:
+        if self._state is Stage.SERVING:
             assert self._monitored is not None
             return self._monitored().reasons()
         return [_WHY_NOT[self._state]]
@@ -247,9 +249,9 @@ class Monitor:
 
 
 _WHY_NOT: Final = {
-    State.STARTING: "the process starts",
-    State.RECOVERING: "the store is being recovered",
-    State.STOPPING: "the process stops",
+    Stage.STARTING: "the process starts",
+    Stage.RECOVERING: "the store is being recovered",
+    Stage.STOPPING: "the process stops",
 }
 
 

@@ -5,19 +5,19 @@ docs/metrics.md has the same as a table.
 
 from typing import Final
 
-from metaq.engine.figures.metrics import Kind, Metric
+from metaq.engine.figures.metrics import Metric, MetricKind
 
 
 def _counter(name: str, unit: str, text: str, *labels: str) -> Metric:
-    return Metric(name, Kind.COUNTER, unit, text, labels)
+    return Metric(name, MetricKind.COUNTER, unit, text, labels)
 
 
 def _gauge(name: str, unit: str, text: str, *labels: str) -> Metric:
-    return Metric(name, Kind.GAUGE, unit, text, labels)
+    return Metric(name, MetricKind.GAUGE, unit, text, labels)
 
 
 def _histogram(name: str, text: str) -> Metric:
-    return Metric(name, Kind.HISTOGRAM, "seconds", text)
+    return Metric(name, MetricKind.HISTOGRAM, "seconds", text)
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------

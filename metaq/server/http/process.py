@@ -6,16 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from metaq.engine.figures.metrics import Family, Kind, Metric
+from metaq.engine.figures.metrics import Family, Metric, MetricKind
 
-RESIDENT: Final = Metric("process_resident_memory_bytes", Kind.GAUGE, "bytes", "Resident memory of this process, in bytes.")
-OPEN_FILES: Final = Metric("process_open_fds", Kind.GAUGE, "descriptors", "Open file descriptors.")
-MOST_FILES: Final = Metric("process_max_fds", Kind.GAUGE, "descriptors", "File descriptors that may be open.")
+RESIDENT: Final = Metric(
+    "process_resident_memory_bytes", MetricKind.GAUGE, "bytes", "Resident memory of this process, in bytes."
+)
+OPEN_FILES: Final = Metric("process_open_fds", MetricKind.GAUGE, "descriptors", "Open file descriptors.")
+MOST_FILES: Final = Metric("process_max_fds", MetricKind.GAUGE, "descriptors", "File descriptors that may be open.")
 PROCESSOR: Final = Metric(
-    "process_cpu_seconds_total", Kind.COUNTER, "seconds", "Processor time of all threads, user and kernel, in seconds."
+    "process_cpu_seconds_total", MetricKind.COUNTER, "seconds", "Processor time of all threads, user and kernel, in seconds."
 )
 STARTED: Final = Metric(
-    "process_start_time_seconds", Kind.GAUGE, "seconds", "When this process started, in seconds since 1970 (UTC)."
+    "process_start_time_seconds", MetricKind.GAUGE, "seconds", "When this process started, in seconds since 1970 (UTC)."
 )
 PROCESS: Final = (RESIDENT, OPEN_FILES, MOST_FILES, PROCESSOR, STARTED)
 

@@ -20,8 +20,8 @@ from metaq.engine.role import Role
 from metaq.engine.tables import topics as tables
 from metaq.errors import MetaqError
 from metaq.protocol.remoting.codes import MASTER, Request
-from metaq.protocol.remoting.headers import BrokerIdentity, RegisterBroker, encode_header
-from metaq.protocol.remoting.routes import DataVersion, TopicTable, decode_kv_table, encode_registration
+from metaq.protocol.remoting.headers import BrokerOnly, RegisterBroker, encode_header
+from metaq.protocol.remoting.routes import DataVersion, TopicConfigs, decode_kv_table, encode_registration
 from metaq.registry.routes import BrokerKey
 from metaq.replication.peers import Peers
 from metaq.server.registering.outbound import Outbound
@@ -159,13 +159,13 @@ class Registration:
 
     # -- what is registered -------------------------------------------------------------------------------------------
 
-    def table(self, names: Iterable[str] | None = None) -> TopicTable:
+    def table(self, names: Iterable[str] | None = None) -> TopicConfigs:
         """Return the table of all topics, or of those in ``names`` that exist."""
         known = self._topics if names is None else filter(None, map(self._topics.get, names))
         configs = {topic.name: tables.config_of(topic, self._topics.permission_of(topic)) for topic in known}
-        return TopicTable(DataVersion(self._started_ms, self._topics.version), configs)
+        return TopicConfigs(DataVersion(self._started_ms, self._topics.version), configs)
 
-    def register_at(self, address: Address, link: Outbound, table: TopicTable) -> None:
+    def register_at(self, address: Address, link: Outbound, table: TopicConfigs) -> None:
         """Register once with an external registry."""
         key = self._key
         header = RegisterBroker(key.name, key.address, key.cluster, self._ha_address, key.number)
@@ -176,7 +176,7 @@ class Registration:
 
     def unregister_at(self, link: Outbound) -> None:
         key = self._key
-        link.call(Request.UNREGISTER_BROKER, encode_header(BrokerIdentity(key.name, key.address, key.cluster, key.number)))
+        link.call(Request.UNREGISTER_BROKER, encode_header(BrokerOnly(key.name, key.address, key.cluster, key.number)))
 
     def _mark_ordered(self, ordered: Collection[str]) -> None:
         """Mark as ordered exactly the topics that some registry lists as ordered."""

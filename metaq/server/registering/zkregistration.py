@@ -19,13 +19,12 @@ from metaq.clock import Clock
 from metaq.config import Settings
 from metaq.engine.pool import run_in_pool
 from metaq.engine.registry import Registry
-from metaq.engine.tables.topics import Topic
-from metaq.engine.tables.topics import TopicTable as Topics
+from metaq.engine.tables.topics import Topic, TopicTable
 from metaq.errors import BadRequest, ConfigError, MetaqError
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX
 from metaq.protocol.remoting.codes import INHERIT, MASTER, READ, WRITE, Request
-from metaq.protocol.remoting.routes import DataVersion, TopicTable, decode_topic_table
-from metaq.registry.groupoffsets import GroupOffsets
+from metaq.protocol.remoting.routes import DataVersion, TopicConfigs, decode_topic_table
+from metaq.registry.groupoffsets import GroupOffsetReader
 from metaq.registry.members import Members
 from metaq.registry.paths import (
     TOPICS,
@@ -33,14 +32,14 @@ from metaq.registry.paths import (
     TOPICS_TO_SUBSCRIBE,
     BrokerNode,
     Layout,
-    Member,
+    RegisteredReplica,
     Replica,
     decode_broker_node,
     encode_address,
     encode_partitions,
 )
 from metaq.registry.routes import BrokerKey
-from metaq.registry.session import Set, greenlets
+from metaq.registry.session import SetData, greenlets
 from metaq.registry.zookeeper import ZooKeeper
 from metaq.replication.peers import Peers
 from metaq.server.registering.outbound import Outbound
@@ -104,7 +103,7 @@ class InZooKeeper:
         self,
         settings: Settings,
         listening: Listening,
-        topics: Topics,
+        topics: TopicTable,
         registry: Registry | None,
         clock: Clock,
         peers: Peers,
@@ -117,7 +116,7 @@ class InZooKeeper:
         """
         self.zookeeper = open_session(settings, clock)
         places = places_of(listening, settings)
-        self.group_offsets = GroupOffsets(self.zookeeper, Layout(settings.zookeeper_root), settings.broker_number)
+        self.group_offsets = GroupOffsetReader(self.zookeeper, Layout(settings.zookeeper_root), settings.broker_number)
         self._own = OwnNodes(self.zookeeper, settings, places, topics, clock.now_ms(), is_master=is_master)
         self._others = None if registry is None else OtherBrokers(self.zookeeper, self._own.member, registry, clock, peers)
 
@@ -153,7 +152,7 @@ class OwnNodes:
         zookeeper: ZooKeeper,
         settings: Settings,
         places: Places,
-        topics: Topics,
+        topics: TopicTable,
         started_ms: int,
         *,
         is_master: bool,
@@ -164,7 +163,7 @@ class OwnNodes:
         self._topics = topics
         self._started_ms = started_ms
         self.is_master = is_master
-        self.member = Member(settings.cluster_name, settings.broker_name, settings.replica_number)
+        self.member = RegisteredReplica(settings.cluster_name, settings.broker_name, settings.replica_number)
         self._replica = Replica(settings.broker_number, None if is_master else settings.replica_number - 1)
         self._layout = Layout(settings.zookeeper_root)
         self._checksum = b"%d" % zlib.crc32(settings.model_dump_json().encode())
@@ -197,7 +196,7 @@ class OwnNodes:
         place = self._layout.replica(self._replica)
         if self.is_master and self._zookeeper.held(place):
             try:
-                self._zookeeper.commit([Set(self._layout.broker(self._replica.broker), b"")])
+                self._zookeeper.commit([SetData(self._layout.broker(self._replica.broker), b"")])
             except MetaqError as error:
                 logger.info("no goodbye zookeeper=%s reason=%s", self._zookeeper.hosts, error)
         for path in (self.member.path, *self._others, *(path for paths in self._data.values() for path in paths)):
@@ -214,7 +213,7 @@ class OwnNodes:
         if self._zookeeper.held(self._layout.replica(self._replica)):
             found = self._zookeeper.get(path)
             if found is not None and found.data != address:
-                self._zookeeper.commit([Set(path, address, found.version)])
+                self._zookeeper.commit([SetData(path, address, found.version)])
 
     # -- topics -------------------------------------------------------------------------------------------------------
 
@@ -266,14 +265,14 @@ def _same_process(found: bytes, own: bytes) -> bool:
 class OtherBrokers:
     """Fills this broker's registry with the other brokers in ZooKeeper."""
 
-    def __init__(self, zookeeper: ZooKeeper, own: Member, registry: Registry, clock: Clock, peers: Peers) -> None:
+    def __init__(self, zookeeper: ZooKeeper, own: RegisteredReplica, registry: Registry, clock: Clock, peers: Peers) -> None:
         self._peers = peers
         self._own = own
         self._registry = registry
         self._wake = Event()
         self._members = Members(zookeeper, clock, self._wake.set)
-        self._entered: dict[Member, BrokerNode] = {}
-        self._silent: set[Member] = set()
+        self._entered: dict[RegisteredReplica, BrokerNode] = {}
+        self._silent: set[RegisteredReplica] = set()
         self._greenlet: Any = None
 
     def start(self) -> None:
@@ -295,7 +294,7 @@ class OtherBrokers:
             gevent.joinall([gevent.spawn(self._enter, member, node) for member, node in changed])
             self._wake.wait(LOOK_S)
 
-    def _enter(self, member: Member, node: BrokerNode) -> None:
+    def _enter(self, member: RegisteredReplica, node: BrokerNode) -> None:
         """Ask a broker for its topics, and register it here if it answers."""
         try:
             table = _allowed(self._ask(node), node.permission)
@@ -312,7 +311,7 @@ class OtherBrokers:
         self._registry.register(key, node.replication or "", table)
         self._entered[member] = node
 
-    def _ask(self, node: BrokerNode) -> TopicTable:
+    def _ask(self, node: BrokerNode) -> TopicConfigs:
         link = Outbound(parse_address(node.remoting, setting="remoting"), ASK_TIMEOUT_S, peers=self._peers)
         try:
             return decode_topic_table(link.call(Request.GET_ALL_TOPIC_CONFIG, {}).body)
@@ -320,7 +319,7 @@ class OtherBrokers:
             link.close()
 
 
-def _allowed(table: TopicTable, permission: int) -> TopicTable:
+def _allowed(table: TopicConfigs, permission: int) -> TopicConfigs:
     """Return the table with each topic's permissions reduced to those that the broker allows."""
     topics = {
         name: topic._replace(permission=topic.permission & (permission | INHERIT)) for name, topic in table.topics.items()

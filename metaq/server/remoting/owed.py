@@ -5,7 +5,7 @@ from metaq.errors import MetaqError
 from metaq.server.remoting.session import Answer, Kept, RemotingSession
 
 
-class Owed:
+class OwedAnswer:
     """The outcome of one request that stored something: it is answered when that is as durable as promised."""
 
     __slots__ = ("_answer", "_request", "_session", "size")
@@ -29,5 +29,5 @@ class Owed:
 
 def owe(turns: Turns, session: RemotingSession, request: Kept, answer: Answer, size: int) -> None:
     """Send an owed answer when what was just staged for its request, ``size`` bytes, is as durable as promised."""
-    turns.staged(Owed(session, request, answer, size))
+    turns.staged(OwedAnswer(session, request, answer, size))
     turns.waiting_bytes += size

@@ -22,8 +22,8 @@ from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import (
     BrokerBeat,
     BrokerGroup,
-    BrokerIdentity,
     BrokerNameOnly,
+    BrokerOnly,
     ClusterOnly,
     DeleteTopicInRegistry,
     KvKey,
@@ -34,7 +34,7 @@ from metaq.protocol.remoting.headers import (
     decode_header,
 )
 from metaq.protocol.remoting.routes import (
-    TopicTable,
+    TopicConfigs,
     decode_data_version,
     decode_registration,
     decode_route,
@@ -158,7 +158,7 @@ class RegistryHandler:
         self,
         session: RemotingSession,
         header: RegisterBroker,
-        table: TopicTable,
+        table: TopicConfigs,
         rest: Callable[[], None] = nobody_waits,
     ) -> Answer:
         key = BrokerKey(header.cluster_name, header.broker_name, header.broker_id, header.broker_addr)
@@ -171,7 +171,7 @@ class RegistryHandler:
 
     def unregister_broker(self, _: RemotingSession, request: RemotingCommand) -> Answer:
         """Remove a broker's registration (104)."""
-        header = decode_header(BrokerIdentity, request.fields)
+        header = decode_header(BrokerOnly, request.fields)
         self._registry.unregister(header.broker_name, header.broker_addr)
         return DONE
 
@@ -180,7 +180,7 @@ class RegistryHandler:
 
         Answer whether it differs, and the registered one; an equal version counts as a heartbeat.
         """
-        header = decode_header(BrokerIdentity, request.fields)
+        header = decode_header(BrokerOnly, request.fields)
         version = decode_data_version(request.body)
         changed, known = self._registry.tables.query_version(
             header.broker_name, header.broker_addr, version, self._registry.now_ms
@@ -313,7 +313,7 @@ class RegistryHandler:
         return DONE
 
 
-def _read_table(request: RemotingCommand, header: RegisterBroker) -> TopicTable:
+def _read_table(request: RemotingCommand, header: RegisterBroker) -> TopicConfigs:
     return decode_registration(request.body, request.version, header.compressed)
 
 

@@ -8,7 +8,7 @@ from metaq.engine.tables.connections import Answered
 from metaq.errors import MetaqError
 from metaq.protocol.remoting.codes import JSON, ONEWAY_FLAG, RESPONSE_FLAG, Request
 from metaq.protocol.remoting.frames import Asked, FrameReader, RemotingCommand, encode_request, encode_response
-from metaq.server.wire.session import Buffer, Host, Session, Stream
+from metaq.server.wire.session import Buffer, Session, SessionHost, Stream
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Kept(NamedTuple):
     """Bytes that the broker still holds for it: the handler's copies of fields and body."""
 
 
-class RemotingHandlers(Host, Protocol):
+class RemotingHandlers(SessionHost, Protocol):
     """The parts of the broker that a remoting session needs."""
 
     def sends(self, session: "RemotingSession", requests: Sequence[RemotingCommand], at: int) -> int:

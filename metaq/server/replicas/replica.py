@@ -15,8 +15,6 @@ see. For a master with a fixed role it also remembers the in-sync set, which Zoo
 """
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -33,7 +31,7 @@ from metaq.engine.tables.topics import FOLDER
 from metaq.errors import BadRequest, ConfigError, DiskFull, MetaqError, NotMaster, RequestTimeout
 from metaq.replication.election import Election
 from metaq.replication.frames import encode_control
-from metaq.replication.nodes import Log
+from metaq.replication.nodes import ReplicaLog
 from metaq.server.access.authentication import Authentication
 from metaq.server.broker import Broker
 from metaq.server.daemon import STARTED_NOT
@@ -46,7 +44,6 @@ from metaq.server.replicas.roles import MasterRole, SlaveRole
 from metaq.server.wire.listeners import Listener, reached_at, resolve
 from metaq.store.files.disk import Disk, RealDisk
 from metaq.store.files.documents import read_document, write_document
-from metaq.store.messagestore import MessageStore
 from metaq.store.recovery.progress import Tell, nobody
 
 logger = logging.getLogger(__name__)
@@ -60,7 +57,7 @@ HAND_OVER_LOOK_S: Final = 0.005
 ALONE_LOOK_S: Final = 0.5
 
 
-class Kept(NamedTuple):
+class ReplicaState(NamedTuple):
     """The state that is remembered from one process to the next."""
 
     role: str
@@ -76,7 +73,7 @@ class Kept(NamedTuple):
     must not be used twice."""
 
 
-class Replica:
+class ReplicaServer:
     """The ``Server`` of a broker that has replicas."""
 
     def __init__(self, settings: Settings, disk: Disk | None = None, tell: Tell = nobody) -> None:
@@ -188,10 +185,10 @@ class Replica:
             monotonic=SystemClock().monotonic,
         )
 
-    def _log(self) -> Log:
+    def _log(self) -> ReplicaLog:
         log = self.broker.store.log
         empty = "its log is empty" if log.begin == log.end else None  # the log may have had messages that are lost
-        return Log(self.broker.epochs.current.number, log.end, self.suspicion or empty)
+        return ReplicaLog(self.broker.epochs.current.number, log.end, self.suspicion or empty)
 
     @property
     def suspicion(self) -> str | None:
@@ -237,7 +234,7 @@ class Replica:
         if isinstance(taken, MasterRole):
             broker.run(broker.store.suspicion.clear)  # what it lacks is lost: from now on the others copy this log
             if self._election is not None:
-                broker.store.log.fence = partial(self._election.check, role.epoch)
+                broker.store.fence.guard(partial(self._election.check, role.epoch))
         else:
             broker.add_family(MasterOnlyHandler())
         self.role = taken
@@ -303,8 +300,7 @@ class Replica:
     def _change_now(self, role: Role) -> None:
         """Close the broker, and open it in its new role."""
         logger.info("role changes from=%s to=%s", self.role_name, "master" if role.is_master else "slave")
-        self.broker.store.refusal = NotMaster("the role of this replica changes; try again")
-        self.broker.turns.abandon(self.broker.store.refusal)
+        self.broker.turns.abandon(self.broker.store.fence.close("the role of this replica changes; try again"))
         self.role.stop()
         self._kept = self._kept._replace(readable_end=role.readable_end)
         bound = self.broker.give_up()
@@ -352,10 +348,10 @@ class Replica:
         Raise ``BadRequest`` when it is not an elected master, ``RequestTimeout`` when the others do not catch up in
         ``HAND_OVER_S``.
         """
-        role, turns = self.role, self.broker.turns
+        role, turns, store = self.role, self.broker.turns, self.broker.store
         if self._election is None or not isinstance(role, MasterRole):
             raise BadRequest("only a master that was elected through ZooKeeper can hand over")
-        with self._refusing(f"this master hands over to replica {replica}; try again") as store:
+        with store.fence.closing(f"this master hands over to replica {replica}; try again"):
             with gevent.Timeout(
                 HAND_OVER_S, RequestTimeout(f"replica {replica} or others in sync did not catch up within {HAND_OVER_S:.0f} s")
             ):
@@ -363,23 +359,6 @@ class Replica:
                     gevent.sleep(HAND_OVER_LOOK_S)
             self._election.hand_over(replica)
         self._change(Role(is_master=False))
-
-    @contextmanager
-    def _refusing(self, reason: str) -> Iterator[MessageStore]:
-        """Refuse puts from now on, or only for the block if it fails.
-
-        Raise ``NotMaster`` when the store refuses them already.
-        """
-        store, refusal = self.broker.store, NotMaster(reason)
-        if store.refusal is not None:
-            raise store.refusal
-        store.refusal = refusal
-        try:
-            yield store
-        except MetaqError:
-            if store.refusal is refusal:  # otherwise the role has changed meanwhile
-                store.refusal = None
-            raise
 
     def _step_down_when_alone(self, election: Election) -> None:
         """Hand over to another replica when too few slaves have reported to this master for a session timeout.
@@ -401,21 +380,21 @@ class Replica:
     def _step_down(self, election: Election) -> None:
         successor = election.successor(self.settings.min_in_sync)
         if successor is not None:
-            with self._refusing("too few replicas follow this master, another one takes over; try again"):
+            with self.broker.store.fence.closing("too few replicas follow this master, another one takes over; try again"):
                 election.hand_over(successor)
             logger.warning("master steps down reason=too few slaves report successor=%d", successor)
             self._change(Role(is_master=False))
 
     # -- remembering --------------------------------------------------------------------------------------------------
 
-    def _load(self) -> Kept:
+    def _load(self) -> ReplicaState:
         content, problems = read_document(self._disk, self._path)
         for problem in problems:
             logger.error("what this replica was is not known, the settings say it problem=%s", problem)
         if content is None:
-            return Kept("", "", 0)
+            return ReplicaState("", "", 0)
         in_sync = tuple(content.get("in_sync", ()))
-        return Kept(content["role"], content["master"], content["readable_end"], in_sync, content.get("epoch", 0))
+        return ReplicaState(content["role"], content["master"], content["readable_end"], in_sync, content.get("epoch", 0))
 
     def _agree(self, in_sync: frozenset[int]) -> bool:
         """Save the set of replicas from which the next master may be chosen. Used where masters are not elected."""

@@ -15,7 +15,7 @@ from metaq.engine.turn import Turns
 from metaq.message import OFFSETS_TOPIC
 from metaq.protocol.remoting.codes import MASTER
 from metaq.replication.documents import Documents
-from metaq.replication.feeder import Feeder, Identity
+from metaq.replication.feeder import Feeder, ReplicaIdentity
 from metaq.replication.follower import Follower, Seen
 from metaq.replication.insync import Agree, InSync
 from metaq.replication.peers import Certificate
@@ -24,9 +24,9 @@ from metaq.server.opened import Opened
 from metaq.store.queues.consumequeue import ConsumeQueue
 
 
-def identity_of(settings: Settings) -> Identity:
+def identity_of(settings: Settings) -> ReplicaIdentity:
     """Return the identity of the replica that the settings describe."""
-    return Identity(settings.cluster_name, settings.broker_name, settings.broker_number, settings.replica_number)
+    return ReplicaIdentity(settings.cluster_name, settings.broker_name, settings.broker_number, settings.replica_number)
 
 
 class MasterRole:

@@ -34,7 +34,6 @@ class GetHandler:
         self._holds = holds
         self._loop = loop
         self._epochs = context.epochs
-        self.stopping = False
 
     # -- entry points -------------------------------------------------------------------------------------------------
 
@@ -95,7 +94,7 @@ class GetHandler:
         return self._nothing(place)
 
     def _may_hold(self, session: TextSession) -> bool:
-        return not (self.stopping or session.ended) and self._holds.count < self._context.settings.max_held_gets
+        return not session.ended and self._holds.has_room(self._context.settings.max_held_gets)
 
     # -- the work -----------------------------------------------------------------------------------------------------
 

@@ -15,10 +15,10 @@ from metaq.errors import MetaqError
 from metaq.protocol.text.codec import CommandReader
 from metaq.protocol.text.commands import Command, Invalid, Put, Quit
 from metaq.protocol.text.replies import ERROR, OK, write_result
-from metaq.server.wire.session import Host, Session, Stream
+from metaq.server.wire.session import Session, SessionHost, Stream
 
 
-class TextHandlers(Host, Protocol):
+class TextHandlers(SessionHost, Protocol):
     """The parts of the broker that a text session needs."""
 
     def puts(self, session: "TextSession", commands: Sequence[Command], at: int) -> int:

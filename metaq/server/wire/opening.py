@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from metaq.protocol.text.commands import NO_OPAQUE
 from metaq.protocol.text.replies import BAD_REQUEST, write_result
 from metaq.replication.peers import TLS
-from metaq.server.wire.session import READABLE, RECEIVE_BYTES, Host, Session, Stream
+from metaq.server.wire.session import READABLE, RECEIVE_BYTES, Session, SessionHost, Stream
 from metaq.server.wire.tls import TlsContext, TlsStream
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ FRAME: Final = b"\x00\x01"
 TEXT: Final = b"abcdefghijklmnopqrstuvwxyz\r\n"
 
 
-class Door(Host, Protocol):
+class Door(SessionHost, Protocol):
     """The parts of the broker that an opening connection needs."""
 
     handshake_timeout_s: float

@@ -46,7 +46,7 @@ class Stream(Protocol):
     def close(self) -> None: ...
 
 
-class Host(Protocol):
+class SessionHost(Protocol):
     """The parts of the broker that every session needs."""
 
     max_unsent_bytes: int
@@ -102,7 +102,7 @@ class Session:
         "principal",
     )
 
-    def __init__(self, connection: Stream, address: Any, host: Host, receive: Callable[[bytes], Sequence[Any]]) -> None:
+    def __init__(self, connection: Stream, address: Any, host: SessionHost, receive: Callable[[bytes], Sequence[Any]]) -> None:
         """Begin to read. ``receive`` turns bytes into commands."""
         self._socket: Stream | None = connection
         self.address = address

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
 )
 
 from metaq.spark.reading.options import ReadOptions
-from metaq.spark.reading.planning import origin_of, plan_batch
+from metaq.spark.reading.planning import named_origin, plan_batch
 from metaq.spark.reading.ranges import ANY, Bounds
 from metaq.spark.reading.tasks import plain_errors, read_task
 
@@ -39,7 +39,7 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Return the tasks, at least one: for an empty list Spark would make a task of its own."""
         with plain_errors():
-            origin = origin_of(self.options)
+            origin = named_origin(self.options)
             try:
                 return plan_batch(origin, self.options, self.bounds)
             finally:

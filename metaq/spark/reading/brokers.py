@@ -25,7 +25,7 @@ _LAST_MS: Final = int(datetime(9999, 1, 1, tzinfo=UTC).timestamp()) * 1000
 T = TypeVar("T")
 
 
-class Topic(NamedTuple):
+class TopicQueues(NamedTuple):
     """The queues of a topic and the brokers that have them."""
 
     queues: tuple[MessageQueue, ...]
@@ -34,14 +34,14 @@ class Topic(NamedTuple):
     """The addresses of each broker by its name, the master's first."""
 
 
-class Origin(Protocol):
+class MessageOrigin(Protocol):
     """The source of messages, as the driver sees it: brokers, or a store folder."""
 
     def names(self) -> list[str]:
         """Return the topics that users have made."""
         ...
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str) -> TopicQueues:
         """Return a topic. ``MetaqError`` when there is none."""
         ...
 
@@ -77,12 +77,12 @@ class Brokers:
         system = self._asked(self._admin.system_topics)
         return sorted(set(self._asked(self._admin.topics)) - INTERNAL_TOPICS - set(system))
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str) -> TopicQueues:
         """Return a topic. ``RouteNotFound`` when there is none."""
         queues = self._asked(lambda: self._admin.readable(name))
         brokers = self._asked(lambda: self._admin.route(name)).brokers
         replicas = {broker.name: broker.addresses for broker in brokers}
-        return Topic(queues, {name: tuple(one[number] for number in sorted(one)) for name, one in replicas.items()})
+        return TopicQueues(queues, {name: tuple(one[number] for number in sorted(one)) for name, one in replicas.items()})
 
     def spans(self, layout: Layout) -> dict[TopicPartition, Span]:
         """Ask the masters what the partitions hold: a slave may be behind, which would look like a loss."""

@@ -38,7 +38,7 @@ def intact_piece(bulk: Bulk, key: TopicPartition) -> Piece | None:
     records = Records(piece.data, piece.starts[there], sizes)
     if not are_of(key, records, piece.first + there, log_offsets[there]).all():
         return None
-    if not are_intact(records.data, records.starts, records.properties_ends).all():
+    if not checksums_match(records.data, records.starts, records.properties_ends).all():
         return None
     return piece._replace(records=records)
 
@@ -60,7 +60,7 @@ def are_of(key: TopicPartition, records: Records, ordinals: Numbers, log_offsets
     return sound
 
 
-def are_intact(data: memoryview, begins: Numbers, ends: Numbers) -> Truths:
+def checksums_match(data: memoryview, begins: Numbers, ends: Numbers) -> Truths:
     """Return for each record whether its checksum matches the bytes before it.
 
     ``ends`` is where the checksum properties begin.

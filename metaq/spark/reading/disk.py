@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from metaq.errors import AgedOut, DiskFailed, StoreError, UnknownTopic
 from metaq.message import INTERNAL_TOPICS, TopicPartition
-from metaq.spark.reading.checking import are_intact, are_of
+from metaq.spark.reading.checking import are_of, checksums_match
 from metaq.spark.reading.columns import MOST_ROWS, SMALLEST_RECORD, UNIT, Piece, Records, Truths, fitting
 from metaq.store.checkpoint import NOTHING, read_checkpoint
 from metaq.store.files.disk import RealDisk
@@ -308,7 +308,7 @@ def _piece(key: TopicPartition, first: int, units: Units, segment: _File, *, ver
         records = Records(data, places[rows] - low, sizes[rows])
         sound = are_of(key, records, first + rows, offsets[rows])
         if verify:
-            sound[sound] = are_intact(data, records.starts[sound], records.properties_ends[sound])
+            sound[sound] = checksums_match(data, records.starts[sound], records.properties_ends[sound])
         starts[rows[sound]], found[rows[sound]] = records.starts[sound], sizes[rows[sound]]
         if sound.all():
             return Piece(first, starts, found, data, records)

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from metaq.message import MessageQueue, TopicPartition
-from metaq.spark.reading.brokers import Topic
+from metaq.spark.reading.brokers import TopicQueues
 from metaq.spark.reading.disk import Folder
 from metaq.spark.reading.ranges import Layout, Span
 
@@ -19,9 +19,9 @@ class StoreFolder:
     def names(self) -> list[str]:
         return self._folder.topics()
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str) -> TopicQueues:
         """Return a topic. ``UnknownTopic`` when there is none."""
-        return Topic(tuple(MessageQueue(name, "", number) for number in range(self._folder.partitions(name))), {})
+        return TopicQueues(tuple(MessageQueue(name, "", number) for number in range(self._folder.partitions(name))), {})
 
     def spans(self, layout: Layout) -> dict[TopicPartition, Span]:
         return {

@@ -148,7 +148,7 @@ class ReadOptions(NamedTuple):
         return self._replace(starting=self.starting or Place("startingOffsets", LATEST))
 
 
-class Given:
+class GivenOptions:
     """Options as Spark hands them over."""
 
     def __init__(self, options: Mapping[str, str], known: Sequence[str]) -> None:
@@ -197,7 +197,7 @@ class Given:
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
     """Parse the options of a read. ``ConfigError``."""
-    given = Given(options, READING)
+    given = GivenOptions(options, READING)
     servers, path = given.text(SERVERS), given.text(PATH)
     if bool(servers) == bool(path):
         wanted = "both are there" if servers else "neither is there"
@@ -224,7 +224,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     )
 
 
-def _topics(given: Given) -> Topics:
+def _topics(given: GivenOptions) -> Topics:
     chosen = [name for name in CHOICES if given.text(name)]
     if len(chosen) != 1:
         raise ConfigError(f"give exactly one of {', '.join(CHOICES)}; {' and '.join(chosen) or 'none'} is given")
@@ -246,7 +246,7 @@ def _topics(given: Given) -> Topics:
     return Topics(assigned=assigned)
 
 
-def _place(given: Given, which: str) -> Place | None:
+def _place(given: GivenOptions, which: str) -> Place | None:
     """Return the begin or the end. Of the three options the most specific one counts, as for Kafka: a time, times, offsets."""
     time_ms = given.number(f"{which}Timestamp", 0)
     if time_ms is not None:
@@ -265,7 +265,7 @@ def _place(given: Given, which: str) -> Place | None:
     return Place(name, None, _numbers_of(given, name, '{"orders": {"0": 23, "1": -2}}', EARLIEST))
 
 
-def _numbers_of(given: Given, name: str, shape: str, least: int) -> Table:
+def _numbers_of(given: GivenOptions, name: str, shape: str, least: int) -> Table:
     found: dict[str, dict[int, int]] = {}
     for topic, row in given.table(name, shape).items():
         if not isinstance(row, dict) or not row:
@@ -281,7 +281,7 @@ def _numbers_of(given: Given, name: str, shape: str, least: int) -> Table:
     return found
 
 
-def _strategy(given: Given) -> bool:
+def _strategy(given: GivenOptions) -> bool:
     text = given.text(STRATEGY).lower()
     if text not in {"", "error", "latest"}:
         raise ConfigError(f"{STRATEGY}: {text!r} is neither error nor latest")

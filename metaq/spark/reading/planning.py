@@ -10,7 +10,7 @@ from pyspark.sql.datasource import InputPartition
 
 from metaq.errors import ConfigError
 from metaq.message import MessageQueue, TopicPartition
-from metaq.spark.reading.brokers import Brokers, Origin, Topic
+from metaq.spark.reading.brokers import Brokers, MessageOrigin, TopicQueues
 from metaq.spark.reading.options import ReadOptions, Topics
 from metaq.spark.reading.ranges import (
     Bounds,
@@ -20,11 +20,11 @@ from metaq.spark.reading.ranges import (
     narrowed,
     refuse_crossed,
     refuse_late,
-    resolve,
+    resolve_offsets,
     shared,
     task_count,
 )
-from metaq.spark.reading.tasks import Part, Task, report
+from metaq.spark.reading.tasks import Part, Task, report_losses
 
 CLOCK_SLACK: Final = timedelta(seconds=10)
 """How far a broker's clock may have stepped back.
@@ -33,7 +33,7 @@ Offsets are found by time as if it never did, and filters must not miss a row.
 """
 
 
-def origin_of(options: ReadOptions) -> Origin:
+def named_origin(options: ReadOptions) -> MessageOrigin:
     """Return the origin that the options name: brokers, or a store folder."""
     if options.path:
         from metaq.spark.reading.folders import StoreFolder  # noqa: PLC0415 - brings the store's modules
@@ -42,7 +42,7 @@ def origin_of(options: ReadOptions) -> Origin:
     return Brokers(options.servers, options.login)
 
 
-def chosen_topics(origin: Origin, topics: Topics) -> dict[str, Topic]:
+def chosen_topics(origin: MessageOrigin, topics: Topics) -> dict[str, TopicQueues]:
     """Return the topics of a read.
 
     ``RouteNotFound`` for a topic that is named and does not exist; ``ConfigError`` for a pattern without a match, or a
@@ -66,7 +66,7 @@ def is_chosen(topics: Topics, partition: TopicPartition) -> bool:
     return not topics.assigned or partition.partition in topics.assigned.get(partition.topic, ())
 
 
-def plan_batch(origin: Origin, options: ReadOptions, bounds: Mapping[str, Bounds]) -> list[InputPartition]:
+def plan_batch(origin: MessageOrigin, options: ReadOptions, bounds: Mapping[str, Bounds]) -> list[InputPartition]:
     """Return the tasks of a batch."""
     topics = chosen_topics(origin, options.topics)
     layout = {name: topic.queues for name, topic in topics.items()}
@@ -79,14 +79,14 @@ def plan_batch(origin: Origin, options: ReadOptions, bounds: Mapping[str, Bounds
     starting, ending = options.starting, options.ending
     assert starting is not None
     assert ending is not None
-    begins = resolve(starting, spans, at_time)
-    ends = resolve(ending, spans, at_time)
+    begins = resolve_offsets(starting, spans, at_time)
+    ends = resolve_offsets(ending, spans, at_time)
     if starting.by_time and not options.latest_if_late:
         refuse_late(starting, begins, spans)
     refuse_crossed(starting, ending, begins, ends)
     wanted = [Range(key, begins[key], max(begins[key], ends[key])) for key in sorted(spans)]
     ranges, losses = kept(wanted, spans)
-    report(beyond(begins, spans) + losses, fail=options.fail_on_data_loss)
+    report_losses(beyond(begins, spans) + losses, fail=options.fail_on_data_loss)
     ranges = narrowed(ranges, bounds["topic"], bounds["partition"], bounds["offset"])
     ranges = _narrowed_by_time(ranges, bounds["timestamp"], at_time)
     return tasks_of(ranges, layout, {name: topic.addresses for name, topic in topics.items()}, options)

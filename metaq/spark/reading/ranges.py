@@ -128,7 +128,7 @@ def extended(layout: Layout, found: Layout) -> dict[str, tuple[MessageQueue, ...
 # -- beginnings and ends --------------------------------------------------------------------------------------------------
 
 
-def resolve(place: Place, spans: Spans, at_time: Callable[[TopicPartition, int], int]) -> dict[TopicPartition, int]:
+def resolve_offsets(place: Place, spans: Spans, at_time: Callable[[TopicPartition, int], int]) -> dict[TopicPartition, int]:
     """Return the offset of a place in each partition; explicit offsets are not compared with the messages there.
 
     ``at_time`` finds the first message stored at a time or later, and is called only for a place by time. ``ConfigError`` for a

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from metaq.errors import ClientError, RouteNotFound
 from metaq.message import MessageQueue, TopicPartition
-from metaq.spark.reading.brokers import Brokers, Topic
+from metaq.spark.reading.brokers import Brokers, TopicQueues
 from metaq.spark.reading.options import ReadOptions
 from metaq.spark.reading.planning import chosen_topics, is_chosen, tasks_of
 from metaq.spark.reading.ranges import (
@@ -32,9 +32,9 @@ from metaq.spark.reading.ranges import (
     kept,
     limited,
     refuse_late,
-    resolve,
+    resolve_offsets,
 )
-from metaq.spark.reading.tasks import plain_errors, read_task, report
+from metaq.spark.reading.tasks import plain_errors, read_task, report_losses
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,7 +57,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, read_options: Callable[[], ReadOptions]) -> None:
         self._read_options = read_options
         self._connected: Brokers | None = None
-        self._topics: dict[str, Topic] = {}
+        self._topics: dict[str, TopicQueues] = {}
         self._looked = 0.0
         self._target: Position | None = None
         self._unpinned: dict[str, Any] | None = None
@@ -89,10 +89,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             assert place is not None
             layout = self._layout({})
             spans = self._spans(layout)
-            begins = resolve(place, spans, lambda key, time_ms: self._brokers.at_time(_queue(layout, key), time_ms))
+            begins = resolve_offsets(place, spans, lambda key, time_ms: self._brokers.at_time(_queue(layout, key), time_ms))
             if place.by_time and not self.options.latest_if_late:
                 refuse_late(place, begins, spans)
-            report(beyond(begins, spans), fail=self.options.fail_on_data_loss)
+            report_losses(beyond(begins, spans), fail=self.options.fail_on_data_loss)
             begins = {key: min(begin, spans[key].most) for key, begin in begins.items()}
             found = encode_position(Position(begins, layout))
             if not place.stands:
@@ -131,7 +131,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             queues = {one.partition: _queue(after.layout, one.partition) for one in moved}
             self._brokers.await_brokers({queue.broker_name for queue in queues.values()})
             ranges, losses = kept(moved, self._brokers.spans({topic: after.layout[topic] for topic, _ in queues}))
-            report(losses, fail=self.options.fail_on_data_loss)
+            report_losses(losses, fail=self.options.fail_on_data_loss)
             self._remember(losses)
             self._look(ranges)
             addresses = {name: topic.addresses for name, topic in self._topics.items()}

@@ -86,11 +86,11 @@ def read_task(task: InputPartition, options: ReadOptions) -> Iterator["pa.Record
             for piece in _cut(part, options) if options.path else _fetched(part, options):
                 why = "damaged or lost in the broker's log; run metaq verify"
                 gaps = [Loss(partition, gap.start, gap.stop, why) for gap in missing(piece, end)]
-                report(gaps, fail=options.fail_on_data_loss)
+                report_losses(gaps, fail=options.fail_on_data_loss)
                 yield from record_batches(piece, *partition, shape, until=end)
 
 
-def report(losses: Sequence[Loss], *, fail: bool) -> None:
+def report_losses(losses: Sequence[Loss], *, fail: bool) -> None:
     """Report losses: raise ``DataLost`` (failOnDataLoss), or log one line."""
     if losses and fail:
         advice = "start elsewhere (a new checkpoint, startingOffsets), or continue without them (failOnDataLoss=false)"
@@ -127,13 +127,13 @@ def _fetched(part: Part, options: ReadOptions) -> Iterator[Piece]:
             least = moved.least if moved.least > at else end
             why = f"they have aged out; the oldest that is kept is {moved.least}"
             why = why if moved.least > at else f"the partition ends at {moved.most}"
-            report([Loss(partition, at, min(least, end), why)], fail=fail)
+            report_losses([Loss(partition, at, min(least, end), why)], fail=fail)
             at = least
             continue
         if not bulk.units:
             # a slave that is behind, or a master that has lost messages that the driver saw
             if time.monotonic() > deadline:
-                report([Loss(partition, at, end, f"the partition ends at {bulk.most}")], fail=fail)
+                report_losses([Loss(partition, at, end, f"the partition ends at {bulk.most}")], fail=fail)
                 return
             time.sleep(PAUSE_S)
             continue

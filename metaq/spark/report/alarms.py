@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from metaq.spark.report.findings import Finding
+    from metaq.spark.report.findings import OffsetFinding
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ def keep(batch: "DataFrame", number: int, watch: Watch) -> None:
             shutil.rmtree(path)
 
 
-def report_kept(spark: "SparkSession", watch: Watch) -> "list[Finding]":
+def report_kept(spark: "SparkSession", watch: Watch) -> "list[OffsetFinding]":
     """Write the report on the kept history and return its findings; an empty list while there is no history."""
     from metaq.spark.report.history import read_files  # noqa: PLC0415
 
@@ -109,7 +109,7 @@ def report_kept(spark: "SparkSession", watch: Watch) -> "list[Finding]":
     return report(read_files(spark, str(folder)), watch.job) if any(folder.glob("*.parquet")) else []
 
 
-def raise_alarms(watch: Watch, findings: "list[Finding]", producer: Producer) -> None:
+def raise_alarms(watch: Watch, findings: "list[OffsetFinding]", producer: Producer) -> None:
     """Send an alarm for each finding that has come or gone since the last time."""
     place = Path(watch.out) / _ALARMS
     before: dict[str, Any] = json.loads(place.read_bytes()) if place.exists() else {}

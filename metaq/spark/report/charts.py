@@ -43,7 +43,7 @@ class Line(NamedTuple):
     dashed: bool = False
 
 
-class Lines(NamedTuple):
+class LineChart(NamedTuple):
     """Lines over time. Values are 0 or more."""
 
     title: str
@@ -88,7 +88,7 @@ class Bars(NamedTuple):
     """The value of a bar as wide as the chart; by default the largest."""
 
 
-Chart = Lines | Heat | Bars
+Chart = LineChart | Heat | Bars
 
 
 class Axis(NamedTuple):
@@ -174,7 +174,7 @@ def _path(times: Sequence[float], values: Sequence[Value], x: Place, y: Place) -
     return "".join(steps)
 
 
-def draw_lines(chart: Lines, width: float = 1080, height: float = 300, *, labelled: bool = True) -> str:
+def draw_lines(chart: LineChart, width: float = 1080, height: float = 300, *, labelled: bool = True) -> str:
     """Return an SVG of lines; with ``labelled`` the coloured ones have their names at their ends."""
     left, right, top, bottom = 64.0, (width - 190.0 if labelled else width - 12.0), 12.0, height - 26.0
     first, last = chart.times[0], max(chart.times[-1], chart.times[0] + 1)
@@ -220,7 +220,7 @@ def draw_lines(chart: Lines, width: float = 1080, height: float = 300, *, labell
     return _svg(width, height, f"{chart.title}. {chart.note}", inside, data)
 
 
-def _end_labels(chart: Lines, right: float, y: Place, top: float, bottom: float) -> list[str]:
+def _end_labels(chart: LineChart, right: float, y: Place, top: float, bottom: float) -> list[str]:
     """Return names at the ends of the coloured lines, moved apart where they would cover each other."""
     ends = []
     for line in chart.lines:

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from metaq.spark.report.charts import COLOURS, Bar, Bars, Heat, Line, Lines
+from metaq.spark.report.charts import COLOURS, Bar, Bars, Heat, Line, LineChart
 from metaq.spark.report.findings import (
     BEHIND_S,
     LOST,
@@ -20,8 +20,8 @@ from metaq.spark.report.findings import (
     SKEW_MESSAGES,
     SKEW_PARTITIONS,
     SKEW_RATIO,
-    Finding,
     Limits,
+    OffsetFinding,
     Row,
     find,
 )
@@ -49,7 +49,7 @@ Pair = tuple[str, str]
 """Group and topic."""
 
 
-class Group(NamedTuple):
+class GroupRow(NamedTuple):
     """A row of the table of groups."""
 
     row: Row
@@ -57,23 +57,23 @@ class Group(NamedTuple):
     """The lag at each of the report's times."""
     colour: int | None
     """The group's colour in every chart."""
-    findings: list[Finding]
+    findings: list[OffsetFinding]
 
 
 class Contents(NamedTuple):
     """All that a reader sees."""
 
     sampling: Sampling
-    findings: list[Finding]
-    groups: list[Group]
+    findings: list[OffsetFinding]
+    groups: list[GroupRow]
     counts: Mapping[str, int]
     """How many ``groups``, ``topics``, ``partitions`` and groups of topics (``pairs``) there are."""
     waiting: int
     """The lag in messages, over all groups."""
     sent_per_s: float
-    lag: Lines
-    age: Lines
-    rates: list[Lines]
+    lag: LineChart
+    age: LineChart
+    rates: list[LineChart]
     heats: list[Heat]
     skew: list[Bars]
     retention: Bars | None
@@ -102,7 +102,7 @@ class Shelf:
         return rows
 
 
-def find_all(shelf: Shelf, sampling: Sampling, limits: Limits) -> list[Finding]:
+def find_all(shelf: Shelf, sampling: Sampling, limits: Limits) -> list[OffsetFinding]:
     """Return the findings in the tables."""
     worst = shelf.rows("partitions", _noteworthy(limits), order=["-lost", "-lag"], most=MOST_FOUND)
     pairs = shelf.rows("groups", _is_one_of(_pair(row) for row in worst))
@@ -142,7 +142,9 @@ def gather(shelf: Shelf, sampling: Sampling, limits: Limits) -> Contents:
         sampling=sampling,
         findings=findings,
         groups=[
-            Group(by_pair[pair], grid.values(pair, "lag"), colours.get(pair), [one for one in findings if _about(one) == pair])
+            GroupRow(
+                by_pair[pair], grid.values(pair, "lag"), colours.get(pair), [one for one in findings if _about(one) == pair]
+            )
             for pair in shown
         ],
         counts={
@@ -168,7 +170,7 @@ def _pair(row: Row) -> Pair:
     return row["group"], row["topic"]
 
 
-def _about(finding: Finding) -> tuple[str | None, str | None]:
+def _about(finding: OffsetFinding) -> tuple[str | None, str | None]:
     return finding.group, finding.topic
 
 
@@ -200,20 +202,20 @@ class _Grid:
     def values(self, pair: Pair, name: str) -> list[float | None]:
         return [None if row is None else row[name] for row in self._rows.get(pair, [None] * len(self._stamps))]
 
-    def lines(self, title: str, note: str, name: str, pairs: Sequence[Pair], say: Any) -> Lines:
+    def lines(self, title: str, note: str, name: str, pairs: Sequence[Pair], say: Any) -> LineChart:
         quiet = [pair for pair in pairs if pair not in self._colours][: MOST_LINES - len(self._colours)]
         lines = [
             Line(f"{group} · {topic}", self.values((group, topic), name), self._colours.get((group, topic)))
             for group, topic in [*self._colours, *quiet]
         ]
-        return Lines(title, note, self._stamps, lines, say, logarithmic=True, seconds=name == "lag_s")
+        return LineChart(title, note, self._stamps, lines, say, logarithmic=True, seconds=name == "lag_s")
 
-    def rates(self, pair: Pair) -> Lines:
+    def rates(self, pair: Pair) -> LineChart:
         lines = [
             Line("sent", self.values(pair, "produced_per_s"), None, dashed=True),
             Line("consumed", self.values(pair, "consumed_per_s"), self._colours.get(pair, COLOURED)),
         ]
-        return Lines(" · ".join(pair), "Messages a second, sent and consumed.", self._stamps, lines, rate)
+        return LineChart(" · ".join(pair), "Messages a second, sent and consumed.", self._stamps, lines, rate)
 
 
 def _heat(shelf: Shelf, pair: Pair, times: Sequence[datetime]) -> Heat:

@@ -47,7 +47,7 @@ class Limits(NamedTuple):
     """Data that retention deletes unconsumed within this time is at risk."""
 
 
-class Finding(NamedTuple):
+class OffsetFinding(NamedTuple):
     """One problem or warning. Fields that do not apply are ``None``."""
 
     severity: str
@@ -80,7 +80,7 @@ def find(
     gaps: Iterable[tuple[str, datetime, datetime]],
     limits: Limits,
     last: datetime,
-) -> list[Finding]:
+) -> list[OffsetFinding]:
     """Return all findings, the worst first; ``last`` is the time of the last sample."""
     sizes = {(row["group"], row["topic"]): row for row in groups}
     troubled = [(row["group"], row["topic"], trouble, row) for row in partitions if (trouble := _trouble(row, limits))]
@@ -134,8 +134,8 @@ def _names(rows: list[Row]) -> str:
     return f"{rows[0]['topic']}, {parts}"
 
 
-def _finding(severity: str, kind: str, rows: list[Row], sentence: str, advice: str, **numbers: Any) -> Finding:
-    return Finding(
+def _finding(severity: str, kind: str, rows: list[Row], sentence: str, advice: str, **numbers: Any) -> OffsetFinding:
+    return OffsetFinding(
         severity=severity,
         kind=kind,
         group=rows[0].get("group"),
@@ -147,14 +147,14 @@ def _finding(severity: str, kind: str, rows: list[Row], sentence: str, advice: s
     )
 
 
-def _lost(group: str, topic: str, rows: list[Row], _size: Row, _last: datetime) -> Finding:
+def _lost(group: str, topic: str, rows: list[Row], _size: Row, _last: datetime) -> OffsetFinding:
     lost = sum(row["lost"] for row in rows)
     sentence = f"{group} has lost {count(lost)} messages of {topic}: retention deleted them unconsumed in {_names(rows)}."
     advice = "They cannot be recovered, and the next ones are at risk. Add consumers, or keep messages longer."
     return _finding(PROBLEM, LOST, rows, sentence, advice, left_s=0.0)
 
 
-def _retention(group: str, topic: str, rows: list[Row], _size: Row, _last: datetime) -> Finding:
+def _retention(group: str, topic: str, rows: list[Row], _size: Row, _last: datetime) -> OffsetFinding:
     first = min(rows, key=lambda row: row["runway_s"])
     left_s, kept_ms = first["runway_s"], first["retention_ms"]
     taken, sent = (sum(row[name] or 0.0 for row in rows) for name in ("consumed_per_s", "produced_per_s"))
@@ -165,7 +165,7 @@ def _retention(group: str, topic: str, rows: list[Row], _size: Row, _last: datet
     return _finding(severity, RETENTION, rows, sentence, "Add consumers now, or keep messages longer.", left_s=left_s)
 
 
-def _unowned(group: str, topic: str, rows: list[Row], size: Row, last: datetime) -> Finding:
+def _unowned(group: str, topic: str, rows: list[Row], size: Row, last: datetime) -> OffsetFinding:
     since_s = max(row["unowned_s"] for row in rows)
     since, waiting = last - timedelta(seconds=since_s), f"{count(sum(row['lag'] for row in rows))} messages wait."
     when = f"since {clock(since, last)} ({duration(since_s)})"
@@ -179,7 +179,7 @@ def _unowned(group: str, topic: str, rows: list[Row], size: Row, last: datetime)
     return _finding(PROBLEM, UNOWNED, rows, sentence, advice, since=since)
 
 
-def _stuck(group: str, topic: str, rows: list[Row], _size: Row, last: datetime) -> Finding:
+def _stuck(group: str, topic: str, rows: list[Row], _size: Row, last: datetime) -> OffsetFinding:
     since_s = max(row["waiting_s"] for row in rows)
     since, waiting = last - timedelta(seconds=since_s), f"{count(sum(row['lag'] for row in rows))} messages wait."
     owners = sorted({row["owner"] for row in rows if row["owner"] is not None})
@@ -189,7 +189,7 @@ def _stuck(group: str, topic: str, rows: list[Row], _size: Row, last: datetime) 
     return _finding(PROBLEM, STUCK, rows, sentence, advice, since=since)
 
 
-def _behind(group: str, topic: str, rows: list[Row], _size: Row, _last: datetime) -> Finding:
+def _behind(group: str, topic: str, rows: list[Row], _size: Row, _last: datetime) -> OffsetFinding:
     furthest = max(rows, key=lambda row: row["lag_s"])
     sent, taken = (sum(row[name] for row in rows) for name in ("produced_per_s", "consumed_per_s"))
     far = f"{group} is {duration(furthest['lag_s'])} behind in {_names(rows)}"
@@ -200,7 +200,7 @@ def _behind(group: str, topic: str, rows: list[Row], _size: Row, _last: datetime
 _FINDERS: Final = {LOST: _lost, RETENTION: _retention, UNOWNED: _unowned, STUCK: _stuck, BEHIND: _behind}
 
 
-def _skew(topic: str, rows: list[Row]) -> Finding:
+def _skew(topic: str, rows: list[Row]) -> OffsetFinding:
     largest = max(rows, key=lambda row: row["messages"])
     share = largest["messages"] / largest["total"]
     times = f"{largest['messages'] / largest['median']:.0f} times as many as the median partition" if largest["median"] else ""
@@ -209,7 +209,7 @@ def _skew(topic: str, rows: list[Row]) -> Finding:
     return _finding(WARNING, SKEW, [largest], sentence[0].upper() + sentence[1:], advice, share=share, lag=None)
 
 
-def _gaps(gaps: Iterable[tuple[str, datetime, datetime]], last: datetime) -> Iterator[Finding]:
+def _gaps(gaps: Iterable[tuple[str, datetime, datetime]], last: datetime) -> Iterator[OffsetFinding]:
     for broker, of_broker in groupby(sorted(gaps), key=lambda gap: gap[0]):
         pauses = [(since.astimezone(UTC), until.astimezone(UTC)) for _, since, until in of_broker]
         since, until = max(pauses, key=lambda pause: pause[1] - pause[0])
@@ -219,4 +219,4 @@ def _gaps(gaps: Iterable[tuple[str, datetime, datetime]], last: datetime) -> Ite
         else:
             sentence = f"{broker} exported no offsets {longest}."
         advice = "There is no data for that time. Was the broker stopped, or its export switched off?"
-        yield Finding(WARNING, GAP, None, None, [broker], sentence, advice, since, None, None, None)
+        yield OffsetFinding(WARNING, GAP, None, None, [broker], sentence, advice, since, None, None, None)

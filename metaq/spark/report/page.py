@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
 
-from metaq.spark.report.charts import Bars, Heat, Lines, draw_bars, draw_heat, draw_lines, draw_spark
-from metaq.spark.report.contents import Contents, Group
+from metaq.spark.report.charts import Bars, Heat, LineChart, draw_bars, draw_heat, draw_lines, draw_spark
+from metaq.spark.report.contents import Contents, GroupRow
 from metaq.spark.report.findings import BEHIND_S, PROBLEM, Row
 from metaq.spark.report.pagestyle import SCRIPT, STYLE
 from metaq.spark.report.wording import count, duration, rate
@@ -121,7 +121,7 @@ def _groups(contents: Contents) -> str:
     return _section("Groups", note, [f'<div class="card">{table}</div>'])
 
 
-def _group(group: Group) -> str:
+def _group(group: GroupRow) -> str:
     row = group.row
     if group.findings:
         worst = group.findings[0]
@@ -157,7 +157,7 @@ def _colours(contents: Contents) -> str:
     return "The scale is logarithmic."
 
 
-def _rates(charts: list[Lines]) -> str:
+def _rates(charts: list[LineChart]) -> str:
     cards = [
         f'<div class="card"><h3>{_escape(chart.title)}</h3>{draw_lines(chart, 420, 190, labelled=False)}</div>'
         for chart in charts

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
-from metaq.spark.report.charts import LEVELS, Bars, Chart, Heat, Lines, level, level_ends, time_ticks, value_axis
+from metaq.spark.report.charts import LEVELS, Bars, Chart, Heat, LineChart, level, level_ends, time_ticks, value_axis
 from metaq.spark.report.contents import Contents
 
 FOLDER: Final = "pictures"
@@ -60,7 +60,7 @@ def _draw(chart: Chart) -> Figure:
         # names of groups are not formulas: $ is a letter
         axes.set_title(chart.title, loc="left", parse_math=False, fontsize=13, fontweight="bold", color=_INK)
         axes.spines[["top", "right"]].set_visible(False)
-        if isinstance(chart, Lines):
+        if isinstance(chart, LineChart):
             _lines(axes, chart)
         elif isinstance(chart, Heat):
             _heat(axes, chart)
@@ -76,7 +76,7 @@ def _time_axis(axes: Axes, times: Sequence[float]) -> None:
     axes.set_xlabel(f"{begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC", fontsize=8)
 
 
-def _lines(axes: Axes, chart: Lines) -> None:
+def _lines(axes: Axes, chart: LineChart) -> None:
     known = [value for line in chart.lines for value in line.values if value is not None]
     axis = value_axis(known, logarithmic=chart.logarithmic, seconds=chart.seconds)
     for line in sorted(chart.lines, key=lambda line: line.colour is not None):

@@ -20,7 +20,7 @@ from metaq.spark.session import session
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from metaq.spark.report.findings import Finding, Limits
+    from metaq.spark.report.findings import Limits, OffsetFinding
     from metaq.spark.report.tables import Sampling
 
 PAGE: Final = "report.html"
@@ -51,7 +51,7 @@ class Job(NamedTuple):
     tls_ca: str = ""
 
 
-def report(history: "DataFrame", job: Job) -> "list[Finding]":
+def report(history: "DataFrame", job: Job) -> "list[OffsetFinding]":
     """Write the page, the tables and the pictures. Return the findings.
 
     ``ConfigError`` when the history has no sample, or matplotlib is wanted and missing.
@@ -59,12 +59,12 @@ def report(history: "DataFrame", job: Job) -> "list[Finding]":
     # they need pyspark and pyarrow: `session` has a readable error when those are missing
     from metaq.spark.report.contents import Shelf, gather  # noqa: PLC0415
     from metaq.spark.report.page import write_page  # noqa: PLC0415
-    from metaq.spark.report.tables import look, write_tables  # noqa: PLC0415
+    from metaq.spark.report.tables import sample_times, write_tables  # noqa: PLC0415
 
     draw = _pictures() if job.pictures else None
     out = Path(job.out)
     out.mkdir(parents=True, exist_ok=True)
-    sampling = look(history)
+    sampling = sample_times(history)
     write_tables(history, sampling, out)
     contents = gather(Shelf(out), sampling, limits_of(job, sampling))
     write_findings(contents.findings, out)
@@ -88,7 +88,7 @@ def limits_of(job: Job, sampling: "Sampling") -> "Limits":
     return Limits(still_s=job.stuck_samples * sampling.interval_s, risk_s=job.risk_hours * 3600)
 
 
-def write_findings(findings: "list[Finding]", out: Path) -> None:
+def write_findings(findings: "list[OffsetFinding]", out: Path) -> None:
     """Write the findings to ``findings.parquet``."""
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
@@ -129,7 +129,7 @@ def check_topics(client: Client, *topics: str) -> None:
         client.admin().queues(topic)
 
 
-def line_of(finding: "Finding") -> str:
+def line_of(finding: "OffsetFinding") -> str:
     """Return a finding as a line of JSON."""
     return json.dumps(finding._asdict(), ensure_ascii=False, default=_iso)
 

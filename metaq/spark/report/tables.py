@@ -51,7 +51,7 @@ _NUMBERS: Final = ["consumed", "minimum", "maximum", "consumed_ts", "retention_m
 _GROUP: Final = ["group", "kind", "topic"]
 
 
-class Gap(NamedTuple):
+class ExportGap(NamedTuple):
     """A time in which a broker exported no offsets."""
 
     broker: str
@@ -68,10 +68,10 @@ class Sampling(NamedTuple):
     """Time between two samples."""
     width_s: int
     """Width of a bucket of time in the tables."""
-    gaps: list[Gap]
+    gaps: list[ExportGap]
 
 
-def look(history: DataFrame) -> Sampling:
+def sample_times(history: DataFrame) -> Sampling:
     """Return the times at which samples were taken; ``ConfigError`` when there are none."""
     times: dict[str, list[datetime]] = {}
     # all rows of one sample of a broker have the same time
@@ -94,8 +94,10 @@ def _pauses(times: list[datetime]) -> list[float]:
     return [(after - before).total_seconds() for before, after in pairwise(times)]
 
 
-def _gaps(broker: str, times: list[datetime], interval_s: float) -> list[Gap]:
-    return [Gap(broker, *pair) for pair in pairwise(times) if (pair[1] - pair[0]).total_seconds() >= GAP_SAMPLES * interval_s]
+def _gaps(broker: str, times: list[datetime], interval_s: float) -> list[ExportGap]:
+    return [
+        ExportGap(broker, *pair) for pair in pairwise(times) if (pair[1] - pair[0]).total_seconds() >= GAP_SAMPLES * interval_s
+    ]
 
 
 def write_tables(history: DataFrame, sampling: Sampling, out: Path) -> None:

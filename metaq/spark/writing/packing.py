@@ -67,7 +67,7 @@ def pack(rows: pa.RecordBatch, write: str, first: int) -> pa.LargeBinaryArray:
     return _join(_fixed(head), body, _fixed(lengths.astype(_LENGTH)), properties)
 
 
-def keys_of(rows: pa.RecordBatch) -> pa.LargeBinaryArray:
+def written_keys(rows: pa.RecordBatch) -> pa.LargeBinaryArray:
     """Return the keys as they are written: null where there is none."""
     return _text(_column(rows, "key"), "key", _NOT_IN_KEYS)
 

@@ -28,9 +28,9 @@ from metaq.client.sending.producer import Producer
 from metaq.errors import BadRequest, ClientError, ConfigError
 from metaq.message import MessageQueue
 from metaq.spark.reading.login import NOBODY, PASSWORD, TLS_CA, USER, Login
-from metaq.spark.reading.options import SERVERS, Given
+from metaq.spark.reading.options import SERVERS, GivenOptions
 from metaq.spark.reading.tasks import PATIENCE_S, PAUSE_S, plain_errors
-from metaq.spark.writing.packing import java_hashes, keys_of, pack
+from metaq.spark.writing.packing import java_hashes, pack, written_keys
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Target(NamedTuple):
 
 def target(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> Target:
     """Return the destination that a write's options name, after a check of its columns. ``ConfigError``."""
-    given = Given(options, WRITING)
+    given = GivenOptions(options, WRITING)
     servers = given.text(SERVERS)
     if not servers:
         raise ConfigError(f"{SERVERS} (host:port of registries, or zk://host:port) is required")
@@ -264,7 +264,7 @@ def _requests(ends: np.ndarray[Any, np.dtype[np.int64]], borders: list[int]) -> 
 
 def _partitions(rows: pa.RecordBatch, queues: tuple[MessageQueue, ...], topic: str) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return the partition of each row: the one that it names, else the one of its key (as for ``ordering_key``), else any."""
-    keys = keys_of(rows)
+    keys = written_keys(rows)
     chosen = np.where(np.array(pc.is_valid(keys)), np.abs(java_hashes(keys)) % len(queues), _ANY)
     if "partition" not in rows.schema.names:
         return chosen

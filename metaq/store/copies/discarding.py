@@ -15,7 +15,7 @@ from typing import Final
 
 from metaq.errors import CorruptRecord
 from metaq.protocol.record import BLANK, BLANK_MAGIC, BLANK_SIZE, identity
-from metaq.store.checkpoint import LIVE_NAME, NAME, Checkpoint, Progress, write_checkpoint
+from metaq.store.checkpoint import LIVE_NAME, NAME, Checkpoint, PartitionProgress, write_checkpoint
 from metaq.store.files.disk import Disk, File
 from metaq.store.files.documents import BACKUP, read_document, write_document
 from metaq.store.files.filecache import FileCache, Run, read_here, run_here
@@ -101,7 +101,7 @@ def discard_intended(directory: Path, settings: StoreSettings, disk: Disk) -> No
     content, _ = read_document(disk, directory / INTENT)
     if content is None:
         return
-    ends = {(topic, partition): Progress(*end) for topic, partition, *end in content["partitions"]}
+    ends = {(topic, partition): PartitionProgress(*end) for topic, partition, *end in content["partitions"]}
     files = FileCache(disk, settings.open_files)
     disk.unlink(directory / LIVE_NAME)
     for name in disk.list_directory(directory / INDEX):

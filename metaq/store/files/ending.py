@@ -21,7 +21,7 @@ from metaq.errors import CorruptRecord
 from metaq.store.files.disk import Disk, replace_file
 from metaq.store.files.documents import decode_document, encode_document
 from metaq.store.files.filecache import run_here
-from metaq.store.files.owed import Owed
+from metaq.store.files.owed import OwedCalls
 
 ABORT: Final = "abort"
 SUSPECT: Final = "suspect.json"
@@ -74,7 +74,7 @@ class Suspicion:
             self.reason = None
 
 
-def begin(disk: Disk, directory: Path, suspicion: Suspicion, owed: Owed, *, synced: bool) -> Ending:
+def begin(disk: Disk, directory: Path, suspicion: Suspicion, owed: OwedCalls, *, synced: bool) -> Ending:
     """Return how the last process ended, raise a suspicion if need be, and mark the folder as used by this process.
 
     ``synced``: nothing that this process writes is reported as stored, to clients or replicas, before it is synced. Writes that

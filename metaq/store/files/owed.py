@@ -11,7 +11,7 @@ from metaq.errors import DiskFull
 from metaq.store.files.filecache import Run, run_here
 
 
-class Owed:
+class OwedCalls:
     """A queue of calls, in the order in which they have to be made."""
 
     def __init__(self) -> None:

@@ -49,7 +49,7 @@ WINDOWS_A_QUERY: Final = 256
 RETRY_MS: Final = 1000
 
 
-class Snapshot(NamedTuple):
+class IndexSnapshot(NamedTuple):
     """The state of the index that a flush makes durable."""
 
     mark: IndexMark
@@ -238,11 +238,11 @@ class Indexing:
 
     # -- making it durable --------------------------------------------------------------------------------------------
 
-    def capture(self) -> Snapshot | None:
+    def capture(self) -> IndexSnapshot | None:
         """Return the present state, with all that is entered, for ``flush``; ``None`` while a flush is in progress."""
-        return None if self._flushing else Snapshot(self.mark, self.index.capture())
+        return None if self._flushing else IndexSnapshot(self.mark, self.index.capture())
 
-    def flush(self, snapshot: Snapshot, run: Run) -> bool:
+    def flush(self, snapshot: IndexSnapshot, run: Run) -> bool:
         """Make a snapshot durable. Raises ``DiskFailed``.
 
         Return false when another flush is in progress, or the disk is full although the space was allocated.

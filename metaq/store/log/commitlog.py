@@ -33,7 +33,7 @@ from metaq.protocol.record import (
 from metaq.protocol.text.messages import Stored
 from metaq.store.files.disk import File
 from metaq.store.files.filecache import FileCache, Read, Run, read_here, run_here
-from metaq.store.files.owed import Owed
+from metaq.store.files.owed import OwedCalls
 from metaq.store.log.retention import SegmentAge
 from metaq.store.log.segments import CHUNK, SMALLEST_RECORD, Segment, chunk_end, is_segment_name, segment_name
 from metaq.store.log.walk import Gap, walk
@@ -48,14 +48,24 @@ class _Group(NamedTuple):
 
 
 def _no_fence() -> None:
-    """Do nothing: there is no other replica."""
+    """Do nothing: nothing is appended to this log."""
 
 
 class CommitLog:
     """The log: its segments in order, the last of which is written to. There is one writer."""
 
-    def __init__(self, directory: Path, files: FileCache, segment_bytes: int, hot_bytes: int) -> None:
-        """Open the segments that exist, without checking them; ``recovery`` decides where the log ends."""
+    def __init__(
+        self,
+        directory: Path,
+        files: FileCache,
+        segment_bytes: int,
+        hot_bytes: int,
+        fence: Callable[[], None] = _no_fence,
+    ) -> None:
+        """Open the segments that exist, without checking them; ``recovery`` decides where the log ends.
+
+        ``fence`` is called before each append, and raises ``Fenced`` when another replica may be master by now.
+        """
         self.directory = directory
         self._files = files
         self._disk = files.disk
@@ -63,10 +73,9 @@ class CommitLog:
         self._hot_bytes = hot_bytes
         self.end = 0
         self.staged_end = 0
-        self.fence: Callable[[], None] = _no_fence
-        """Raises ``Fenced`` when another replica may be master by now."""
+        self._fence = fence
         self._written_from = 0  # log offset from which on this process appended: these records need no verification
-        self.owed = Owed()
+        self.owed = OwedCalls()
         self._lacks: DiskFull | None = None  # why there is no next segment, while the active one is nearly full
         self._spare: Segment | None = None
         self._leftover: list[tuple[Segment, int, int]] = []  # segment, log offset and size of what a failed append wrote
@@ -214,7 +223,7 @@ class CommitLog:
         groups = self._groups
         try:
             self.owed.check()
-            self.fence()
+            self._fence()
             self._zero_leftover()
             for segment, start, parts in groups:
                 if parts:

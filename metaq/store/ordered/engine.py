@@ -4,27 +4,27 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 
-class Put(NamedTuple):
+class SetKey(NamedTuple):
     """Set the value of a key."""
 
     key: bytes
     value: bytes = b""
 
 
-class Delete(NamedTuple):
-    """Delete a key; nothing happens when it is not there."""
+class DeleteKey(NamedTuple):
+    """DeleteKey a key; nothing happens when it is not there."""
 
     key: bytes
 
 
 class DeleteRange(NamedTuple):
-    """Delete all keys from ``begin`` on and before ``end``. To include a last key, append a zero byte to it."""
+    """DeleteKey all keys from ``begin`` on and before ``end``. To include a last key, append a zero byte to it."""
 
     begin: bytes
     end: bytes
 
 
-Operation = Put | Delete | DeleteRange
+Operation = SetKey | DeleteKey | DeleteRange
 Entry = tuple[bytes, bytes]
 """A key and its value."""
 

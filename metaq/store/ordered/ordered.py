@@ -25,7 +25,7 @@ from typing import Final, Literal, NamedTuple, Self
 
 from metaq.errors import ConfigError, DiskFailed, IndexFailed, StoreError
 from metaq.store.files.filecache import Run, run_here
-from metaq.store.ordered.engine import Cursor, Engine, Entry, Operation, Put
+from metaq.store.ordered.engine import Cursor, Engine, Entry, Operation, SetKey
 
 EngineName = Literal["rocksdict", "sqlite3"]
 
@@ -98,7 +98,7 @@ class Ordered:
         Return false, with nothing applied, when the engine would have to wait: try again later. Batches of 64 operations, 256
         when many are waiting, stop the caller for less than a millisecond.
         """
-        whole = [*batch, Put(_COVERED, _COVERED_VALUE.pack(*covered))]
+        whole = [*batch, SetKey(_COVERED, _COVERED_VALUE.pack(*covered))]
         if not self._way(run)(lambda: self._engine.write(whole)):
             return False
         self.covered = covered
@@ -252,7 +252,7 @@ def _checked(engine: Engine, folder: Path, name: EngineName) -> Covered | None:
         cursor.close()
         if entries:
             raise IndexFailed(f"{folder} has entries, but does not say what they are")
-        if not engine.write([Put(_ABOUT, ours)]):
+        if not engine.write([SetKey(_ABOUT, ours)]):
             raise IndexFailed(f"cannot write to {folder}: the engine is busy")
         engine.flush()
         return None

@@ -16,7 +16,7 @@ import rocksdict
 
 from metaq.errors import DirectoryLocked, DiskFull, IndexFailed
 from metaq.store.files.disk import MAKE_ROOM
-from metaq.store.ordered.engine import Delete, Entry, Operation, Put
+from metaq.store.ordered.engine import DeleteKey, Entry, Operation, SetKey
 
 MARK: Final = "CURRENT"
 """The file that every folder of RocksDB has."""
@@ -127,9 +127,9 @@ class RocksEngine:
     def write(self, batch: Sequence[Operation]) -> bool:
         writes = rocksdict.WriteBatch(raw_mode=True)
         for operation in batch:
-            if isinstance(operation, Put):
+            if isinstance(operation, SetKey):
                 writes.put(operation.key, operation.value)
-            elif isinstance(operation, Delete):
+            elif isinstance(operation, DeleteKey):
                 writes.delete(operation.key)
             elif operation.begin < operation.end:
                 writes.delete_range(operation.begin, operation.end)

@@ -19,7 +19,7 @@ from typing import Final
 from metaq.checksum import crc32c
 from metaq.errors import DiskFull, IndexFailed
 from metaq.store.files.disk import MAKE_ROOM
-from metaq.store.ordered.engine import Delete, Entry, Operation, Put
+from metaq.store.ordered.engine import DeleteKey, Entry, Operation, SetKey
 
 MARK: Final = "index.sqlite"
 """The file that every folder of this engine has."""
@@ -148,9 +148,9 @@ class SqliteEngine:
             try:
                 writer.execute("BEGIN IMMEDIATE")
                 for operation in batch:
-                    if isinstance(operation, Put):
+                    if isinstance(operation, SetKey):
                         writer.execute(_PUT, (operation.key, self._seal.sealed(operation.key, operation.value)))
-                    elif isinstance(operation, Delete):
+                    elif isinstance(operation, DeleteKey):
                         writer.execute(_DELETE, (operation.key,))
                     else:
                         writer.execute(_DELETE_RANGE, (operation.begin, operation.end))

@@ -9,7 +9,7 @@ EVERY: Final = 256
 """Records or partitions between two reports of progress, which takes a few milliseconds."""
 
 
-class Step(NamedTuple):
+class RecoveryStep(NamedTuple):
     """The progress in one part of a recovery. ``total`` is an upper bound: the log's end is known only when it is reached."""
 
     step: str
@@ -18,11 +18,11 @@ class Step(NamedTuple):
     unit: str
 
 
-Tell = Callable[[Step], None]
-"""A callback that gets a ``Step`` every few milliseconds, in the thread that opens the store. Its errors end the opening."""
+Tell = Callable[[RecoveryStep], None]
+"""A callback that gets a step every few milliseconds, in the thread that opens the store. Its errors end the opening."""
 
 
-def nobody(step: Step) -> None:
+def nobody(step: RecoveryStep) -> None:
     """Ignore the progress."""
 
 
@@ -30,5 +30,5 @@ def telling(partitions: Sequence[T], step: str, tell: Tell) -> Iterator[T]:
     """Yield the partitions one by one, and report the progress to ``tell`` after every ``EVERY`` of them."""
     for done, partition in enumerate(partitions):
         if done % EVERY == 0:
-            tell(Step(step, done, len(partitions), "partitions"))
+            tell(RecoveryStep(step, done, len(partitions), "partitions"))
         yield partition

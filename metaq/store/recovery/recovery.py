@@ -26,7 +26,7 @@ from metaq.store.checkpoint import (
     NOTHING,
     Checkpoint,
     Live,
-    Progress,
+    PartitionProgress,
     covered_by_both,
     read_checkpoint,
     read_live,
@@ -45,7 +45,7 @@ from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT, WRITE_AT, Consume
 from metaq.store.queues.dispatch import enter
 from metaq.store.reading import UNITS_AT_ONCE
 from metaq.store.recordgroups import Dropped, Ranges, whole_groups
-from metaq.store.recovery.progress import EVERY, Step, Tell, nobody, telling
+from metaq.store.recovery.progress import EVERY, RecoveryStep, Tell, nobody, telling
 from metaq.store.settings import StoreSettings
 
 logger = logging.getLogger(__name__)
@@ -252,11 +252,11 @@ def _recover_index(store: MessageStore, recovery: Recovery, checkpoint: Checkpoi
     return NO_INDEX
 
 
-def _load_queues(store: MessageStore, partitions: dict[tuple[str, int], Progress], tell: Tell) -> None:
+def _load_queues(store: MessageStore, partitions: dict[tuple[str, int], PartitionProgress], tell: Tell) -> None:
     """Open the queues that have a folder, and make those that only the checkpoint knows."""
     root = store.directory / QUEUES
     for number, topic in enumerate(topics := store.disk.list_directory(root)):
-        tell(Step("opening queues", number, len(topics), "topics"))
+        tell(RecoveryStep("opening queues", number, len(topics), "topics"))
         for partition in store.disk.list_directory(root / topic):
             if partition.isascii() and partition.isdecimal():
                 store.queue(topic, int(partition)).load()
@@ -293,7 +293,7 @@ def _trusted(store: MessageStore, queue: ConsumeQueue, checkpoint: Checkpoint | 
 
 def _admit_short(
     store: MessageStore, checkpoint: Checkpoint | None, trusted: dict[ConsumeQueue, int]
-) -> dict[tuple[str, int], Progress]:
+) -> dict[tuple[str, int], PartitionProgress]:
     """Lower, durably, the checkpoint's count of units that are about to be made anew; return its partitions as they are now.
 
     Otherwise a power cut while the units are written could leave only some of them and a checkpoint that vouches for all.
@@ -315,7 +315,7 @@ def _cut(
     store: MessageStore,
     queue: ConsumeQueue,
     trusted: int,
-    partitions: dict[tuple[str, int], Progress],
+    partitions: dict[tuple[str, int], PartitionProgress],
     mark: int,
     live: Live | None,
 ) -> int:
@@ -366,7 +366,7 @@ def _aged_out(store: MessageStore, queue: ConsumeQueue) -> int:
     return aged_out
 
 
-def _text_end(store: MessageStore, queue: ConsumeQueue, progress: Progress) -> int:
+def _text_end(store: MessageStore, queue: ConsumeQueue, progress: PartitionProgress) -> int:
     """Return the text position at which a queue goes on: the end of its last intact message.
 
     For each damaged message after that, the size of its record is added. It is larger than the text form, so positions never
@@ -396,7 +396,7 @@ def _walk(store: MessageStore, recovery: Recovery, mark: int, quarantine: Ranges
     most = store.log.segments[-1].end - begin
     for number, found in enumerate(whole_groups(store.log.walk(end), mark, quarantine)):
         if number % EVERY == 0:
-            tell(Step("reading the log", end - begin, most, "bytes"))
+            tell(RecoveryStep("reading the log", end - begin, most, "bytes"))
         if isinstance(found, Gap) and store.settings.replicated and found.end > mark:
             recovery.cut = found
             break

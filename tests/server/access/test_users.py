@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from metaq.errors import AccessDenied, ConfigError
 from metaq.server.access.guesses import ALL_TIMES, MOST_BUCKETS, Guesses
 from metaq.server.access.permissions import Action, Permission, Principal, allowed, demand, denied
-from metaq.server.access.users import User, credentials, hashed, load_users, permission_text, save_users
+from metaq.server.access.users import User, credentials, hashed, load_users, save_users, written_permission
 from tests.support.users import write_users
 
 
@@ -107,7 +107,7 @@ def test_the_name_counts_before_the_longest_beginning() -> None:
     may = [(name, allowed(ann, Action.PUBLISH, name), allowed(ann, Action.SUBSCRIBE, name)) for name in ("x", "a", "ab", "abc")]
     assert may == [("x", False, True), ("a", True, False), ("ab", False, False), ("abc", True, True)]
     assert not allowed(principal(), Action.SUBSCRIBE, "x")
-    assert permission_text(Permission.DENY) == "DENY"
+    assert written_permission(Permission.DENY) == "DENY"
 
 
 def test_topics_of_the_broker_are_for_administrators() -> None:

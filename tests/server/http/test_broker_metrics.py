@@ -16,7 +16,7 @@ from metaq.engine.figures.counters import Counters
 from metaq.engine.figures.metrics import Family, Metric
 from metaq.engine.figures.statistics import Statistics
 from metaq.engine.hold import Holds
-from metaq.engine.offsets.offsetexport import OffsetExport
+from metaq.engine.offsets.offsetexport import OffsetExporter
 from metaq.engine.role import NoReplicas
 from metaq.engine.tables.observed import Observed
 from metaq.engine.tables.offsets import OffsetTable
@@ -106,9 +106,9 @@ class Bench:
         endpoint: Any = SimpleNamespace(sessions=sessions, connections=len(sessions), memory=memory)
         context: Any = SimpleNamespace(**parts, groups=nobody, clients=nobody, replicas=NoReplicas())
         unused: Any = SimpleNamespace(cold_reads=0, waiting=0)
-        export = OffsetExport(cast(Context, context), None, run_here)
+        export = OffsetExporter(cast(Context, context), None, run_here)
         self.metrics = BrokerMetrics(
-            context, endpoint, unused, Holds(), unused, dict, unused, export, lambda: None, None, run_here
+            context, endpoint, unused, Holds(), unused, dict, unused, unused, export, lambda: None, None, run_here
         )
 
     def find(self, part: str, rest: Callable[[], None] = lambda: None) -> dict[Metric, list[object]]:

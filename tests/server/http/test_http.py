@@ -14,7 +14,7 @@ from gevent import ssl as gevent_ssl
 from gevent.event import Event
 
 from metaq.config import Settings, load
-from metaq.engine.figures.metrics import Family, Kind, Metric
+from metaq.engine.figures.metrics import Family, Metric, MetricKind
 from metaq.errors import AccessDenied, ConfigError
 from metaq.server.access.authentication import Authentication
 from metaq.server.access.permissions import Principal
@@ -26,7 +26,7 @@ from tests.support.tls import issue
 
 DEADLINE_S: Final = 60.0
 SHORT_S: Final = 0.2
-METRIC: Final = Metric("m", Kind.GAUGE, "1", "M.")
+METRIC: Final = Metric("m", MetricKind.GAUGE, "1", "M.")
 HUGE: Final = 64 * 1024 * 1024
 NOBODY: Final = Authentication("", 1, lambda: 0.0)
 

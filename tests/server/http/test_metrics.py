@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from metaq.client import TextClient
-from metaq.engine.figures.metrics import Histogram, Kind, Metric, write
+from metaq.engine.figures.metrics import Histogram, Metric, MetricKind, write
 from metaq.engine.tables.topics import FOLDER
 from metaq.protocol.remoting.codes import PULL_SUSPENDS, Request, Response
 from metaq.protocol.text.codec import write_get
@@ -57,7 +57,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 )
 def test_what_is_written_is_read_again(samples: list[tuple[str, float]]) -> None:
     """E-01: whatever stands in a label, and whatever the number."""
-    metric = Metric("m_total", Kind.GAUGE, "1", 'Back\\slash,\nline and "quote".', ("name",))
+    metric = Metric("m_total", MetricKind.GAUGE, "1", 'Back\\slash,\nline and "quote".', ("name",))
     text = "".join(write([(metric, [((name,), number) for name, number in samples])], lambda: None))
     (family,) = text_string_to_metric_families(text)
     assert family.documentation == metric.help
@@ -70,7 +70,7 @@ def test_a_histogram_counts_each_once(seconds: list[float]) -> None:
     histogram = Histogram((0.5, 1.0, 2.0))
     for each in seconds:
         histogram.observe(each)
-    metric = Metric("m_seconds", Kind.HISTOGRAM, "seconds", "m")
+    metric = Metric("m_seconds", MetricKind.HISTOGRAM, "seconds", "m")
     (family,) = text_string_to_metric_families("".join(write([(metric, [((), histogram)])], lambda: None)))
     found = {(sample.name, sample.labels.get("le")): sample.value for sample in family.samples}
     for bound in (0.5, 1.0, 2.0, math.inf):

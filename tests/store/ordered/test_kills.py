@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from metaq.errors import IndexFailed
-from metaq.store.ordered.engine import Put
+from metaq.store.ordered.engine import SetKey
 from metaq.store.ordered.ordered import Covered, EngineName, remove_ordered
 from tests.store.ordered.writer import ENGINES, batch, covered, enter, entries, open_small
 from tests.support.samples import seed_of_tree
@@ -198,7 +198,7 @@ def test_a_damaged_entry_ends_a_scan_with_an_error(folder: Path, engine: EngineN
     """It is not taken for the end; and the index can be made anew while the error is still at hand."""
     index, _ = open_small(folder, engine)
     values = [random.Random(number).randbytes(400) for number in range(100)]  # which no compression changes
-    assert index.apply([Put(b"T%04d" % number, value) for number, value in enumerate(values)], Covered(1, 0))
+    assert index.apply([SetKey(b"T%04d" % number, value) for number, value in enumerate(values)], Covered(1, 0))
     index.close()
     damaged = 0
     for path in folder.iterdir():

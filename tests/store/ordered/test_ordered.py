@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from metaq.errors import DirectoryLocked, DiskFull, IndexFailed
 from metaq.store.ordered import rocksdb, sqlite
-from metaq.store.ordered.engine import Delete, DeleteRange, Operation, Put
+from metaq.store.ordered.engine import DeleteKey, DeleteRange, Operation, SetKey
 from metaq.store.ordered.ordered import Covered, EngineName, Ordered, open_ordered, remove_ordered
 from tests.store.ordered.writer import ENGINES, enter, entries, open_small
 
@@ -44,7 +44,7 @@ def reopened(index: Ordered, folder: Path, engine: EngineName) -> Ordered:
 
 KEYS: Final = st.binary(min_size=1, max_size=3).map(lambda rest: b"T" + rest)
 VALUES: Final = st.binary(max_size=5)
-OPERATIONS: Final = st.one_of(st.builds(Put, KEYS, VALUES), st.builds(Delete, KEYS), st.builds(DeleteRange, KEYS, KEYS))
+OPERATIONS: Final = st.one_of(st.builds(SetKey, KEYS, VALUES), st.builds(DeleteKey, KEYS), st.builds(DeleteRange, KEYS, KEYS))
 STEPS: Final = st.lists(
     st.one_of(
         st.lists(OPERATIONS, max_size=12),
@@ -101,10 +101,10 @@ def in_slices(index: Ordered, begin: bytes, end: bytes, most: int) -> list[tuple
 
 
 def test_a_scan_sees_the_index_as_it_was_when_it_began(index: Ordered) -> None:
-    index.apply([Put(b"T%d" % digit, b"old") for digit in range(10)], Covered(1, 0))
+    index.apply([SetKey(b"T%d" % digit, b"old") for digit in range(10)], Covered(1, 0))
     with index.scan(b"T", b"U") as scan:
         found = scan.next(3)
-        index.apply([DeleteRange(b"T", b"T5"), Put(b"T7", b"new"), Put(b"T77")], Covered(2, 0))
+        index.apply([DeleteRange(b"T", b"T5"), SetKey(b"T7", b"new"), SetKey(b"T77")], Covered(2, 0))
         index.flush()
         found += scan.next(100)
     assert found == [(b"T%d" % digit, b"old") for digit in range(10)]
@@ -112,9 +112,12 @@ def test_a_scan_sees_the_index_as_it_was_when_it_began(index: Ordered) -> None:
 
 
 def test_the_operations_of_a_batch_count_in_their_order(index: Ordered) -> None:
-    index.apply([Put(b"Ta", b"1"), DeleteRange(b"T", b"U"), Put(b"Tb", b"2"), Put(b"Tb", b"3"), Delete(b"Ta")], Covered(1, 0))
+    index.apply(
+        [SetKey(b"Ta", b"1"), DeleteRange(b"T", b"U"), SetKey(b"Tb", b"2"), SetKey(b"Tb", b"3"), DeleteKey(b"Ta")],
+        Covered(1, 0),
+    )
     assert entries(index) == {b"Tb": b"3"}
-    index.apply([Delete(b"Tb"), Put(b"Tb"), DeleteRange(b"Tb", b"Tb"), DeleteRange(b"U", b"T")], Covered(2, 0))
+    index.apply([DeleteKey(b"Tb"), SetKey(b"Tb"), DeleteRange(b"Tb", b"Tb"), DeleteRange(b"U", b"T")], Covered(2, 0))
     assert entries(index) == {b"Tb": b""}
     index.apply([DeleteRange(b"T", b"Tb\0")], Covered(3, 0))
     assert entries(index) == {}
@@ -135,7 +138,7 @@ def test_its_size_grows_with_what_it_holds(index: Ordered) -> None:
     empty = index.size_bytes
     rng = random.Random(0)
     for number in range(20):
-        put: list[Operation] = [Put(b"T" + rng.randbytes(16), rng.randbytes(50)) for _ in range(200)]
+        put: list[Operation] = [SetKey(b"T" + rng.randbytes(16), rng.randbytes(50)) for _ in range(200)]
         while not index.apply(put, Covered(number, 0)):
             pass
     index.flush()
@@ -159,7 +162,7 @@ class Recorder:
 def test_what_may_wait_for_the_disk_is_given_to_run(index: Ordered, engine: EngineName) -> None:
     """RocksDB writes and scans without waiting; all else, and all that SQLite does, goes to a thread of the pool."""
     run = Recorder()
-    index.apply([Put(b"Ta")], Covered(1, 0), run)
+    index.apply([SetKey(b"Ta")], Covered(1, 0), run)
     scan = index.scan(b"T", b"U", run)
     assert scan.next(1) == [(b"Ta", b"")]
     assert run.calls == {"rocksdict": 0, "sqlite3": 3}[engine]
@@ -173,7 +176,7 @@ def test_what_may_wait_for_the_disk_is_given_to_run(index: Ordered, engine: Engi
 
 
 def test_files_of_a_scan_are_read_ahead_where_it_may_wait(index: Ordered, engine: EngineName) -> None:
-    index.apply([Put(b"Ta"), Put(b"Tz")], Covered(1, 0))
+    index.apply([SetKey(b"Ta"), SetKey(b"Tz")], Covered(1, 0))
     index.flush()
     run = Recorder()
     with index.scan(b"Tb", b"Tc", run) as scan:
@@ -191,7 +194,7 @@ def test_a_write_that_would_wait_for_rocksdb_is_refused_whole(folder: Path) -> N
     applied, refused = 0, 0
     while refused < 20:
         value = rng.randbytes(500)
-        puts = [Put(b"T%08d" % (applied + 1), value), *(Put(b"U%d" % number, value) for number in range(200))]
+        puts = [SetKey(b"T%08d" % (applied + 1), value), *(SetKey(b"U%d" % number, value) for number in range(200))]
         if index.apply(puts, Covered(applied + 1, 0)):
             applied += 1
         else:
@@ -208,14 +211,14 @@ def test_a_write_that_would_wait_for_rocksdb_is_refused_whole(folder: Path) -> N
 
 def test_a_write_that_would_wait_for_sqlite_is_refused_whole(folder: Path) -> None:
     index, _ = open_small(folder, "sqlite3")
-    assert index.apply([Put(b"Ta")], Covered(1, 0))
+    assert index.apply([SetKey(b"Ta")], Covered(1, 0))
     other = sqlite3.connect(folder / sqlite.MARK, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    assert not index.apply([Put(b"Tb")], Covered(2, 0))
+    assert not index.apply([SetKey(b"Tb")], Covered(2, 0))
     assert index.covered == Covered(1, 0) and index.find([b"Ta", b"Tb"]) == [b"", None]
     other.execute("ROLLBACK")
     other.close()
-    assert index.apply([Put(b"Tb")], Covered(2, 0))
+    assert index.apply([SetKey(b"Tb")], Covered(2, 0))
     assert index.covered == Covered(2, 0) and index.find([b"Ta", b"Tb"]) == [b"", b""]
     index.close()
 
@@ -227,7 +230,7 @@ def test_a_full_disk_is_told_from_damage_by_sqlite(folder: Path) -> None:
     writer = index._engine._writer
     (pages,) = writer.execute("PRAGMA page_count").fetchone()
     writer.execute(f"PRAGMA max_page_count={pages}")
-    puts = [Put(b"T%d" % number, bytes(1000)) for number in range(100)]
+    puts = [SetKey(b"T%d" % number, bytes(1000)) for number in range(100)]
     with pytest.raises(DiskFull, match=f"cannot write to {folder}: database or disk is full; free space"):
         index.apply(puts, Covered(1, 0))
     assert index.covered is None and entries(index) == {}
@@ -251,7 +254,7 @@ def test_the_errors_of_rocksdict_are_told_apart_by_their_texts() -> None:
 
 
 def test_closing_twice_is_harmless_and_ends_scans(index: Ordered, folder: Path, engine: EngineName) -> None:
-    index.apply([Put(b"Ta"), Put(b"Tb")], Covered(1, 0))
+    index.apply([SetKey(b"Ta"), SetKey(b"Tb")], Covered(1, 0))
     scan = index.scan(b"T", b"U")
     assert scan.next(1) == [(b"Ta", b"")]
     index.close()
@@ -265,7 +268,7 @@ def test_closing_twice_is_harmless_and_ends_scans(index: Ordered, folder: Path, 
 
 def test_an_index_that_is_open_is_not_opened_again(folder: Path) -> None:
     index, _ = open_small(folder, "rocksdict")
-    index.apply([Put(b"Ta")], Covered(1, 0))
+    index.apply([SetKey(b"Ta")], Covered(1, 0))
     with pytest.raises(DirectoryLocked):
         open_small(folder, "rocksdict")
     assert entries(index) == {b"Ta": b""}
@@ -282,7 +285,7 @@ def test_an_index_has_the_options_that_it_was_last_opened_with(folder: Path) -> 
 
 
 def test_an_index_of_the_other_engine_is_made_anew(index: Ordered, folder: Path, engine: EngineName) -> None:
-    index.apply([Put(b"Ta")], Covered(1, 0))
+    index.apply([SetKey(b"Ta")], Covered(1, 0))
     index.close()
     other = OTHER[engine]
     again, reason = open_small(folder, other)
@@ -295,7 +298,7 @@ def test_an_index_of_the_other_engine_is_made_anew(index: Ordered, folder: Path,
 def test_an_index_of_another_layout_is_made_anew(
     index: Ordered, folder: Path, engine: EngineName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    index.apply([Put(b"Ta")], Covered(1, 0))
+    index.apply([SetKey(b"Ta")], Covered(1, 0))
     index.close()
     monkeypatch.setattr("metaq.store.ordered.ordered.LAYOUT_VERSION", 2)
     again, reason = open_small(folder, engine)
@@ -307,14 +310,14 @@ def test_an_index_of_another_layout_is_made_anew(
 @pytest.mark.parametrize(
     ("operation", "reason"),
     [
-        (Delete(b"A:v"), "has entries, but does not say what they are"),
-        (Put(b"A:x", b"short"), "does not say how much of the log it covers"),
+        (DeleteKey(b"A:v"), "has entries, but does not say what they are"),
+        (SetKey(b"A:x", b"short"), "does not say how much of the log it covers"),
     ],
 )
 def test_an_index_whose_own_entries_are_wrong_is_made_anew(
     index: Ordered, folder: Path, engine: EngineName, operation: Operation, reason: str
 ) -> None:
-    index.apply([Put(b"Ta")], Covered(1, 0))
+    index.apply([SetKey(b"Ta")], Covered(1, 0))
     index._engine.write([operation])
     index.close()
     again, told = open_small(folder, engine)
@@ -324,7 +327,7 @@ def test_an_index_whose_own_entries_are_wrong_is_made_anew(
 
 
 def test_a_folder_is_removed_with_what_a_killed_removal_left(index: Ordered, folder: Path, engine: EngineName) -> None:
-    index.apply([Put(b"Ta")], Covered(1, 0))
+    index.apply([SetKey(b"Ta")], Covered(1, 0))
     index.close()
     shutil.copytree(folder, folder.with_name("timerindex.removed"))
     remove_ordered(folder)

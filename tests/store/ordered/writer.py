@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, cast
 
-from metaq.store.ordered.engine import Delete, DeleteRange, Operation, Put
+from metaq.store.ordered.engine import DeleteKey, DeleteRange, Operation, SetKey
 from metaq.store.ordered.ordered import Covered, EngineName, Ordered, open_ordered
 
 ENGINES: Final[tuple[EngineName, ...]] = ("rocksdict", "sqlite3")
@@ -26,16 +26,16 @@ def open_small(folder: Path, engine: EngineName) -> tuple[Ordered, str | None]:
 def batch(seed: int, number: int) -> list[Operation]:
     """Return the operations of a batch: some keys of 5,000 are put, some deleted one by one or as a range."""
     rng = random.Random(seed << 32 | number)
-    operations: list[Operation] = [Put(b"N", b"%d" % number)]
+    operations: list[Operation] = [SetKey(b"N", b"%d" % number)]
     for _ in range(rng.randrange(30)):
         key = rng.randrange(5000)
         match rng.randrange(12):
             case 0:
-                operations.append(Delete(b"T%04d" % key))
+                operations.append(DeleteKey(b"T%04d" % key))
             case 1:
                 operations.append(DeleteRange(b"T%04d" % key, b"T%04d" % (key + rng.randrange(60))))
             case _:
-                operations.append(Put(b"T%04d" % key, rng.randbytes(rng.randrange(40))))
+                operations.append(SetKey(b"T%04d" % key, rng.randbytes(rng.randrange(40))))
     return operations
 
 
@@ -46,9 +46,9 @@ def covered(seed: int, number: int) -> Covered:
 def enter(model: dict[bytes, bytes], operations: Sequence[Operation]) -> None:
     """Do to a dictionary what a batch does to an index."""
     for operation in operations:
-        if isinstance(operation, Put):
+        if isinstance(operation, SetKey):
             model[operation.key] = operation.value
-        elif isinstance(operation, Delete):
+        elif isinstance(operation, DeleteKey):
             model.pop(operation.key, None)
         else:
             for key in [key for key in model if operation.begin <= key < operation.end]:

@@ -14,7 +14,7 @@ from metaq.engine.tables.groups import Group, group_of
 from metaq.errors import BadRequest, RequestFailed
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.adminbodies import (
-    Connection,
+    ConnectedClient,
     encode_all_producers,
     encode_consumers,
     encode_group_list,
@@ -142,11 +142,11 @@ class GroupAdminHandler:
             raise RequestFailed(Response.CONSUMER_NOT_ONLINE, f"no consumer of the group {name} is connected")
         return group
 
-    def _connections(self, members: Iterable[Member]) -> list[Connection]:
+    def _connections(self, members: Iterable[Member]) -> list[ConnectedClient]:
         clock = self._context.store.clock
         now_ms, now_s = clock.now_ms(), clock.monotonic()
         return [
-            Connection(
+            ConnectedClient(
                 str(Address(*member.session.address[:2])), *member.client, now_ms - round((now_s - member.beat_s) * 1000)
             )
             for member in members
@@ -165,7 +165,7 @@ class GroupAdminHandler:
         """Return the topics to which a group subscribes, or in which it has offsets (343)."""
         name = decode_header(GroupOnly, request.fields).group
         demand(session.principal, Action.INSPECT, name)
-        return Answer(body=(encode_topic_list(sorted(topics_of(self._context, name))),))
+        return Answer(body=(encode_topic_list(sorted(topics_of_group(self._context, name))),))
 
     def subscription(self, session: RemotingSession, request: RemotingCommand) -> Answer:
         """Return a group's subscription to a topic (345)."""
@@ -176,7 +176,7 @@ class GroupAdminHandler:
         return Answer(body=(encode_subscription(header.group, topic, subscription),))
 
 
-def topics_of(context: Context, group: str) -> set[str]:
+def topics_of_group(context: Context, group: str) -> set[str]:
     """Return the topics to which a group subscribes, or in which it has offsets."""
     online = context.clients.consumer_group(group)
     return {*context.offsets.topics_of(group), *(() if online is None else online.subscriptions)}

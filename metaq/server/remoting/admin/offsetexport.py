@@ -6,12 +6,12 @@ from typing import Final
 import orjson
 
 from metaq.engine.context import Context
-from metaq.engine.offsets.offsetexport import FIRST, OffsetExport, Subject
+from metaq.engine.offsets.offsetexport import FIRST, OffsetExporter, Subject
 from metaq.errors import BadRequest
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import decode_header
-from metaq.protocol.remoting.offsetrows import MOST_ROWS, ExportOffsets, encode_page
+from metaq.protocol.remoting.offsetrows import MOST_ROWS, ExportOffsets, encode_row_page
 from metaq.server.access.permissions import Action, demand
 from metaq.server.remoting.later import Later
 from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler
@@ -23,7 +23,7 @@ PAGE_S: Final = 2.0
 class OffsetExportHandler:
     """Answers page by page. No state is kept between pages: each begins with a list of the groups and topics of that moment."""
 
-    def __init__(self, context: Context, later: Later, export: OffsetExport) -> None:
+    def __init__(self, context: Context, later: Later, export: OffsetExporter) -> None:
         self._context = context
         self._later = later
         self._export = export
@@ -52,7 +52,7 @@ class OffsetExportHandler:
             if part.problem is None and (len(rows) >= limit or monotonic() > end_s):
                 following = orjson.dumps([ts_ms, *part.subject]).decode()
                 break
-        return Answer(body=(encode_page(rows, following, problem),))
+        return Answer(body=(encode_row_page(rows, following, problem),))
 
 
 def _place(text: str) -> tuple[int, Subject]:

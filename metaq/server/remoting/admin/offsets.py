@@ -34,15 +34,15 @@ from metaq.protocol.remoting.headers import (
     BrokerConsumeStats,
     CloneOffset,
     CorrectionOffset,
+    GetConsumeStats,
     GroupAndTopic,
     QueryConsumeQueue,
     ResetOffset,
     decode_header,
 )
-from metaq.protocol.remoting.headers import ConsumeStats as ConsumeStatsHeader
 from metaq.protocol.subscription import ExpressionKind, Subscription
 from metaq.server.access.permissions import Action, demand
-from metaq.server.remoting.admin.groups import topics_of
+from metaq.server.remoting.admin.groups import topics_of_group
 from metaq.server.remoting.later import Later
 from metaq.server.remoting.session import DONE, Answer, RemotingSession, RequestHandler
 from metaq.store.files.filecache import Read, Run, read_through
@@ -86,7 +86,7 @@ class OffsetAdminHandler:
 
     def stats(self, session: RemotingSession, request: RemotingCommand) -> None:
         """Return a group's progress in one topic, or in all topics that it consumes (208)."""
-        header = decode_header(ConsumeStatsHeader, request.fields)
+        header = decode_header(GetConsumeStats, request.fields)
         group = header.consumer_group
         demand(session.principal, Action.INSPECT, group)
         self._context.clients.administer(session)
@@ -121,7 +121,7 @@ class OffsetAdminHandler:
         online = self._context.clients.consumer_group(group)
         if online is not None and online.subscriptions:
             return sorted(online.subscriptions)
-        return sorted(topics_of(self._context, group))
+        return sorted(topics_of_group(self._context, group))
 
     def _known(self, names: list[str]) -> Iterator[Topic]:
         return filter(None, map(self._context.topics.get, names))

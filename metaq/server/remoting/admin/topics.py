@@ -18,7 +18,7 @@ from metaq.protocol.remoting.adminbodies import QueueSpan, encode_topic_stats
 from metaq.protocol.remoting.codes import INHERIT, READ, WRITE, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import CreateTopic, TopicOnly, decode_header
-from metaq.protocol.remoting.routes import DataVersion, TopicTable, encode_topic_list, encode_topic_table, topic_row
+from metaq.protocol.remoting.routes import DataVersion, TopicConfigs, encode_topic_list, encode_topic_table, topic_row
 from metaq.server.access.permissions import Action, Principal, demand
 from metaq.server.remoting.later import Later
 from metaq.server.remoting.session import DONE, Answer, RemotingSession, RequestHandler
@@ -139,7 +139,7 @@ class TopicsHandler:
         """Return all topics (21)."""
         demand(session.principal, Action.INSPECT)
         configs = {topic.name: config_of(topic, topic.permission) for topic in self._topics}
-        table = TopicTable(DataVersion(self._started_ms, self._topics.version), configs)
+        table = TopicConfigs(DataVersion(self._started_ms, self._topics.version), configs)
         return Answer(fields={}, body=(encode_topic_table(table),))
 
     def topic(self, session: RemotingSession, request: RemotingCommand) -> Answer:

@@ -26,11 +26,11 @@ from metaq.protocol.remoting.undecided import (
     Branch,
     BranchMessage,
     DecideTransaction,
-    Half,
+    HalfRow,
     ListTransactions,
     Page,
-    State,
     TransactionKey,
+    UndecidedState,
     encode_branch,
     encode_half,
     encode_page,
@@ -40,25 +40,24 @@ from metaq.server.remoting.later import Later
 from metaq.server.remoting.session import DONE, Answer, RemotingSession, RequestHandler
 from metaq.store.files.filecache import Read, Run, read_through
 from metaq.tx.branches import Work
-from metaq.tx.halves import Fate, Halves, origin_of
-from metaq.tx.halves import Half as UndecidedHalf
+from metaq.tx.halves import Fate, Half, Halves, origin_of
 from metaq.tx.journal import Held
 from metaq.tx.local import LocalBranches
 from metaq.tx.manager import Transactions
 from metaq.tx.openbranches import Room
-from metaq.tx.states import Outcome
+from metaq.tx.states import Decision
 from metaq.tx.steps import Step
 from metaq.tx.xacodes import XaCode, XaError
 from metaq.tx.xid import Xid, parse_key
 
 logger = logging.getLogger(__name__)
 
-OUTCOMES: Final = (*(outcome.value for outcome in Outcome), FORGET)
+OUTCOMES: Final = (*(outcome.value for outcome in Decision), FORGET)
 
 PAGE_BYTES: Final = 4 << 20
 """Bytes of half messages that are read for one page, roughly: a body may have megabytes."""
 
-T = TypeVar("T", tuple[int, str], tuple[str, Outcome], int)
+T = TypeVar("T", tuple[int, str], tuple[str, Decision], int)
 
 
 class Tables(NamedTuple):
@@ -104,11 +103,11 @@ class TransactionAdminHandler:
         demand(session.principal, Action.INSPECT)
         if not 1 <= header.limit <= MOST_ROWS:
             raise BadRequest(f"limit is {header.limit}, not a number from 1 to {MOST_ROWS}")
-        if header.state == State.HEURISTIC:
+        if header.state == UndecidedState.HEURISTIC:
             return Answer(body=(encode_page(self._heuristic(header.after or "", header.limit)),))
-        if header.state not in (State.PREPARED, State.HALF):
-            raise BadRequest(f"state is {header.state[:40]!r}, not one of {', '.join(State)}")
-        work = self._prepared if header.state == State.PREPARED else self._undecided
+        if header.state not in (UndecidedState.PREPARED, UndecidedState.HALF):
+            raise BadRequest(f"state is {header.state[:40]!r}, not one of {', '.join(UndecidedState)}")
+        work = self._prepared if header.state == UndecidedState.PREPARED else self._undecided
         self._later.read(session, request, partial(work, parse_int("after", header.after or "-1"), header.limit))
         return None
 
@@ -121,14 +120,14 @@ class TransactionAdminHandler:
 
     def _branch(self, key: str, place: int, read: Read) -> Branch:
         try:
-            return Branch(key, State.PREPARED, *self._transactions.prepared(place, read))
+            return Branch(key, UndecidedState.PREPARED, *self._transactions.prepared(place, read))
         except CorruptRecord:  # reading it has counted and logged the damage; the operator needs the key all the same
-            return Branch(key, State.PREPARED)
+            return Branch(key, UndecidedState.PREPARED)
 
     def _heuristic(self, after: str, limit: int) -> Page[Branch]:
         decisions = ((key, outcome) for key, outcome in self._transactions.branches.heuristics() if key > after)
         chosen, following = _cut(decisions, limit)
-        rows = [Branch(key, State.HEURISTIC, outcome=outcome) for key, outcome in chosen]
+        rows = [Branch(key, UndecidedState.HEURISTIC, outcome=outcome) for key, outcome in chosen]
         return Page(rows, chosen[-1][0] if following else None)
 
     def _undecided(self, after: int, limit: int, read: Read) -> Answer:
@@ -164,7 +163,7 @@ class TransactionAdminHandler:
         outcome = next((outcome for name, outcome in self._transactions.branches.heuristics() if name == key), None)
         if outcome is None:
             raise _absent(key)
-        return Answer(body=(encode_branch(Branch(key, State.HEURISTIC, outcome=outcome), [], None),))
+        return Answer(body=(encode_branch(Branch(key, UndecidedState.HEURISTIC, outcome=outcome), [], None),))
 
     def _show(self, key: str, place: int, read: Read) -> Answer:
         branch, problem = self._branch(key, place, read), None
@@ -216,7 +215,7 @@ class TransactionAdminHandler:
 
     def _decide(self, key: str, outcome: str) -> Answer:
         try:
-            step = self._forget(key) if outcome == FORGET else self._staged(key, Outcome(outcome))
+            step = self._forget(key) if outcome == FORGET else self._staged(key, Decision(outcome))
         except XaError as error:
             code = Response.QUERY_NOT_FOUND if error.code is XaCode.NOTA else Response.SYSTEM_ERROR
             raise RequestFailed(code, str(error)) from error
@@ -224,13 +223,13 @@ class TransactionAdminHandler:
         self._turns.staged(settled)
         return settled.wait()
 
-    def _staged(self, key: str, outcome: Outcome) -> Step:
+    def _staged(self, key: str, outcome: Decision) -> Step:
         transactions = self._transactions
         self._turns.check_load()
         transactions.learn_topics(self._read)  # the record of the decision has no messages from which to learn them
         work = transactions.decide(key, outcome)
         try:
-            messages = transactions.messages(work, self._read) if outcome is Outcome.COMMIT else ()
+            messages = transactions.messages(work, self._read) if outcome is Decision.COMMIT else ()
         except MetaqError:
             transactions.branches.failed(key)
             raise
@@ -315,11 +314,11 @@ def _cut(rows: Iterable[T], limit: int) -> tuple[list[T], bool]:
     return chosen[:limit], len(chosen) > limit
 
 
-def _half_row(record: Record, half: UndecidedHalf) -> Half:
+def _half_row(record: Record, half: Half) -> HalfRow:
     pairs = pairs_of(record)
     origin = origin_of(record, pairs)
     offset_id = offset_id_of(record.store_host, half.log_offset)
-    return Half(
+    return HalfRow(
         offset_id=offset_id,
         message_id=pairs.get(UNIQUE_KEY, offset_id),
         topic=pairs[REAL_TOPIC],

@@ -21,7 +21,7 @@ from metaq.server.remoting.reads import RemotingRead
 from metaq.server.remoting.session import Answer, Kept, RemotingSession, RequestHandler
 from metaq.server.wire.reads import StoreReads
 from metaq.server.wire.session import Buffer
-from metaq.store.bulk import BulkReader, Piece
+from metaq.store.bulk import BulkPiece, BulkReader
 from metaq.store.files.filecache import ColdRead, Read
 from metaq.store.queues.consumequeue import ConsumeQueue
 
@@ -99,7 +99,7 @@ class _Fetch(RemotingRead):
         offset, least, end = header.queue_offset, 0, 0
         if queue is not None and queue.readable:
             least, end = store.first(queue, read)[0], queue.readable
-        pieces: list[Piece] = []
+        pieces: list[BulkPiece] = []
         if queue is not None and least <= offset < end:
             pieces = self._pieces(queue, offset, end, read)
             least = store.first(queue, read)[0]  # what is missing may have been deleted meanwhile
@@ -114,12 +114,12 @@ class _Fetch(RemotingRead):
             return _answer(Response.PULL_NOT_FOUND, offset, least, end)
         return _answer(Response.PULL_OFFSET_MOVED, end, least, end, f"{offset} lies behind the end of the partition, {end}")
 
-    def _pieces(self, queue: ConsumeQueue, offset: int, end: int, read: Read) -> list[Piece]:
+    def _pieces(self, queue: ConsumeQueue, offset: int, end: int, read: Read) -> list[BulkPiece]:
         """Return the contents of the answer, at least one message. Raise ``ColdRead`` when they must be read from the disk."""
         reader, now = self._handler.reader, time.monotonic
         end = min(end, offset + min(max(self._header.max_msg_nums, 1), MOST_MESSAGES))
         left = min(self._header.max_bytes, MOST_BYTES)
-        pieces: list[Piece] = []
+        pieces: list[BulkPiece] = []
         deadline = now() + (MOST_READING_S if self._owed else MOST_S)
         # while this waits for the disk, retention may remove files at the begin, and a slave's log may be cut at the end
         while queue.base <= offset < min(end, queue.readable) and not (pieces and (left <= 0 or now() > deadline)):

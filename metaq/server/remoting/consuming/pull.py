@@ -83,7 +83,6 @@ class PullHandler:
         self.reads = reads
         self.loop = loop
         self.holds = holds
-        self.stopping = False
 
     def requests(self) -> dict[int, RequestHandler]:
         return {Request.PULL_MESSAGE: self.pull, Request.LITE_PULL_MESSAGE: self.pull}
@@ -136,7 +135,7 @@ class PullHandler:
         return known
 
     def may_hold(self, session: RemotingSession) -> bool:
-        return not (self.stopping or session.closed) and self.holds.count < self.context.settings.max_held_gets
+        return not session.closed and self.holds.has_room(self.context.settings.max_held_gets)
 
 
 def _make_filter(subscription: Subscription) -> Filter:

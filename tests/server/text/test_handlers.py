@@ -1,0 +1,103 @@
+"""``put``, ``get`` and ``stats``: the handlers alone, in the process of the test (``tests.support.inprocess``)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from metaq.protocol.text.commands import Get, Offset, Stats
+from metaq.server.text.admin import AdminHandler
+from metaq.server.text.get import GetHandler
+from metaq.server.text.put import PutHandler
+from tests.support.inprocess import Parts, Text
+
+PUT: Final = b"put orders 0 4 0 1\r\npaid"
+PLACE: Final = b"0 0"
+"""The partition and the position of the first message, at the end of the answer to its put."""
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Iterator[Parts]:
+    parts = Parts(tmp_path / "data", topics={"orders": {"partitions": 2}})
+    gets = GetHandler(parts.context, parts.holds, parts.reads, parts.loop)
+    admin = AdminHandler(parts.context, parts.endpoint, lambda: None, lambda read: {"undecided": 7})
+    puts = PutHandler(parts.context, parts.turns).puts
+    parts.endpoint.answer_text({Get: gets.get, Offset: gets.offset, Stats: admin.stats}, puts, puts)
+    yield parts
+    parts.close()
+
+
+@pytest.fixture
+def client(parts: Parts) -> Text:
+    return Text(parts)
+
+
+def test_a_put_is_answered_when_its_turn_ends(parts: Parts, client: Text) -> None:
+    assert client.send(PUT) == b""
+    assert parts.store.log.end == 0
+    parts.end_turn()
+    answer = client.answers()
+    assert answer.startswith(b"result 200 ")
+    assert answer.endswith(b" " + PLACE)
+    assert parts.store.log.end > 0
+
+
+def test_puts_of_one_turn_are_one_append(parts: Parts, client: Text) -> None:
+    other = Text(parts)
+    client.send(2 * PUT)
+    other.send(PUT)
+    parts.end_turn()
+    assert parts.turns.number == 1
+    assert client.answers().count(b"result 200 ") == 2
+    assert other.answers().count(b"result 200 ") == 1
+
+
+def test_a_put_that_a_slave_gets(parts: Parts, client: Text) -> None:
+    parts.store.fence.close("this replica is a slave")
+    client.send(PUT)
+    parts.end_turn()
+    answer = client.answers()
+    assert answer.startswith(b"result 503 ")
+    assert answer.endswith(b"this replica is a slave")
+    assert parts.context.counters.put_failed.count == 1
+    assert parts.store.log.end == 0
+
+
+def test_a_get_returns_what_was_put(parts: Parts, client: Text) -> None:
+    client.send(PUT)
+    assert client.send(b"get orders billing 0 0 1000 2\r\n") == b""  # it waits for the put before it
+    parts.end_turn()
+    put, _, got = client.answers().partition(b"value ")
+    assert put.startswith(b"result 200 ")
+    assert got.endswith(b"paid")
+    assert client.send(b"get orders billing 1 0 1000 3\r\n").startswith(b"result 404 ")
+
+
+def test_a_held_get_is_answered_by_the_put_that_it_waits_for(parts: Parts, client: Text) -> None:
+    waiting = Text(parts)
+    assert waiting.send(b"get orders billing 0 0 1000 2 wait=1000\r\n") == b""
+    assert parts.holds.of_clients == 1
+    client.send(PUT)
+    parts.end_turn()
+    assert waiting.answers().endswith(b"paid")
+    assert parts.holds.of_clients == 0
+
+
+def test_no_get_is_held_once_the_broker_stops(parts: Parts, client: Text) -> None:
+    waiting = Text(parts)
+    waiting.send(b"get orders billing 0 0 1000 1 wait=1000\r\n")
+    parts.holds.stop()
+    assert client.send(b"get orders billing 0 0 1000 2 wait=1000\r\n").startswith(b"result 404 ")
+    assert waiting.answers() == b""
+    parts.holds.wake_all()
+    assert waiting.answers().startswith(b"result 404 ")
+
+
+def test_statistics_count_messages(parts: Parts, client: Text) -> None:
+    client.send(3 * PUT)
+    parts.end_turn()
+    client.answers()
+    lines = client.send(b"stats 1\r\n").decode().splitlines()
+    assert "undecided 7" in lines
+    assert "writable yes" in lines
