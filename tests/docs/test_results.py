@@ -15,14 +15,10 @@ pytestmark = pytest.mark.partner("git")
 
 TO_BE_RUN_AGAIN: Final = frozenset(
     (
-        "power",
         "torn",
         "flips",
         "transactions",
-        "garbage",
-        "frames",
         "failovers",
-        "partitions",
         "zookeeper",
         "2026-11-22-ffdd744-changed-replication",
         "2026-11-23-222d2ad-remoting",
