@@ -188,7 +188,7 @@ class Client:
         Raises:
             TooLate: the message was delivered before.
             UnknownHandle: no message is delayed under the handle.
-            RouteNotFound: the topic has no route.
+            RouteNotFound: there is nowhere to cancel it; ``reason`` says why.
             Refused: the broker cannot cancel now, or the user may not send to the topic.
             ConnectionFailed: the broker cannot be reached.
             RequestTimeout: no answer in time; the message may be cancelled.

@@ -5,7 +5,7 @@ from typing import Final
 
 from metaq.client.connecting.core import Core
 from metaq.client.connecting.transport import RemotingRequest
-from metaq.errors import BadRequest, ClientError, Refused
+from metaq.errors import BadRequest, ClientError, Refused, RouteNotFound
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import RecallMessage
 from metaq.protocol.remoting.recall import decode_recall
@@ -24,16 +24,32 @@ def cancel(core: Core, handle: str, deadline: float) -> None:
     except BadRequest as error:
         raise BadRequest(f"{handle[:60]!r} is not a handle that a send has returned") from error
     request = RemotingRequest.of(Request.RECALL_MESSAGE, RecallMessage(recall.topic, handle))
+    is_known = core.routes.address(recall.broker_name) is not None
     while True:
         try:
-            core.routes.route(recall.topic, deadline)  # names the broker's address
+            if not is_known:
+                _find_brokers(core, recall.topic, recall.broker_name, deadline)
             core.ask_broker(recall.broker_name, request, deadline)
         except ClientError as error:
             if not _may_pass(error) or time.monotonic() + PAUSE_S >= deadline:
                 raise
+            is_known = False  # another replica may be its master by now
             time.sleep(PAUSE_S)
         else:
             return
+
+
+def _find_brokers(core: Core, topic: str, broker_name: str, deadline: float) -> None:
+    """Learn where the brokers of a topic are, also of one that is not there yet: its messages may all be delayed.
+
+    ``RouteNotFound`` when the topic's route does not name the broker.
+    """
+    core.routes.forget(topic)
+    try:
+        core.routes.writable(topic, deadline)
+    except RouteNotFound:
+        if core.routes.address(broker_name) is None:  # otherwise the topic has a route, and takes no messages now
+            raise
 
 
 def _may_pass(error: ClientError) -> bool:
