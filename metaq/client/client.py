@@ -179,6 +179,8 @@ class Client:
     def cancel(self, handle: str, *, timeout_s: float | None = None) -> None:
         """Cancel a delayed message. When this returns, it will not be delivered; to cancel it again does no harm.
 
+        There are tries until the time is over while the broker cannot be reached, or cannot cancel yet.
+
         Args:
             handle: the ``handle`` in the result of the send. It stays good when brokers restart or are replaced.
             timeout_s: the time limit of the whole call; by default the client's.
@@ -186,7 +188,7 @@ class Client:
         Raises:
             TooLate: the message was delivered before.
             UnknownHandle: no message is delayed under the handle.
-            RouteNotFound: the topic has no route.
+            RouteNotFound: there is nowhere to cancel it; ``reason`` says why.
             Refused: the broker cannot cancel now, or the user may not send to the topic.
             ConnectionFailed: the broker cannot be reached.
             RequestTimeout: no answer in time; the message may be cancelled.

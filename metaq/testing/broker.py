@@ -281,7 +281,7 @@ class InMemoryBroker:
             handle = read_handle(recall.handle)
             if (recall.topic, recall.broker_name) != (header.topic, BROKER_NAME):
                 raise UnknownTimer(f"the handle is of the topic {recall.topic} of the broker {recall.broker_name}")
-            self._log.cancel(handle)
+            self._log.cancel(handle, recall.topic)
         except BadRequest as error:
             return ClientAnswer(Response.ILLEGAL_OPERATION, remark=str(error))
         except TimerDelivered as error:

@@ -108,10 +108,12 @@ class Log:
         self._parked.append(_Parked(due_ms, number, self._moved_ms + due_ms - now_ms, letter))
         return number
 
-    def cancel(self, handle: Handle) -> None:
+    def cancel(self, handle: Handle, topic: str) -> None:
         """Cancel a parked message. ``TimerDelivered``, ``UnknownTimer``."""
         if handle != handle_of(handle.key, self._secret):
             raise UnknownTimer("the handle is not of this broker")
+        if any(parked.number == handle.ident and parked.letter.topic != topic for parked in self._parked):
+            raise UnknownTimer(f"the handle is not of a message of the topic {topic}")
         left = [parked for parked in self._parked if parked.number != handle.ident]
         if len(left) < len(self._parked):
             self._cancelled.add(handle.ident)

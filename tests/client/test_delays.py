@@ -2,8 +2,10 @@
 
 import asyncio
 import base64
+import shutil
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,13 @@ import pytest
 
 import metaq.aio
 from metaq.client import Client, ConsumeFrom, TextClient, connect
-from metaq.errors import BadRequest, Refused, RouteNotFound, TooLate, UnknownHandle
-from metaq.protocol.remoting.recall import RecallHandle, decode_recall, encode_recall
+from metaq.client.sending import cancelling
+from metaq.errors import BadRequest, ConnectionFailed, Refused, TooLate, UnknownHandle
+from metaq.protocol.remoting.codes import Response
+from metaq.protocol.remoting.recall import DELIVERED, TIMER_STATE, RecallHandle, decode_recall, encode_recall
 from metaq.testing import InMemoryBroker
 from tests.support.broker import BrokerProcess, wait_until
+from tests.support.fakeremoting import FakeRemoting, Reply, route_to
 
 DEADLINE_S = 60.0
 HOUR = timedelta(hours=1)
@@ -27,6 +32,7 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]
     folder: Path = tmp_path_factory.mktemp("delays")
     with BrokerProcess(folder / "data") as broker:
         yield broker
+    shutil.rmtree(broker.data)  # pytest keeps the folders of failed runs
 
 
 @pytest.fixture
@@ -81,12 +87,12 @@ def test_handles_that_mean_nothing(client: Client) -> None:
     words = decode_recall(sent.handle)
     assert (words.topic, words.broker_name, words.unique_key) == ("meant", sent.queue.broker_name, sent.id)
     forged = words._replace(handle=f"{words.handle[:-1]}{'0' if words.handle[-1] != '0' else '1'}")
-    for other in (forged, words._replace(handle="")):
+    for other in (forged, words._replace(handle=""), words._replace(topic="elsewhere")):
         with pytest.raises(UnknownHandle) as unknown:
             client.cancel(encode_recall(other))
         assert (unknown.value.code, unknown.value.retriable) == (604, False)
-    with pytest.raises(RouteNotFound):
-        client.cancel(encode_recall(words._replace(topic="elsewhere")))
+    with pytest.raises(ConnectionFailed, match="no route names a master of elsewhere"):
+        client.cancel(encode_recall(words._replace(broker_name="elsewhere")), timeout_s=0.1)
     for unreadable in ("", "nonsense", words.handle):
         with pytest.raises(BadRequest, match="not a handle that a send has returned"):
             client.cancel(unreadable)
@@ -175,6 +181,45 @@ def test_a_broker_delivers_at_the_time_and_cancels_no_more(process: BrokerProces
         assert bodies(client, "clock", 1) == [b"x"]
         assert time.time() - began >= 0.3
         with pytest.raises(TooLate):
+            client.cancel(handle)
+
+
+def test_handles_stay_good_when_a_broker_is_killed(tmp_path: Path) -> None:
+    """E-12: those of both protocols; what was cancelled stays cancelled."""
+    with BrokerProcess(tmp_path / "data") as broker:
+        with connect(broker.registry, timeout_s=DEADLINE_S) as client, TextClient(broker.host, broker.port) as text:
+            before, after = (client.producer().send("kept", b"x", delay=HOUR).handle for _ in range(2))
+            put = text.put("kept", b"x", delay=HOUR)
+            assert before and after and put.handle
+            client.cancel(before)
+        broker.kill()
+        broker.start()
+        with connect(broker.registry, timeout_s=DEADLINE_S) as client, TextClient(broker.host, broker.port) as text:
+            for handle in (before, after):
+                client.cancel(handle)
+            text.cancel(put.handle)
+    shutil.rmtree(broker.data)
+
+
+def test_a_cancel_is_tried_again_while_the_broker_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E-12: within its time limit, and not after an answer that will not change."""
+    monkeypatch.setattr(cancelling, "PAUSE_S", 0.01)
+    handle = encode_recall(RecallHandle("orders", "a", 1769857200000, "7F00", "1769857200000-0-0123456789abcdef"))
+    not_ready = Reply(Response.SERVICE_NOT_AVAILABLE, remark="still being read")
+    replies = [not_ready, Reply(Response.SYSTEM_BUSY, remark="retry after 1 ms"), Reply(fields={"msgId": "7F00"})]
+    with FakeRemoting(recall_message=lambda request: replies.pop(0)) as broker, ExitStack() as stack:
+        registry = stack.enter_context(FakeRemoting(get_routeinfo_by_topic=route_to({"a": broker.address})))
+        client = stack.enter_context(connect(registry.address, timeout_s=DEADLINE_S))
+        client.cancel(handle)
+        assert replies == []
+        replies += [Reply(Response.ILLEGAL_OPERATION, {TIMER_STATE: DELIVERED}, remark="delivered")]
+        with pytest.raises(TooLate, match="the broker answered 604: delivered"):
+            client.cancel(handle)
+        replies += [not_ready] * 1000
+        with pytest.raises(Refused, match="still being read"):
+            client.cancel(handle, timeout_s=0.2)
+        broker.scripts.clear()  # as one that knows no cancels
+        with pytest.raises(Refused, match="no script"):
             client.cancel(handle)
 
 
