@@ -237,6 +237,7 @@ def promised() -> Iterator[str]:
         ),
         ("RD", ((1, 28), (101, 107))),
         ("MY", ((6, 16),)),
+        ("ES", ((1, 1), (5, 8), (14, 14), (20, 20), (101, 102))),
     ):
         for first, last in ranges:
             yield from (f"{system}-{number:03d}" for number in range(first, last + 1))

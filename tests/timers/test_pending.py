@@ -408,7 +408,7 @@ def live(seed: int, folder: Path, engine: EngineName, steps: int) -> Counter[str
 
 @pytest.mark.parametrize("engine", ["rocksdict", "sqlite3"])
 def test_the_table_is_what_the_log_comes_to(tmp_path: Path, engine: EngineName) -> None:
-    """I-1, I-7, T-6: other work for each commit, and the same every time."""
+    """ES-007, I-1, I-7, T-6: other work for each commit, and the same every time."""
     seeds = [*range(3), seed_of_tree()]
     counts: Counter[str] = Counter()
     for seed in seeds:

@@ -112,6 +112,7 @@ def test_a_scan_sees_the_index_as_it_was_when_it_began(index: Ordered) -> None:
 
 
 def test_the_operations_of_a_batch_count_in_their_order(index: Ordered) -> None:
+    """ES-006: the last one on a key decides."""
     index.apply(
         [SetKey(b"Ta", b"1"), DeleteRange(b"T", b"U"), SetKey(b"Tb", b"2"), SetKey(b"Tb", b"3"), DeleteKey(b"Ta")],
         Covered(1, 0),
