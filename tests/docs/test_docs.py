@@ -35,7 +35,7 @@ REGISTRY_CONFIGURATION: Final = ROOT / "conf" / "registry.yaml"
 MOST_MODULES: Final = 16
 DOCUMENTS: Final = ["README.md", "CHANGELOG.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 SUFFIXES: Final = "|".join(sorted({name.rpartition("_")[2] for name in Settings.model_fields}))
-SESSIONS: Final = fences(PROTOCOL, "telnet")
+SESSIONS: Final = [*fences(PROTOCOL, "telnet"), *fences("docs/timers.md", "telnet")]
 METRICS: Final = {metric.name for metric in (*OWN, *OF_BROKERS)}
 
 
