@@ -17,7 +17,7 @@ from metaq.errors import ConfigError
 from metaq.protocol.record import HEADER_SIZE
 from metaq.protocol.text.codec import _READERS
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
-from metaq.protocol.text.replies import BAD_REQUEST, ERROR, FORBIDDEN, MOVED, NOT_FOUND, OK, UNAVAILABLE
+from metaq.protocol.text.replies import BAD_REQUEST, CONFLICT, ERROR, FORBIDDEN, MOVED, NOT_FOUND, OK, UNAVAILABLE
 from metaq.server.http.http import OWN
 from metaq.server.http.metrics import OF_BROKERS
 from metaq.store.checkpoint import LIVE_SIZE
@@ -59,7 +59,7 @@ def test_every_command_and_status_is_described() -> None:
     assert len(SESSIONS) > 10
     for word in ("put", "sync", *_READERS):
         assert re.search(rf"^    {word}\b|^\| `{word}\b", text, re.MULTILINE), word
-    for status in (OK, MOVED, BAD_REQUEST, FORBIDDEN, NOT_FOUND, ERROR, UNAVAILABLE):
+    for status in (OK, MOVED, BAD_REQUEST, FORBIDDEN, NOT_FOUND, CONFLICT, ERROR, UNAVAILABLE):
         assert re.search(rf"^\| {status} \|", text, re.MULTILINE), status
 
 

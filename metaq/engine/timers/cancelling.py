@@ -90,6 +90,7 @@ class Cancels:
         self._timers.cancelled += 1
 
     def _table(self) -> Pending:
+        self._store.check_master()
         deadline = self._store.clock.monotonic() + FOLD_WAIT_S
         while (table := self._timers.table) is None:
             if not self._timers.is_used:
