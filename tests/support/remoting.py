@@ -1,7 +1,7 @@
 """A plain client of the remoting protocol for tests: one socket, no thread, one frame after the other."""
 
-import contextlib
 import itertools
+import select
 import socket
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -20,9 +20,9 @@ class ConnectionEnded(AssertionError):
 
 def check_open(connection: socket.socket) -> None:
     """Raise ``ConnectionEnded``, or ``OSError``, when the other end has closed a connection: no answer would come."""
-    with contextlib.suppress(BlockingIOError):
-        if not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
-            raise ConnectionEnded("the broker has closed the connection")
+    readable, _, _ = select.select([connection], [], [], 0)
+    if readable and not connection.recv(1, socket.MSG_PEEK):
+        raise ConnectionEnded("the broker has closed the connection")
 
 
 class RemotingClient:

@@ -479,7 +479,7 @@ def write_put(
 ) -> bytes:
     """Return a put with its checksum, or without one when it is ``old``: the form that brokers before 1.4.4 understand."""
     middle = "" if old else f" {body_crc(body)}"
-    word = transaction or option  # a put in a transaction has no options
+    word = option if transaction is None else transaction  # a put in a transaction has no options
     more = "" if word is None else f" {word}"
     return f"put {topic} {partition} {len(body)} {flag}{middle}{more} {opaque}\r\n".encode("ascii") + body
 

@@ -55,6 +55,7 @@ ALLOWED: Final[Mapping[str, tuple[Request, ...]]] = {
         Request.SEND_MESSAGE_V2,
         Request.SEND_BATCH_MESSAGE,
         Request.END_TRANSACTION,
+        Request.RECALL_MESSAGE,
         Request.SEND_REPLY_MESSAGE,
         Request.SEND_REPLY_MESSAGE_V2,
     ),
