@@ -154,7 +154,7 @@ FIELDS: Final = {
     **dict.fromkeys(("maxMsgNums", "maxNum", "endTimestamp", "readQueueNums", "writeQueueNums", "count", "limit"), "1"),
     **dict.fromkeys(("order", "isForce", "fromTransactionCheck", "isOrder", "offline", "jstackEnable"), "false"),
     **dict.fromkeys(("clientID", "clientId"), "c"),
-    **dict.fromkeys(("key", "namespace", "value", "transactionId", "filterGroups"), "k"),
+    **dict.fromkeys(("key", "namespace", "value", "transactionId", "filterGroups", "recallHandle"), "k"),
     **dict.fromkeys(("clusterName", "cluster"), "DefaultCluster"),
     "sysFlag": "4",
     "subscription": "*",
