@@ -13,7 +13,7 @@ from tests.support.wire import stored_record
 def park(body: bytes, pairs: dict[str, str], log_offset: int = 100) -> Parked:
     """Return what a park with these properties means."""
     properties = encode_properties(pairs.items())
-    data = stored_record("METAQ_SYS_TIMERS", body, zlib.crc32(body), log_offset=log_offset, properties=properties)
+    data = stored_record("METAQ_SYS_TIMERS", body, zlib.crc32(body) & 0x7FFFFFFF, log_offset=log_offset, properties=properties)
     return event_of_park(Stored(memoryview(data), 0, len(data), LogOffset(log_offset)))
 
 
