@@ -120,7 +120,7 @@ class Pending:
 
     def _read_index(self) -> None:
         begin = SEGMENT
-        while rows := self._slice(begin, SEGMENT + b"\xff"):
+        while rows := self._slice(begin, SEGMENT + b"\xff", run_here):
             for key, value in rows:
                 self._applied[_NUMBER.unpack(key[1:])[0]] = _NUMBER.unpack(value)[0]
             begin = rows[-1][0] + b"\0"
@@ -134,9 +134,9 @@ class Pending:
         """Return the counts without segments that were deleted since: what ended their last timers may be later in the log."""
         return {base: count for base, count in segments.items() if base >= self._log.begin}
 
-    def _slice(self, begin: bytes, end: bytes) -> list[Entry]:
+    def _slice(self, begin: bytes, end: bytes, run: Run) -> list[Entry]:
         """Return the first entries of a range of the index, at most ``SLICE``."""
-        with self.index.scan(begin, end, self._run) as scan:
+        with self.index.scan(begin, end, run) as scan:
             return scan.next(SLICE)
 
     @property
@@ -313,7 +313,7 @@ class Pending:
         """Move the horizon on towards ``until`` by one slice of the index; return whether it is there."""
         if self.horizon >= until:
             return True
-        rows = self._slice(TIMER + self.horizon, TIMER + until)
+        rows = self._slice(TIMER + self.horizon, TIMER + until, self._run)
         horizon = until if len(rows) < SLICE else rows[-1][0][1:] + b"\0"
         for row, value in rows:
             key = row[1:]
