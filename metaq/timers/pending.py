@@ -116,6 +116,8 @@ class Pending:
         """Pending timers by the base of the segment that holds them."""
         self._applied: dict[int, int] = {}  # the same at X
         self.secret: Secret | None = None
+        self.asked = 0
+        """The number of calls that read or flush the index now, off the loop."""
         self._read_index()
 
     def _read_index(self) -> None:
@@ -301,6 +303,14 @@ class Pending:
             self._far_heap = list(self._far)
             heapify(self._far_heap)
 
+    def flush(self, run: Run) -> None:
+        """Make durable what has entered the index."""
+        self.asked += 1
+        try:
+            self.index.flush(run)
+        finally:
+            self.asked -= 1
+
     def forget_cancels(self, now_ms: int) -> None:
         """Remove the cancels of timers that would have been due more than ``KEPT_CANCELS_MS`` ago."""
         if self.index.covered is not None:
@@ -368,7 +378,11 @@ class Pending:
         The call may wait for the disk. What it returns holds only if ``state`` still says ``FAR`` afterwards, and a pending
         timer must not be below the horizon then.
         """
-        rows = self.index.find([TIMER + key for key in keys] + [CANCEL + key for key in keys], run)
+        self.asked += 1
+        try:
+            rows = self.index.find([TIMER + key for key in keys] + [CANCEL + key for key in keys], run)
+        finally:
+            self.asked -= 1
         found = []
         for key, timer, cancel in zip(keys, rows, rows[len(keys) :], strict=False):
             if timer is not None:

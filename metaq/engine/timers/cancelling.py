@@ -6,7 +6,7 @@ from gevent.event import AsyncResult
 
 from metaq.engine.timers.timers import Timers
 from metaq.engine.turn import NOT_STORED, Short
-from metaq.errors import MetaqError, NotWritable, RequestFailed, TimerDelivered, UnknownTimer
+from metaq.errors import IndexFailed, MetaqError, NotWritable, RequestFailed, TimerDelivered, UnknownTimer
 from metaq.protocol.record import decode_record
 from metaq.store.files.filecache import Run, read_through
 from metaq.timers.handles import Handle
@@ -103,6 +103,8 @@ class Cancels:
         """Return the place of a pending timer, known at the moment of the return; ``None`` for one that was cancelled."""
         deadline = self._store.clock.monotonic() + TAKEN_WAIT_S
         while True:
+            if self._timers.table is not table:
+                raise NotWritable("the index of timers is being opened again; try again in a second")
             match table.state(key):
                 case State.PENDING:
                     return table.place(key)
@@ -114,8 +116,12 @@ class Cancels:
                     self._timers.wait(0.05)
                 case State.FAR:
                     covered = table.covered
-                    (found, place), *_ = table.find([key], self._run)
-                    if table.covered != covered or table.state(key) is not State.FAR:
+                    try:
+                        (found, place), *_ = table.find([key], self._run)
+                    except IndexFailed as error:
+                        self._timers.failed(error)
+                        continue
+                    if self._timers.table is not table or table.covered != covered or table.state(key) is not State.FAR:
                         continue  # the table has changed while the index was asked
                     if found is State.PENDING and key >= table.horizon:
                         return place
