@@ -23,6 +23,7 @@ Keys in the index; integers are unsigned and big-endian::
     X due (8) id (8)    → empty: a cancelled timer, so that a second cancel gets the same answer
     S base (8)          → how many pending timers the segment with this base holds (8)
     Z                   → the secret of the handles (16) and its place (8)
+    B                   → where the log began when this index was made (8): of timers from before it not all is known
 """
 
 import enum
@@ -39,7 +40,7 @@ from metaq.store.ordered.ordered import Covered, Ordered
 from metaq.timers.fold import checksum_before
 from metaq.timers.records import KEY_SIZE, Cancelled, Delivered, Key, Parked, Secret, TimerEvent, key_of, parts_of
 
-TIMER, CANCEL, SEGMENT, SECRET = b"T", b"X", b"S", b"Z"
+TIMER, CANCEL, SEGMENT, SECRET, BEGIN = b"T", b"X", b"S", b"Z", b"B"
 SLICE: Final = 256
 """Keys that one call of ``load`` reads from the index: some 0.1 ms."""
 PORTION: Final = 64
@@ -116,6 +117,8 @@ class Pending:
         """Pending timers by the base of the segment that holds them."""
         self._applied: dict[int, int] = {}  # the same at X
         self.secret: Secret | None = None
+        self.known_from = log.begin
+        """Of timers whose first parks lie before this log offset, cancels may be forgotten: the log had lost them already."""
         self.asked = 0
         """The number of calls that read or flush the index now, off the loop."""
         self._read_index()
@@ -127,7 +130,9 @@ class Pending:
                 self._applied[_NUMBER.unpack(key[1:])[0]] = _NUMBER.unpack(value)[0]
             begin = rows[-1][0] + b"\0"
         self.segments = self._kept(self._applied)
-        (found,) = self.index.find([SECRET])
+        found, begin_found = self.index.find([SECRET, BEGIN])
+        if begin_found is not None:
+            self.known_from = _NUMBER.unpack(begin_found)[0]
         if found is not None:
             secret, place = _SECRET.unpack(found)
             self.secret = Secret(secret, place, self.covered)
@@ -250,7 +255,7 @@ class Pending:
         if not taken:
             return False
         segments = self._kept(self._applied)
-        batch: list[Operation] = []
+        batch: list[Operation] = [] if self.covered else [Put(BEGIN, _NUMBER.pack(self.known_from))]
         for event in taken:
             self._enter(batch, event, segments)
         for base in segments.keys() | self._applied.keys():

@@ -127,13 +127,13 @@ class Cancels:
                         return place
                     if found is State.CANCELLED:
                         return None
-                    raise self._gone(key)
+                    raise self._gone(table, key)
 
-    def _gone(self, key: Key) -> MetaqError:
+    def _gone(self, table: Pending, key: Key) -> MetaqError:
         due_ms, ident = parts_of(key)
         late_ms = self._store.clock.now_ms() - due_ms
-        if late_ms > KEPT_CANCELS_MS:
-            return UnknownTimer(f"the message {ident} was due so long ago that nothing is known of it any more")
+        if late_ms > KEPT_CANCELS_MS or (late_ms >= 0 and ident < table.known_from):
+            return UnknownTimer(f"it is not known any more what became of the message {ident}")
         if late_ms >= 0:
             return TimerDelivered(f"the message {ident} was delivered at its time")
         return UnknownTimer(f"the log has no delayed message {ident} that is due at {due_ms}")
