@@ -49,7 +49,7 @@ def _anew(index: Ordered, folder: Path, engine: EngineName) -> Ordered:
 def _fits(log: CommitLog, covered: Covered) -> bool:
     """Return whether the log still has the record at which the index ends.
 
-    Before a segment is deleted, all that is pending in it is stored again: an index that ends there does not know it, or nothing
-    is pending.
+    Before a segment is deleted, all that is pending in it is stored again: an index that ends there does not know of
+    that, or nothing is pending.
     """
     return log.begin < covered.log_offset <= log.end and checksum_before(log, covered.log_offset) == covered.checksum

@@ -1,12 +1,12 @@
 """SIGKILL while messages are parked for their time, cancelled and delivered; the index of timers spoiled, the clock set.
 
 A case is the life of one data folder, which outlives ``KILLS`` kills. Messages are delayed by moments, seconds or an hour, and
-cancelled at any distance from their time. Between a kill and the next start the folder ``timerindex`` may be deleted, cut short,
-altered, put back as it was before, or be that of another broker, and the clock may be set. At some seeds retention deletes what
-has been read, so pending messages are stored again and again. In the end the clock is set beyond the last due time.
+cancelled at any distance from their time. Between a kill and the next start the folder ``timerindex`` may be deleted, cut
+short, altered, put back as it was before, or be that of another broker, and the clock may be set. At some seeds retention
+deletes what has been read, so pending messages are stored again and again. In the end the clock is set beyond the last due time.
 
-What must hold: it always starts; each message that was acknowledged and not cancelled is delivered exactly once, and none twice;
-none before its time; none whose cancel was acknowledged; each one of which a cancel was told that it was delivered.
+What must hold: it always starts; each message that was acknowledged and not cancelled is delivered exactly once; none
+twice; none before its time; none whose cancel was acknowledged; each one of which a cancel was told that it was delivered.
 
 ``python -m tests.crash.timers --seed 7 --count 2000 --workers 2`` runs it. A failure names the seed. A seed draws the same
 settings and the same work again, but not the same instants, as processes and disks are not deterministic.
@@ -22,7 +22,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Final
@@ -51,9 +51,11 @@ CLOCK_SET: Final = 0.15
 """Shares of the starts."""
 HOUR_MS: Final = 3_600_000
 LARGEST_BODY: Final = 4096
+AIMING: Final = 8
+"""Connections that cancel just in time, each with a partition of its own."""
 CANCELLED, FORGOTTEN, DELIVERED, NOT_NOW = 200, 404, 409, 503
 DELIVERY_DEADLINE_S: Final = 120.0
-KEPT_S: Final = 4
+KEPT_S: Final = 2
 
 
 @dataclass(slots=True)
@@ -316,7 +318,9 @@ class Life:
             self._delete_expired()
         seconds = self._rng.uniform(0, 0.05) if at_once else 0.05 + 0.8 * self._rng.random() ** 2
         failures: list[BaseException] = []
-        threads = [threading.Thread(target=self._guarded, args=(self._send, failures, seed), daemon=True) for seed in self._seeds()]
+        threads = [
+            threading.Thread(target=self._guarded, args=(self._send, failures, seed), daemon=True) for seed in self._seeds()
+        ]
         threads.append(threading.Thread(target=self._guarded, args=(self._read, failures, 0), daemon=True))
         for thread in threads:
             thread.start()
@@ -468,9 +472,48 @@ class Life:
         return self.journal.owed == 0
 
 
+def aim(seed: int, count: int, folder: Path, durability: str) -> dict[str, int]:
+    """Cancel messages within 3 ms of their time, on several connections, and read at once what was delivered instead."""
+    with BrokerProcess(folder / "data", durability=durability) as broker:
+        journal = Journal(random.Random(seed))
+        with TextClient(broker.host, broker.port) as client:
+            client.create(TOPIC, AIMING)
+        with ThreadPoolExecutor(AIMING) as pool:
+            shares = [pool.submit(_aim, broker, journal, seed + share, share, -(-count // AIMING)) for share in range(AIMING)]
+            for share in shares:
+                share.result()
+        wait_until(lambda: all(timer.copies or CANCELLED in timer.answers for timer in journal.timers), 30.0, "all are decided")
+        journal.check()
+        return journal.counts()
+
+
+def _aim(broker: BrokerProcess, journal: Journal, seed: int, partition: int, count: int) -> None:
+    rng, position = random.Random(seed), 0
+    connection = Connection(broker, journal, _now_ms)
+    with TextClient(broker.host, broker.port, timeout_s=SOCKET_TIMEOUT_S) as client:
+        for _ in range(count):
+            number = connection.park(rng.randint(5, 30), partition, 10)
+            timer = journal.timers[number]
+            timer.asked += 1
+            time.sleep(max(0, timer.due_ms / 1000 - time.time() + rng.uniform(-0.003, 0.003)))
+            code = connection.cancel(number)
+            batch = client.get(TOPIC, position, partition=partition)
+            for message in batch.messages:
+                journal.read(int.from_bytes(message.body[:8]), message.id, _now_ms())
+                position = message.next_position
+            expect(bool(timer.copies) == (code == DELIVERED), "the answer says what readers see", number, timer, code)
+    connection.close()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 def some_delay(rng: random.Random) -> int:
     """Return a delay in milliseconds: mostly short, sometimes beyond some kills, sometimes beyond all."""
-    return rng.choice((rng.randint(50, 500), rng.randint(50, 3_000), rng.randint(50, 3_000), rng.randint(3_000, 20_000), HOUR_MS))
+    return rng.choice(
+        (rng.randint(50, 500), rng.randint(50, 3_000), rng.randint(50, 3_000), rng.randint(3_000, 20_000), HOUR_MS)
+    )
 
 
 def main() -> None:

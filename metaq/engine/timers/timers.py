@@ -87,7 +87,7 @@ class Timers:
         self._pending: Pending | None = None
         self._fold: Fold | None = None
         self._fold_end = Ordinals(0, 0)
-        self._failure: StoreError | None = None  # why the index is to be opened again
+        self._failure: type[StoreError] | None = None  # why the index is to be opened again; an error itself holds on to its files
         self._staged: list[Staged] = []  # in this turn
         self._in_log: deque[Staged] = deque()  # appended, and not yet readable
         self._noted = -1
@@ -143,7 +143,7 @@ class Timers:
         """Take note that the index is damaged, or could not be written: it is opened again, anew when it is damaged."""
         if self._failure is None:
             logger.error("timer index failed reason=%s", error)
-            self._failure = error
+            self._failure = type(error)
 
     def _open_again(self) -> bool:
         """Open the index again, once nobody works with it and nothing is in flight; return whether that is done."""
@@ -154,7 +154,7 @@ class Timers:
                 return False
             with suppress(StoreError):
                 pending.index.close()
-            if isinstance(self._failure, IndexFailed):
+            if self._failure is IndexFailed:
                 remove_ordered(self._folder)
             self._open()
             self._failure = None
