@@ -6,7 +6,7 @@ short, altered, put back as it was before, or be that of another broker, and the
 deletes what has been read, so pending messages are stored again and again. In the end the clock is set beyond the last due time.
 
 What must hold: it always starts; each message that was acknowledged and not cancelled is delivered exactly once; none
-twice; none before its time; none whose cancel was acknowledged; each one of which a cancel was told that it was delivered.
+before its time; none twice; none whose cancel was acknowledged; each one of which a cancel was told that it was delivered.
 
 ``python -m tests.crash.timers --seed 7 --count 2000 --workers 2`` runs it. A failure names the seed. A seed draws the same
 settings and the same work again, but not the same instants, as processes and disks are not deterministic.

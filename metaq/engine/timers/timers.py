@@ -87,7 +87,7 @@ class Timers:
         self._pending: Pending | None = None
         self._fold: Fold | None = None
         self._fold_end = Ordinals(0, 0)
-        self._failure: type[StoreError] | None = None  # why the index is to be opened again; an error itself holds on to its files
+        self._failure: type[StoreError] | None = None  # why the index is opened again; an error itself would hold its files
         self._staged: list[Staged] = []  # in this turn
         self._in_log: deque[Staged] = deque()  # appended, and not yet readable
         self._noted = -1
