@@ -3,7 +3,7 @@
 A case is the life of one data folder, which outlives ``KILLS`` kills. Messages are delayed by moments, seconds or an hour, and
 cancelled at any distance from their time. Between a kill and the next start the folder ``timerindex`` may be deleted, cut
 short, altered, put back as it was before, or be that of another broker, and the clock may be set. At some seeds retention
-deletes what has been read, so pending messages are stored again and again. In the end the clock is set beyond the last due time.
+deletes what has been read, so pending messages are stored again and again. In the end the clock is set beyond the last due.
 
 What must hold: it always starts; each message that was acknowledged and not cancelled is delivered exactly once; none
 before its time; none twice; none whose cancel was acknowledged; each one of which a cancel was told that it was delivered.
