@@ -23,6 +23,7 @@ Keys in the index; integers are unsigned and big-endian::
     X due (8) id (8)    → empty: a cancelled timer, so that a second cancel gets the same answer
     S base (8)          → how many pending timers the segment with this base holds (8)
     Z                   → the secret of the handles (16) and its place (8)
+    B                   → where the log began when this index was made (8): of timers from before it not all is known
 """
 
 import enum
@@ -39,7 +40,7 @@ from metaq.store.ordered.ordered import Covered, Ordered
 from metaq.timers.fold import checksum_before
 from metaq.timers.records import KEY_SIZE, Cancelled, Delivered, Key, Park, Secret, TimerEvent, key_of, parts_of
 
-TIMER, CANCEL, SEGMENT, SECRET = b"T", b"X", b"S", b"Z"
+TIMER, CANCEL, SEGMENT, SECRET, BEGIN = b"T", b"X", b"S", b"Z", b"B"
 SLICE: Final = 256
 """Keys that one call of ``load`` reads from the index: some 0.1 ms."""
 PORTION: Final = 64
@@ -116,17 +117,23 @@ class Pending:
         """Pending timers by the base of the segment that holds them."""
         self._applied: dict[int, int] = {}  # the same at X
         self.secret: Secret | None = None
+        self.known_from = log.begin
+        """Of timers whose first parks lie before this log offset, cancels may be forgotten: the log had lost them already."""
+        self.asked = 0
+        """The number of calls that read or flush the index now, off the loop."""
         self._read_index()
         self._run = run
 
     def _read_index(self) -> None:
         begin = SEGMENT
-        while rows := self._slice(begin, SEGMENT + b"\xff"):
+        while rows := self._slice(begin, SEGMENT + b"\xff", run_here):
             for key, value in rows:
                 self._applied[_NUMBER.unpack(key[1:])[0]] = _NUMBER.unpack(value)[0]
             begin = rows[-1][0] + b"\0"
         self.segments = self._kept(self._applied)
-        (found,) = self.index.find([SECRET])
+        found, begin_found = self.index.find([SECRET, BEGIN])
+        if begin_found is not None:
+            self.known_from = _NUMBER.unpack(begin_found)[0]
         if found is not None:
             secret, place = _SECRET.unpack(found)
             self.secret = Secret(secret, place, self.covered)
@@ -135,9 +142,9 @@ class Pending:
         """Return the counts without segments that were deleted since: what ended their last timers may be later in the log."""
         return {base: count for base, count in segments.items() if base >= self._log.begin}
 
-    def _slice(self, begin: bytes, end: bytes) -> list[Entry]:
+    def _slice(self, begin: bytes, end: bytes, run: Run) -> list[Entry]:
         """Return the first entries of a range of the index, at most ``SLICE``."""
-        with self.index.scan(begin, end, self._run) as scan:
+        with self.index.scan(begin, end, run) as scan:
             return scan.next(SLICE)
 
     @property
@@ -249,7 +256,7 @@ class Pending:
         if not taken:
             return False
         segments = self._kept(self._applied)
-        batch: list[Operation] = []
+        batch: list[Operation] = [] if self.covered else [SetKey(BEGIN, _NUMBER.pack(self.known_from))]
         for event in taken:
             self._enter(batch, event, segments)
         for base in segments.keys() | self._applied.keys():
@@ -302,6 +309,14 @@ class Pending:
             self._far_heap = list(self._far)
             heapify(self._far_heap)
 
+    def flush(self, run: Run) -> None:
+        """Make durable what has entered the index."""
+        self.asked += 1
+        try:
+            self.index.flush(run)
+        finally:
+            self.asked -= 1
+
     def forget_cancels(self, now_ms: int) -> None:
         """Remove the cancels of timers that would have been due more than ``KEPT_CANCELS_MS`` ago."""
         if self.index.covered is not None:
@@ -314,7 +329,7 @@ class Pending:
         """Move the horizon on towards ``until`` by one slice of the index; return whether it is there."""
         if self.horizon >= until:
             return True
-        rows = self._slice(TIMER + self.horizon, TIMER + until)
+        rows = self._slice(TIMER + self.horizon, TIMER + until, self._run)
         horizon = until if len(rows) < SLICE else rows[-1][0][1:] + b"\0"
         for row, value in rows:
             key = row[1:]
@@ -369,7 +384,11 @@ class Pending:
         The call may wait for the disk. What it returns holds only if ``state`` still says ``FAR`` afterwards, and a pending
         timer must not be below the horizon then.
         """
-        rows = self.index.find([TIMER + key for key in keys] + [CANCEL + key for key in keys], run)
+        self.asked += 1
+        try:
+            rows = self.index.find([TIMER + key for key in keys] + [CANCEL + key for key in keys], run)
+        finally:
+            self.asked -= 1
         found = []
         for key, timer, cancel in zip(keys, rows, rows[len(keys) :], strict=False):
             if timer is not None:

@@ -6,7 +6,7 @@ from gevent.event import AsyncResult
 
 from metaq.engine.timers.timers import Timers
 from metaq.engine.turn import NOT_STORED, Short
-from metaq.errors import MetaqError, NotWritable, RequestFailed, TimerDelivered, UnknownTimer
+from metaq.errors import IndexFailed, MetaqError, NotWritable, RequestFailed, TimerDelivered, UnknownTimer
 from metaq.protocol.record import decode_record
 from metaq.store.files.filecache import Run, read_through
 from metaq.timers.handles import Handle
@@ -104,6 +104,8 @@ class Cancels:
         """Return the place of a pending timer, known at the moment of the return; ``None`` for one that was cancelled."""
         deadline = self._store.clock.monotonic() + TAKEN_WAIT_S
         while True:
+            if self._timers.table is not table:
+                raise NotWritable("the index of timers is being opened again; try again in a second")
             match table.state(key):
                 case TimerState.PENDING:
                     return table.place(key)
@@ -115,20 +117,24 @@ class Cancels:
                     self._timers.wait(0.05)
                 case TimerState.FAR:
                     covered = table.covered
-                    (found, place), *_ = table.find([key], self._run)
-                    if table.covered != covered or table.state(key) is not TimerState.FAR:
+                    try:
+                        (found, place), *_ = table.find([key], self._run)
+                    except IndexFailed as error:
+                        self._timers.failed(error)
+                        continue
+                    if self._timers.table is not table or table.covered != covered or table.state(key) is not TimerState.FAR:
                         continue  # the table has changed while the index was asked
                     if found is TimerState.PENDING and key >= table.horizon:
                         return place
                     if found is TimerState.CANCELLED:
                         return None
-                    raise self._gone(key)
+                    raise self._gone(table, key)
 
-    def _gone(self, key: Key) -> MetaqError:
+    def _gone(self, table: Pending, key: Key) -> MetaqError:
         due_ms, ident = parts_of(key)
         late_ms = self._store.clock.now_ms() - due_ms
-        if late_ms > KEPT_CANCELS_MS:
-            return UnknownTimer(f"the message {ident} was due so long ago that nothing is known of it any more")
+        if late_ms > KEPT_CANCELS_MS or (late_ms >= 0 and ident < table.known_from):
+            return UnknownTimer(f"it is not known any more what became of the message {ident}")
         if late_ms >= 0:
             return TimerDelivered(f"the message {ident} was delivered at its time")
         return UnknownTimer(f"the log has no delayed message {ident} that is due at {due_ms}")

@@ -17,7 +17,7 @@ from gevent.event import AsyncResult, Event
 
 from metaq.engine.timers.timers import Timers
 from metaq.engine.writing import Draft, again, new_record, note
-from metaq.errors import MetaqError, StoreError
+from metaq.errors import IndexFailed, MetaqError, StoreError
 from metaq.protocol import properties
 from metaq.protocol.record import Record, decode_record
 from metaq.store.files.filecache import Run, read_through
@@ -87,7 +87,9 @@ class Delivery:
                     wait_s = self._round(table)
                     self._failing = False
                 except MetaqError as error:
-                    if not self._failing:
+                    if isinstance(error, IndexFailed):
+                        self._timers.failed(error)
+                    elif not self._failing:
                         logger.error("timers wait, tried again reason=%s", error)
                     self._failing = True
                     gevent.sleep(RETRY_S)
@@ -111,7 +113,8 @@ class Delivery:
             for key, _ in taken:
                 table.release(key)
             raise
-        if not table.is_clear(copies.taken[-1][0]):  # one with an earlier time came meanwhile: the clock was set back
+        is_clear = self._timers.table is table and table.is_clear(copies.taken[-1][0])
+        if not is_clear:  # one with an earlier time came meanwhile, as the clock was set back, or the index failed
             for key, _ in copies.taken:
                 table.release(key)
             return 0.0

@@ -6,7 +6,7 @@ from typing import Final
 from metaq.engine.halfmessages import pairs_of
 from metaq.engine.timers.timers import Timers
 from metaq.engine.writing import again
-from metaq.errors import BadRequest
+from metaq.errors import BadRequest, IndexFailed
 from metaq.protocol.record import Record, decode_record
 from metaq.store.files.filecache import Run, read_through
 from metaq.timers.fold import place_of
@@ -57,8 +57,14 @@ class TimerKeeper:
             if stored is not None:
                 record = decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size]))
                 parks.append((event_of_park(stored).key, record))
-        places = self._places(table, [key for key, _ in parks])
+        try:
+            places = self._places(table, [key for key, _ in parks])
+        except IndexFailed as error:
+            self._timers.failed(error)
+            raise
         kept = 0
+        if self._timers.table is not table:
+            return kept
         self._store.check_writable()
         for key, record in parks:
             if places.get(key) == record.log_offset and table.state(key) in (TimerState.PENDING, TimerState.FAR):

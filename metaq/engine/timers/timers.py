@@ -9,6 +9,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -19,10 +20,11 @@ from gevent.lock import BoundedSemaphore
 from metaq.engine.context import Context
 from metaq.engine.turn import Turns
 from metaq.engine.writing import Draft, Placed, internal_mark, new_record, note, stage
-from metaq.errors import MessageIllegal, NotWritable, Overloaded, StoreError
+from metaq.errors import DiskFull, IndexFailed, MessageIllegal, NotWritable, Overloaded, StoreError
 from metaq.protocol import properties
 from metaq.store.copies.discarding import TIMER_INDEX
 from metaq.store.files.filecache import Run, read_through
+from metaq.store.ordered.ordered import remove_ordered
 from metaq.store.recordgroups import put_record_group
 from metaq.store.recovery.recovery import add_feature
 from metaq.timers.fold import Fold, Ordinals, ends, readable
@@ -86,6 +88,7 @@ class Timers:
         self._pending: Pending | None = None
         self._fold: Fold | None = None
         self._fold_end = Ordinals(0, 0)
+        self._failure: type[StoreError] | None = None  # why the index is opened again; an error itself would hold its files
         self._staged: list[Staged] = []  # in this turn
         self._in_log: deque[Staged] = deque()  # appended, and not yet readable
         self._noted = -1
@@ -115,7 +118,7 @@ class Timers:
     def start(self) -> None:
         """Begin to read what the log has and the index has not."""
         if self._fold is not None:
-            self._greenlets.append(gevent.spawn(self._fold_forever))
+            self._greenlets.append(gevent.spawn(self._fold_forever, self._fold))
 
     def stop(self) -> None:
         """End the reading."""
@@ -133,19 +136,41 @@ class Timers:
 
     @property
     def table(self) -> Pending | None:
-        """The pending timers; ``None`` as long as the log has none, and until what was before the start is folded."""
-        return self._pending if self._fold is None else None
+        """The pending timers; ``None`` as long as the log has none, until what was before the start is folded, and while the
+        index fails."""
+        return self._pending if self._fold is None and self._failure is None else None
 
-    def _fold_forever(self) -> None:
+    def failed(self, error: StoreError) -> None:
+        """Take note that the index is damaged, or could not be written: it is opened again, anew when it is damaged."""
+        if self._failure is None:
+            logger.error("timer index failed reason=%s", error)
+            self._failure = type(error)
+
+    def _open_again(self) -> bool:
+        """Open the index again, once nobody works with it and nothing is in flight; return whether that is done."""
+        self.follow()
+        with self.index_lock:
+            pending = self._pending
+            if pending is None or pending.asked or self._staged or self._in_log or self._store.shortage is not None:
+                return False
+            with suppress(StoreError):
+                pending.index.close()
+            if self._failure is IndexFailed:
+                remove_ordered(self._folder)
+            self._open()
+            self._failure = None
+            self.start()
+        return True
+
+    def _fold_forever(self, fold: Fold) -> None:
         """Read what the log has and the index has not; a slave goes on with it as its log grows."""
-        while True:
-            fold, pending = self._fold, self._pending
-            if fold is None or pending is None:
-                return
+        while self._fold is fold:
             end = readable(self._store)
             if self.context.replicas.is_master:
                 end = Ordinals(min(end.parks, self._fold_end.parks), min(end.marks, self._fold_end.marks))
             events = fold.next(end, FOLD_PORTION, self._read)
+            if self._fold is not fold:  # the index was opened again meanwhile
+                return
             for event in events:
                 self._take(event)
             if self.context.replicas.is_master and fold.place == self._fold_end:
@@ -164,13 +189,18 @@ class Timers:
                 self._open()
                 self.start()
             return
+        if self._failure is not None and not self._open_again():
+            return
         self.follow()
         began = clock.monotonic()
         with self.index_lock:
-            while self._pending.apply(self._safe_end()):
-                if clock.monotonic() - began >= APPLY_S:
-                    gevent.sleep(0.001)
-                    began = clock.monotonic()
+            try:
+                while self._pending.apply(self._safe_end()):
+                    if clock.monotonic() - began >= APPLY_S:
+                        gevent.sleep(0.001)
+                        began = clock.monotonic()
+            except (IndexFailed, DiskFull) as error:
+                self.failed(error)
 
     def _safe_end(self) -> int:
         """Return the log offset before which nothing can be taken back."""
@@ -181,13 +211,18 @@ class Timers:
     def flush(self) -> None:
         """Write the index to the disk, so that a start reads less of the log again."""
         pending = self._pending
-        if pending is None or pending.covered == self._flushed:
+        if pending is None or self._failure is not None or pending.covered == self._flushed:
             return
-        with self.index_lock:
-            pending.forget_cancels(self._store.clock.now_ms())
-        covered = pending.covered
-        pending.index.flush(self._run)
-        self._flushed = covered
+        try:
+            with self.index_lock:
+                pending.forget_cancels(self._store.clock.now_ms())
+            covered = pending.covered
+            pending.flush(self._run)
+        except (IndexFailed, DiskFull) as error:
+            self.failed(error)
+        else:
+            if pending is self._pending:
+                self._flushed = covered
 
     def close(self) -> None:
         """Enter everything durable into the index and close it; nothing writes to the store any more."""
@@ -195,10 +230,13 @@ class Timers:
         if pending is None:
             return
         try:
-            while pending.apply(self._safe_end()):
+            while self._failure is None and pending.apply(self._safe_end()):
                 self._flushed = pending.covered
-        finally:
             pending.index.close()
+        except (IndexFailed, DiskFull) as error:  # the log has everything
+            logger.error("timer index not closed reason=%s", error)
+            with suppress(StoreError):
+                pending.index.close()
 
     # -- following the log --------------------------------------------------------------------------------------------
 
@@ -296,6 +334,8 @@ class Timers:
             pending = self._open()
             self._fold = None  # there is nothing to read yet
             self.woken()
+        if self._failure is not None:
+            raise Overloaded("the index of timers is being opened again", retry_after_ms=RETRY_MS)
         if pending.waiting + len(self._in_log) > MOST_WAITING:
             reason = f"{pending.waiting} changes of timers wait for the index, the limit is {MOST_WAITING}"
             raise Overloaded(reason, retry_after_ms=RETRY_MS)

@@ -1,0 +1,529 @@
+"""SIGKILL while messages are parked for their time, cancelled and delivered; the index of timers spoiled, the clock set.
+
+A case is the life of one data folder, which outlives ``KILLS`` kills. Messages are delayed by moments, seconds or an hour, and
+cancelled at any distance from their time. Between a kill and the next start the folder ``timerindex`` may be deleted, cut
+short, altered, put back as it was before, or be that of another broker, and the clock may be set. At some seeds retention
+deletes what has been read, so pending messages are stored again and again. In the end the clock is set beyond the last due.
+
+What must hold: it always starts; each message that was acknowledged and not cancelled is delivered exactly once; none
+before its time; none twice; none whose cancel was acknowledged; each one of which a cancel was told that it was delivered.
+
+``python -m tests.crash.timers --seed 7 --count 2000 --workers 2`` runs it. A failure names the seed. A seed draws the same
+settings and the same work again, but not the same instants, as processes and disks are not deterministic.
+"""
+
+import argparse
+import multiprocessing
+import random
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Final
+
+from metaq.client import TextClient
+from metaq.errors import ConnectionFailed
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.text.codec import write_line
+from metaq.protocol.text.replies import OK, Reply, ReplyReader
+from metaq.store.recovery.verify import verify
+from tests.crash.command import Result, expect
+from tests.crash.driver import CaseFailed
+from tests.support.admin import ask, connect
+from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess, wait_until
+
+KILLS: Final = 20
+"""In one case."""
+TOPIC: Final = "later"
+PARTITIONS: Final = 2
+SENDERS: Final = 3
+WHILE_STARTING: Final = 0.2
+AT_ONCE: Final = 0.1
+"""Shares of the kills: before the broker is ready, and in its first moments."""
+SPOILED: Final = 0.25
+CLOCK_SET: Final = 0.15
+"""Shares of the starts."""
+HOUR_MS: Final = 3_600_000
+LARGEST_BODY: Final = 4096
+AIMING: Final = 8
+"""Connections that cancel just in time, each with a partition of its own."""
+CANCELLED, FORGOTTEN, DELIVERED, NOT_NOW = 200, 404, 409, 503
+DELIVERY_DEADLINE_S: Final = 120.0
+KEPT_S: Final = 2
+
+
+@dataclass(slots=True)
+class Timer:
+    """One delayed message: what was asked, what was answered and what was read."""
+
+    least_due_ms: int
+    """By the broker's clock."""
+    handle: str | None = None
+    answers: set[int] = field(default_factory=set)
+    """Codes of the answers to its cancels."""
+    asked: int = 0
+    """Cancels, answered or not."""
+    is_refused: bool = False
+    copies: list[int] = field(default_factory=list)
+    """Ids of the messages that readers got."""
+
+    @property
+    def due_ms(self) -> int:
+        return self.least_due_ms if self.handle is None else int(self.handle.partition("-")[0])
+
+
+class Journal:
+    """Everything that was asked of one data folder and answered by it; several threads write to it."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._lock = threading.Lock()
+        self._rng = rng
+        self.timers: list[Timer] = []
+        self._open: list[int] = []  # numbers that were acknowledged and, as far as is known, neither delivered nor cancelled
+
+    def begin(self, least_due_ms: int) -> int:
+        with self._lock:
+            self.timers.append(Timer(least_due_ms))
+            return len(self.timers) - 1
+
+    def parked(self, number: int, handle: str) -> None:
+        with self._lock:
+            self.timers[number].handle = handle
+            self._open.append(number)
+
+    def some_open(self) -> int | None:
+        """Return a timer to cancel, mostly one that is not over."""
+        with self._lock:
+            while self._open:
+                at = self._rng.randrange(len(self._open))
+                number = self._open[at]
+                timer = self.timers[number]
+                if (timer.copies or timer.answers) and self._rng.random() < 0.9:
+                    self._open[at] = self._open[-1]
+                    self._open.pop()
+                    continue
+                timer.asked += 1
+                return number
+            return None
+
+    def cancelled(self, number: int, reply: Reply) -> None:
+        """Take an answer to a cancel; one that says that it cannot be told, now or any more, is none."""
+        if reply.code not in (NOT_NOW, FORGOTTEN):
+            expect(reply.code in (CANCELLED, DELIVERED), "a cancel is answered", number, reply, self.timers[number])
+            with self._lock:
+                self.timers[number].answers.add(reply.code)
+
+    def read(self, number: int, message_id: int, now_ms: int | None) -> None:
+        """Take a message that a reader got, by a clock that has not been set since it was delivered, or ``None``."""
+        expect(number < len(self.timers), "nothing is delivered that was not sent", number)
+        with self._lock:
+            timer = self.timers[number]
+            timer.copies.append(message_id)
+        expect(len(timer.copies) == 1, "delivered once", number, timer)
+        expect(CANCELLED not in timer.answers, "what was cancelled is not delivered", number, timer)
+        expect(not timer.is_refused, "what was refused is not delivered", number, timer)
+        expect(now_ms is None or now_ms >= timer.due_ms, "not before its time", number, timer, now_ms)
+
+    @property
+    def owed(self) -> int:
+        """The number of messages that are still to be delivered, whatever became of what was not answered."""
+        with self._lock:
+            return sum(timer.handle is not None and not timer.asked and not timer.copies for timer in self.timers)
+
+    def check(self) -> None:
+        """Compare it all, once nothing is pending any more."""
+        for number, timer in enumerate(self.timers):
+            expect(len(timer.answers) < 2, "a timer is cancelled or delivered", number, timer)
+            if CANCELLED in timer.answers:
+                expect(not timer.copies, "what was cancelled is not delivered", number, timer)
+            elif DELIVERED in timer.answers or (timer.handle is not None and not timer.asked):
+                expect(len(timer.copies) == 1, "what was acknowledged is delivered", number, timer)
+
+    def counts(self) -> dict[str, int]:
+        return {
+            "parked": sum(timer.handle is not None for timer in self.timers),
+            "delivered": sum(bool(timer.copies) for timer in self.timers),
+            "cancelled": sum(CANCELLED in timer.answers for timer in self.timers),
+            "cancelled too late": sum(DELIVERED in timer.answers for timer in self.timers),
+        }
+
+
+class Connection:
+    """One connection that asks, and waits for the answer."""
+
+    def __init__(self, broker: BrokerProcess, journal: Journal, clock: Callable[[], int]) -> None:
+        self._socket = broker.connect()
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._replies = ReplyReader()
+        self._journal = journal
+        self._clock = clock
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _ask(self, data: bytes) -> Reply:
+        self._socket.sendall(data)
+        while True:
+            received = self._socket.recv(1 << 16)
+            if not received:
+                raise ConnectionError("closed")
+            for reply in self._replies.receive(received):
+                return reply
+
+    def park(self, delay_ms: int, partition: int, body_bytes: int) -> int:
+        """Park a message; return its number."""
+        number = self._journal.begin(self._clock() + delay_ms)
+        body = number.to_bytes(8) + bytes(body_bytes)
+        head = f"put {TOPIC} {partition} {len(body)} 0 delay={delay_ms} {number}\r\n"
+        reply = self._ask(head.encode() + body)
+        if reply.code == NOT_NOW:  # the index is being read or opened again
+            self._journal.timers[number].is_refused = True
+            time.sleep(0.02)
+            return number
+        expect(reply.code == OK, "a message is parked", number, reply)
+        words = reply.body.decode().split(" ")
+        expect(len(words) == 4, "a delayed message has a handle", number, reply)
+        self._journal.parked(number, words[3])
+        return number
+
+    def cancel(self, number: int) -> int:
+        """Cancel a timer; return the code of the answer."""
+        reply = self._ask(write_line("cancel", self._journal.timers[number].handle or "", number))
+        self._journal.cancelled(number, reply)
+        return reply.code
+
+
+class ControlledBroker(BrokerProcess):
+    """A broker whose clock is as fast as a file beside its data folder says."""
+
+    program: ClassVar[tuple[str, ...]] = ("tests.support.controlled",)
+
+
+def run(seed: int, count: int, workers: int = 2) -> Result:
+    """Kill at least ``count`` times, in cases from ``seed`` on, so many of them side by side."""
+    seeds = range(seed, seed + -(-count // KILLS))
+    details: Counter[str] = Counter()
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        for case in pool.map(one_case, seeds):
+            details.update(case)
+    return Result("timers", seeds, details["kills"], dict(details))
+
+
+def one_case(seed: int, kills: int = KILLS) -> dict[str, int]:
+    """Live one data folder; return how many kills of each kind it saw, and so on. It is removed unless something is wrong."""
+    folder = Path(tempfile.mkdtemp(prefix=f"metaq-timers-{seed}-"))
+    life = Life(seed, folder)
+    try:
+        life.live(kills)
+    except Exception as error:
+        raise CaseFailed(
+            f"after {life.counts['kills']} kills: {error!r}\nflags: {' '.join(life.broker.flags)}\nfolder: {folder}\n"
+            f"replay: python -m tests.crash.timers --seed {seed}"
+        ) from error
+    finally:
+        life.broker.kill()
+    shutil.rmtree(folder)
+    return dict(life.counts)
+
+
+class Life:
+    """One data folder from its beginning to its end."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self._rng = random.Random(seed)
+        self._folder = folder
+        self._index = folder / "data" / "timerindex"
+        self._start_s = 1.0  # how long the last start took
+        self._fast_ms = 0
+        self._positions = [0] * PARTITIONS
+        self.journal = Journal(random.Random(seed))
+        self.broker = ControlledBroker(folder / "data")
+        self.counts: Counter[str] = Counter()
+        self._keeps_little = self._rng.random() < 0.5
+        self._draw_settings()
+
+    def _draw_settings(self) -> None:
+        """Small files and short pauses, so that everything that happens to timers happens all the time."""
+        rng = self._rng
+        drawn = {
+            "max-body-bytes": LARGEST_BODY + 64,
+            "segment-bytes": 262_144,
+            "hot-bytes": rng.choice((0, 50_000, 256 << 20)),
+            "checkpoint-interval-ms": rng.choice((10, 50, 200, 5000)),
+            "sweep-interval-ms": rng.choice((10, 50, 250)),
+            "sync-timeout-ms": 600_000,  # no put is refused, however busy the disk is
+            "ample-free-bytes": 0,  # a disk that is rather full deletes nothing
+            "retention-interval-ms": 3_600_000,  # the test says when
+            "keep-hours": KEPT_S / 3600 if self._keeps_little else 72,
+            "timer-engine": rng.choice(("rocksdict", "rocksdict", "sqlite3")),
+        }
+        self.broker.flags = tuple(text for name, value in drawn.items() for text in (f"--{name}", str(value)))
+        self.broker.durability = rng.choice(("disk", "memory"))
+
+    def clock(self) -> int:
+        """Return the broker's time."""
+        return time.time_ns() // 1_000_000 + self._fast_ms
+
+    def live(self, kills: int) -> None:
+        self._start()
+        with self._client() as client:
+            client.create(TOPIC, PARTITIONS)
+        self._kill_under_load(at_once=False)
+        while self.counts["kills"] < kills:
+            if self._rng.random() < 0.1:
+                self._draw_settings()
+            if self._rng.random() < SPOILED:
+                self._spoil()
+            if self._rng.random() < CLOCK_SET:
+                self._set_clock(self._rng.choice((-1, 1)) * self._rng.choice((1_000, 60_000, 3 * HOUR_MS)))
+            kind = self._rng.random()
+            if kind < WHILE_STARTING:
+                self._kill_while_starting()
+            else:
+                self._start()
+                self._kill_under_load(at_once=kind < WHILE_STARTING + AT_ONCE)
+        self._end()
+
+    def _client(self) -> TextClient:
+        return TextClient(self.broker.host, self.broker.port, timeout_s=SOCKET_TIMEOUT_S)
+
+    def _start(self) -> None:
+        began = time.monotonic()
+        self.broker.start()
+        self._start_s = time.monotonic() - began
+
+    def _kill_while_starting(self) -> None:
+        moment = time.monotonic() + self._start_s * self._rng.uniform(0.5, 1.2)
+        self.broker.launch()
+        wait_until(lambda: time.monotonic() >= moment, 2 * self._start_s + 1, "the moment of the kill")
+        expect(self.broker.running, "the broker starts", self.broker.stderr()[-2000:])
+        self.broker.kill()
+        self._count("kills while starting")
+
+    def _count(self, kind: str) -> None:
+        self.counts[kind] += 1
+        self.counts["kills"] += 1
+
+    # -- the load -----------------------------------------------------------------------------------------------------
+
+    def _kill_under_load(self, *, at_once: bool) -> None:
+        self._read_all(None)
+        if self._keeps_little:
+            self._delete_expired()
+        seconds = self._rng.uniform(0, 0.05) if at_once else 0.05 + 0.8 * self._rng.random() ** 2
+        failures: list[BaseException] = []
+        threads = [
+            threading.Thread(target=self._guarded, args=(self._send, failures, seed), daemon=True) for seed in self._seeds()
+        ]
+        threads.append(threading.Thread(target=self._guarded, args=(self._read, failures, 0), daemon=True))
+        for thread in threads:
+            thread.start()
+        time.sleep(seconds)
+        expect(self.broker.running, "the broker lives", self.broker.stderr()[-2000:])
+        self.broker.kill()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+        self._count("kills at once" if at_once else "kills under load")
+
+    def _seeds(self) -> list[int]:
+        return [self._rng.randrange(1 << 32) for _ in range(SENDERS)]
+
+    def _guarded(self, work: Callable[[int], None], failures: list[BaseException], seed: int) -> None:
+        try:
+            work(seed)
+        except (OSError, ConnectionFailed):
+            pass  # the broker was killed
+        except BaseException as error:  # noqa: BLE001 - raised by whoever waits for the thread
+            failures.append(error)
+
+    def _send(self, seed: int) -> None:
+        rng = random.Random(seed)
+        connection = Connection(self.broker, self.journal, self.clock)
+        try:
+            while True:
+                number = self.journal.some_open() if rng.random() < 0.3 else None
+                if number is None:
+                    connection.park(some_delay(rng), rng.randrange(PARTITIONS), rng.choice((0, 100, LARGEST_BODY - 8)))
+                    continue
+                rest_s = (self.journal.timers[number].due_ms - self.clock()) / 1000
+                if 0 < rest_s < 0.3 and rng.random() < 0.7:
+                    time.sleep(max(0, rest_s + rng.uniform(-0.004, 0.004)))
+                connection.cancel(number)
+        finally:
+            connection.close()
+
+    def _read(self, _: int) -> None:
+        with self._client() as client:
+            while True:
+                self._read_on(client, self.clock)
+                time.sleep(0.003)
+
+    def _read_all(self, clock: Callable[[], int] | None) -> None:
+        with self._client() as client:
+            self._read_on(client, clock)
+
+    def _read_on(self, client: TextClient, clock: Callable[[], int] | None) -> None:
+        """Read what is new in all partitions."""
+        for partition in range(PARTITIONS):
+            while True:
+                batch = client.get(TOPIC, self._positions[partition], partition=partition, max_bytes=1 << 20)
+                now_ms = None if clock is None else clock()
+                for message in batch.messages:
+                    self.journal.read(int.from_bytes(message.body[:8]), message.id, now_ms)
+                    self._positions[partition] = message.next_position
+                if not batch.messages:
+                    break
+
+    def _delete_expired(self) -> None:
+        """Have segments deleted, of which all has been read."""
+        before = self._bases()
+        with connect(self.broker) as client:
+            ask(client, Request.DELETE_EXPIRED_COMMITLOG)
+        self.counts["segments deleted"] += len(before - self._bases())
+
+    def _bases(self) -> set[str]:
+        return {path.name for path in (self._folder / "data" / "commitlog").iterdir()}
+
+    # -- between a kill and a start -----------------------------------------------------------------------------------
+
+    def _set_clock(self, by_ms: int) -> None:
+        self._fast_ms += by_ms
+        (self._folder / "clock").write_text(str(self._fast_ms))
+        self.counts["clock set"] += 1
+
+    def _spoil(self) -> None:
+        """Delete, damage or exchange the index, or keep a copy of it for another time."""
+        if not self._index.exists():
+            return
+        copy, rng = self._folder / "copy", self._rng
+        files = sorted(path for path in self._index.iterdir() if path.is_file() and path.stat().st_size)
+        kind = rng.choice(("delete", "delete a file", "truncate", "flip", "copy", "copy", "put back", "put back", "another's"))
+        match kind:
+            case "delete":
+                shutil.rmtree(self._index)
+            case "delete a file" if files:
+                rng.choice(files).unlink()
+            case "truncate" if files:
+                path = rng.choice(files)
+                with path.open("r+b") as file:
+                    file.truncate(rng.randrange(path.stat().st_size))
+            case "flip" if files:
+                path = rng.choice(files)
+                data = bytearray(path.read_bytes())
+                data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+                path.write_bytes(data)
+            case "copy":
+                shutil.rmtree(copy, ignore_errors=True)
+                shutil.copytree(self._index, copy)
+                return
+            case "put back" if copy.exists():
+                shutil.rmtree(self._index)
+                shutil.copytree(copy, self._index)
+            case "another's":
+                shutil.rmtree(self._index)
+                shutil.copytree(self._anothers(), self._index)
+            case _:
+                return
+        self.counts[f"index: {kind}"] += 1
+
+    def _anothers(self) -> Path:
+        """Return the index of another broker, with pending messages."""
+        data = self._folder / "another"
+        if not data.exists():
+            with BrokerProcess(data, *self.broker.flags) as broker:
+                journal = Journal(self._rng)
+                connection = Connection(broker, journal, self.clock)
+                with TextClient(broker.host, broker.port) as client:
+                    client.create(TOPIC, PARTITIONS)
+                for _ in range(30):
+                    connection.park(self._rng.choice((1_000, HOUR_MS)), 0, 100)
+                connection.close()
+                expect(broker.terminate() == 0, "an orderly stop", broker.stderr()[-2000:])
+        return data / "timerindex"
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        """Deliver everything, and check that no kill has left damage."""
+        last_ms = max((timer.due_ms for timer in self.journal.timers), default=0)
+        self._set_clock(max(0, last_ms - self.clock()) + 1000)
+        self._start()
+        with self._client() as client:
+            wait_until(lambda: self._is_over(client), DELIVERY_DEADLINE_S, "everything is delivered", pause_s=0.02)
+            time.sleep(0.5)  # for what nobody is owed: its park was not answered
+            self._read_on(client, None)
+        self.journal.check()
+        expect(self.broker.terminate() == 0, "an orderly stop", self.broker.stderr()[-2000:])
+        expect("Traceback" not in self.broker.stderr(), "no surprises", self.broker.stderr()[-2000:])
+        report = verify(self.broker.data)
+        expect(not report.damages and not report.quarantined_bytes, "no kill damages anything", report)
+        self.counts.update(self.journal.counts())
+
+    def _is_over(self, client: TextClient) -> bool:
+        self._read_on(client, None)
+        return self.journal.owed == 0
+
+
+def aim(seed: int, count: int, folder: Path, durability: str) -> dict[str, int]:
+    """Cancel messages within 3 ms of their time, on several connections, and read at once what was delivered instead."""
+    with BrokerProcess(folder / "data", durability=durability) as broker:
+        journal = Journal(random.Random(seed))
+        with TextClient(broker.host, broker.port) as client:
+            client.create(TOPIC, AIMING)
+        with ThreadPoolExecutor(AIMING) as pool:
+            shares = [pool.submit(_aim, broker, journal, seed + share, share, -(-count // AIMING)) for share in range(AIMING)]
+            for share in shares:
+                share.result()
+        wait_until(lambda: all(timer.copies or CANCELLED in timer.answers for timer in journal.timers), 30.0, "all are decided")
+        journal.check()
+        return journal.counts()
+
+
+def _aim(broker: BrokerProcess, journal: Journal, seed: int, partition: int, count: int) -> None:
+    rng, position = random.Random(seed), 0
+    connection = Connection(broker, journal, _now_ms)
+    with TextClient(broker.host, broker.port, timeout_s=SOCKET_TIMEOUT_S) as client:
+        for _ in range(count):
+            number = connection.park(rng.randint(5, 30), partition, 10)
+            timer = journal.timers[number]
+            timer.asked += 1
+            time.sleep(max(0, timer.due_ms / 1000 - time.time() + rng.uniform(-0.003, 0.003)))
+            code = connection.cancel(number)
+            batch = client.get(TOPIC, position, partition=partition)
+            for message in batch.messages:
+                journal.read(int.from_bytes(message.body[:8]), message.id, _now_ms())
+                position = message.next_position
+            expect(bool(timer.copies) == (code == DELIVERED), "the answer says what readers see", number, timer, code)
+    connection.close()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def some_delay(rng: random.Random) -> int:
+    """Return a delay in milliseconds: mostly short, sometimes beyond some kills, sometimes beyond all."""
+    return rng.choice(
+        (rng.randint(50, 500), rng.randint(50, 3_000), rng.randint(50, 3_000), rng.randint(3_000, 20_000), HOUR_MS)
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=KILLS)
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    print(run(options.seed, options.count, options.workers))
+
+
+if __name__ == "__main__":
+    main()
