@@ -16,7 +16,6 @@ pytestmark = pytest.mark.partner("git")
 TO_BE_RUN_AGAIN: Final = frozenset(
     (
         "torn",
-        "flips",
         "transactions",
         "failovers",
         "zookeeper",
