@@ -12,7 +12,7 @@ from metaq.engine.context import Context
 from metaq.engine.role import Keeper
 from metaq.engine.turn import Turns
 from metaq.engine.writing import note
-from metaq.errors import MetaqError, StoreError
+from metaq.errors import MetaqError
 from metaq.store.expiry import delete_expired
 from metaq.store.files.filecache import Run
 
@@ -116,7 +116,7 @@ class Duties:
         self._busy.append(name)
         try:
             duty()
-        except StoreError as error:  # the next round tries again; the store itself decides what it means for puts
+        except MetaqError as error:  # the next round tries again; the store itself decides what it means for puts
             self._failed(name, str(error))
         except AssertionError:
             raise  # the broker's own state is wrong: the process ends

@@ -1,9 +1,10 @@
 """Messages that are delayed to a time: by both protocols, delivered once and never early, cancelled, kept by retention."""
 
 import base64
+import json
 import time
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import pytest
 
@@ -202,3 +203,20 @@ def test_a_message_whose_topic_was_deleted_is_dropped(tmp_path: Path) -> None:
         assert answer.code == Response.SUCCESS, answer
         wait_count(client, 1)
         assert "timer dropped" in broker.stderr() and bodies(client) == [b"kept"]
+
+
+class WithoutRocks(BrokerProcess):
+    program: ClassVar[tuple[str, ...]] = ("tests.support.norocks",)
+
+
+def test_without_the_package_it_says_which_one(tmp_path: Path) -> None:
+    """ES-006: other messages are taken, an older version may still open the folder, and the other engine needs no package."""
+    with WithoutRocks(tmp_path / "data") as broker, Talk(broker) as talk:
+        code, text = later(talk, b"refused", "delay=10")
+        assert code == 500 and "needs the package rocksdict; pip install 'metaq-broker[timers]'" in text
+        assert talk.put(TOPIC, b"taken")[0] == 200
+        assert "features" not in json.loads((tmp_path / "data" / "store.json").read_text("utf-8"))
+    with WithoutRocks(tmp_path / "data", "--timer-engine", "sqlite3") as broker, Talk(broker) as talk:
+        assert later(talk, b"comes", "delay=10")[0] == 200
+        wait_until(lambda: talk.bodies(TOPIC) == [b"taken", b"comes"], DEADLINE_S, "it is delivered")
+        assert json.loads((tmp_path / "data" / "store.json").read_text("utf-8"))["features"] == ["timers"]

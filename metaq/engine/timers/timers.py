@@ -60,6 +60,8 @@ APPLY_S: Final = 0.003
 RETRY_MS: Final = 100
 WAIT_S: Final = 0.05
 """Pause while the fold waits for records to become readable."""
+RESERVED_BYTES: Final = 2048
+"""Room in a segment for the mark that is stored together with a delivered message, and for the rest of both records."""
 LONGEST_TIMES: Final = {properties.TIMER_ENQUEUE: str((1 << 63) - 1), properties.TIMER_DEQUEUE: str((1 << 63) - 1)}
 """What a delivered copy adds to the properties of its park, at its longest."""
 
@@ -102,6 +104,8 @@ class Timers:
         self.parked = self.delivered = self.cancelled = self.dropped = self.moved = 0
         """Counts since the start."""
         if any(key in self._store.queues for key in (PARKS, MARKS)):
+            with suppress(DiskFull):  # it has the feature, unless its file was lost and written again
+                add_feature(self._store, FEATURE)
             self._open()
 
     def _open(self) -> Pending:
@@ -318,7 +322,9 @@ class Timers:
         pending = self._ready()
         added = properties_of_park(due_ms, draft.topic, draft.partition)
         kept = {name: value for name, value in draft.properties.items() if name not in added} | added
-        properties.encode(kept, LONGEST_TIMES)
+        size = len(draft.body) + len(properties.encode(kept, LONGEST_TIMES)) + RESERVED_BYTES
+        if size > settings.segment_bytes:
+            raise MessageIllegal(f"a delayed message must leave {RESERVED_BYTES} bytes of a segment (segment_bytes) free")
         secret = self._current_secret()
         placed = stage(self.context, draft.moved(*PARKS, kept))
         key = key_of(due_ms, placed.log_offset)
@@ -330,15 +336,25 @@ class Timers:
     def _ready(self) -> Pending:
         pending = self._pending
         if pending is None:
-            add_feature(self._store, FEATURE)  # syncs a small file, once in the life of a data folder
-            pending = self._open()
-            self._fold = None  # there is nothing to read yet
-            self.woken()
+            pending = self._begin()
         if self._failure is not None:
             raise Overloaded("the index of timers is being opened again", retry_after_ms=RETRY_MS)
         if pending.waiting + len(self._in_log) > MOST_WAITING:
             reason = f"{pending.waiting} changes of timers wait for the index, the limit is {MOST_WAITING}"
             raise Overloaded(reason, retry_after_ms=RETRY_MS)
+        return pending
+
+    def _begin(self) -> Pending:
+        """Open the index for the first message; ``ConfigError`` without the package that it needs."""
+        pending = self._open()
+        self._fold = None  # there is nothing to read yet
+        try:
+            add_feature(self._store, FEATURE)  # syncs a small file, once in the life of a data folder
+        except StoreError:
+            self._pending = None
+            pending.index.close()
+            raise
+        self.woken()
         return pending
 
     def _current_secret(self) -> bytes:
