@@ -176,8 +176,11 @@ class Pending:
         return heap[0] if heap else None
 
     def oldest(self) -> int | None:
-        """Return the base of the oldest segment that holds a pending timer, or the place of the secret if that is older."""
-        places = [*self._kept(self.segments), *(() if self.secret is None else (self.secret.place,))]
+        """Return the base of the oldest segment that holds a pending timer, or the place of the secret if that is older.
+
+        A timer that was stored again counts at its old place until that is in the index: a power cut could undo it before.
+        """
+        places = [*self._kept(self.segments | self._applied), *(() if self.secret is None else (self.secret.place,))]
         return min(places, default=None)
 
     # -- the fold -----------------------------------------------------------------------------------------------------
