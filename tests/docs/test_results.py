@@ -19,7 +19,6 @@ TO_BE_RUN_AGAIN: Final = frozenset(
         "transactions",
         "failovers",
         "zookeeper",
-        "2026-11-22-ffdd744-changed-replication",
         "2026-11-23-222d2ad-remoting",
     )
 )
