@@ -113,11 +113,8 @@ class HalfMessages:
         Raises ``UnknownTopic`` when its topic was deleted.
         """
         name, number = pairs[properties.REAL_TOPIC], int(pairs[properties.REAL_QUEUE])
-        topics = self.context.topics
-        topic = topics.get(name)
-        if topic is None and not any(key.topic == name for key in topics.deleted):
-            topic = topics.ensure(name, number + 1)  # a killed broker may forget a topic that holds no message yet
-        if topic is None or not topic.all_partitions:
+        topic = self.context.topics.of_parked(name, number)
+        if topic is None:
             raise UnknownTopic(f"the topic {name} was deleted: create it again, or the message is finally given up")
         partition = number % topic.all_partitions  # the topic may have shrunk
         draft = again(record, name, partition, _committed(pairs, str(ordinal)))

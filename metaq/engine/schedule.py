@@ -327,11 +327,8 @@ class _Level:
         """Stage the copy that consumers get, or drop the message when its topic was deleted."""
         pairs = properties.parse(record.properties.decode(errors="replace"))
         name, number = pairs.get(properties.REAL_TOPIC, ""), int(pairs.get(properties.REAL_QUEUE, "0"))
-        topics = self._context.topics
-        topic = topics.get(name)
-        if topic is None and not any(key.topic == name for key in topics.deleted):
-            topic = topics.ensure(name, number + 1)  # a killed broker may forget a topic that holds no message yet
-        if topic is None or not topic.all_partitions:
+        topic = self._context.topics.of_parked(name, number)
+        if topic is None:
             self._dropped(record, f"the topic {name} was deleted")
             return
         partition = number % topic.all_partitions  # the topic may have shrunk

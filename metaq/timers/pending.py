@@ -38,7 +38,7 @@ from metaq.store.log.commitlog import CommitLog
 from metaq.store.ordered.engine import DeleteKey, DeleteRange, Entry, Operation, SetKey
 from metaq.store.ordered.ordered import Covered, Ordered
 from metaq.timers.fold import checksum_before
-from metaq.timers.records import KEY_SIZE, Cancelled, Delivered, Key, Park, Secret, TimerEvent, key_of, parts_of
+from metaq.timers.records import Cancelled, Delivered, Key, Park, Secret, TimerEvent, key_of, parts_of
 
 TIMER, CANCEL, SEGMENT, SECRET, BEGIN = b"T", b"X", b"S", b"Z", b"B"
 SLICE: Final = 256
@@ -419,6 +419,3 @@ class Pending:
         else:
             self._far[key] = place
             heappush(self._far_heap, key)
-
-
-assert len(key_of(0, 0)) == KEY_SIZE

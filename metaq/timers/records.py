@@ -24,8 +24,8 @@ import orjson
 
 from metaq.errors import CorruptRecord
 from metaq.message import TIMERS_TOPIC, TopicPartition
-from metaq.protocol.properties import REAL_TOPIC, TIMER, TIMER_OUT
-from metaq.protocol.record import Record, decode_record, identity
+from metaq.protocol.properties import REAL_QUEUE, REAL_TOPIC, TIMER, TIMER_OUT
+from metaq.protocol.record import Record, decode_record
 from metaq.protocol.text.messages import Stored
 
 PARKS: Final = TopicPartition(TIMERS_TOPIC, 0)
@@ -35,7 +35,6 @@ _KEY: Final = struct.Struct(">QQ")
 _OUT: Final = f"{TIMER_OUT}\x01".encode()
 _AGAIN: Final = f"{TIMER}\x01".encode()
 _TOPIC: Final = f"{REAL_TOPIC}\x01".encode()
-KEY_SIZE: Final = _KEY.size
 LATEST_MS: Final = (1 << 53) - 1
 """The latest time at which a message can be due: what JSON readers can represent, in the year 287396."""
 
@@ -65,9 +64,6 @@ class Again(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.ident}:{self.place}:{self.since_ms}"
-
-
-LONGEST_ORIGIN: Final = str(Again(*[(1 << 63) - 1] * 3))
 
 
 class Park(NamedTuple):
@@ -109,7 +105,7 @@ TimerEvent = Park | Delivered | Cancelled | Secret
 
 def properties_of_park(due_ms: int, topic: str, partition: int) -> dict[str, str]:
     """Return what the broker adds to the properties of a message that it parks, in the order in which they must stand."""
-    return {TIMER_OUT: str(due_ms), REAL_TOPIC: topic, "REAL_QID": str(partition)}
+    return {TIMER_OUT: str(due_ms), REAL_TOPIC: topic, REAL_QUEUE: str(partition)}
 
 
 def deliver_mark(to: Key, messages: int, dropped: int, segments: dict[int, int]) -> bytes:
@@ -172,11 +168,6 @@ def topic_of_park(record: Record) -> str:
     """Return the topic to which a parked message will be delivered."""
     found = _value(record.properties, _TOPIC)
     return "" if found is None else found.decode()
-
-
-def is_of(stored: Stored, key: TopicPartition) -> bool:
-    """Return whether a record belongs to a partition."""
-    return identity(stored.buffer[stored.at : stored.at + stored.size])[:2] == key
 
 
 def _value(properties: bytes, name: bytes) -> bytes | None:

@@ -231,6 +231,16 @@ class TopicTable:
         for topic in own:
             self.put(topic)  # whatever the table says: no client writes there
 
+    def of_parked(self, name: str, partition: int) -> Topic | None:
+        """Return the topic of a message that was parked for this partition; ``None`` when the topic was deleted.
+
+        A topic that is missing otherwise is made again: a killed broker may forget one that holds no message yet.
+        """
+        topic = self.get(name)
+        if topic is None and not any(key.topic == name for key in self.deleted):
+            topic = self.ensure(name, partition + 1)
+        return topic if topic is not None and topic.all_partitions else None
+
     def check_settings(self, settings: Mapping[str, TopicSettings], max_topics: int) -> None:
         """Raise ``ConfigError`` when these topics cannot all exist beside the present ones: a bad name, or too many topics."""
         new = [name for name in settings if name not in self._topics]

@@ -160,9 +160,9 @@ class Delivery:
         size, count = 0, 0
         for _, place in taken:
             record = self._park(place)
-            draft = None if record is None else self._copy(record)
-            if draft is not None:
-                length = new_record(self._context, draft).size
+            copy = None if record is None else self._copy(record)
+            if copy is not None:
+                draft, length = copy
                 if drafts and size + length > most_bytes:
                     break
                 drafts.append(draft)
@@ -186,26 +186,26 @@ class Delivery:
             return None
         return decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size]))
 
-    def _copy(self, record: Record) -> Draft | None:
-        """Return the copy that consumers get; ``None`` when its topic was deleted or it cannot be stored, which is reported."""
+    def _copy(self, record: Record) -> tuple[Draft, int] | None:
+        """Return the copy that consumers get, and its bytes in the log.
+
+        Return ``None`` when its topic was deleted or it cannot be stored, which is reported.
+        """
         pairs = properties.parse(record.properties.decode(errors="replace"))
         name, number = pairs.pop(properties.REAL_TOPIC, ""), int(pairs.pop(properties.REAL_QUEUE, "0"))
-        topics = self._context.topics
-        topic = topics.get(name)
-        if topic is None and name and not any(key.topic == name for key in topics.deleted):
-            topic = topics.ensure(name, number + 1)  # a killed broker may forget a topic that holds no message yet
-        if topic is None or not topic.all_partitions:
+        topic = self._context.topics.of_parked(name, number) if name else None
+        if topic is None:
             self._dropped(record.log_offset, f"the topic {name} was deleted")
             return None
         pairs[properties.TIMER_ENQUEUE] = str(record.store_ms)
         pairs[properties.TIMER_DEQUEUE] = str(self._store.clock.now_ms())
         draft = again(record, name, number % topic.all_partitions, pairs)  # the topic may have shrunk
         try:
-            new_record(self._context, draft)
+            size = new_record(self._context, draft).size
         except MetaqError as error:
             self._dropped(record.log_offset, str(error))
             return None
-        return draft
+        return draft, size
 
     def _dropped(self, place: int, reason: str) -> None:
         self._timers.dropped += 1
