@@ -15,10 +15,6 @@ pytestmark = pytest.mark.partner("git")
 
 TO_BE_RUN_AGAIN: Final = frozenset(
     (
-        "torn",
-        "transactions",
-        "failovers",
-        "zookeeper",
         "2026-11-23-222d2ad-remoting",
     )
 )
