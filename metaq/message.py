@@ -33,6 +33,8 @@ EPOCHS_TOPIC: Final = "METAQ_SYS_EPOCHS"
 """The epochs of the log: which replica was master when (``metaq.store.copies.epochs``)."""
 LOCKS_TOPIC: Final = "METAQ_SYS_LOCKS"
 """Locks of ordered consumers (``metaq.engine.locklog``)."""
+LEASES_TOPIC: Final = "METAQ_SYS_LEASES"
+"""What becomes of messages that groups lease (``metaq.leases.events``)."""
 TIMERS_TOPIC: Final = "METAQ_SYS_TIMERS"
 """Messages that are delivered at a time of their own, and what became of them (``metaq.timers.records``)."""
 HISTORY_TOPIC: Final = "METAQ_SYS_OFFSET_HISTORY"
@@ -48,6 +50,7 @@ INTERNAL_TOPICS: Final = frozenset(
         TRANSACTIONS_TOPIC,
         EPOCHS_TOPIC,
         LOCKS_TOPIC,
+        LEASES_TOPIC,
         TIMERS_TOPIC,
         HISTORY_TOPIC,
     )
@@ -89,6 +92,14 @@ class TopicPartition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+
+class GroupPartition(NamedTuple):
+    """A consumer group in one partition of a topic on one broker: it has one offset there, and one set of leases."""
+
+    group: str
+    topic: str
+    partition: int
 
 
 class MessageQueue(NamedTuple):

@@ -23,7 +23,14 @@ from metaq.store.messagestore import MessageStore
 from metaq.store.newrecord import Fields, NewRecord
 from metaq.store.queues.consumequeue import ConsumeQueue
 
-MARK_PARTITIONS: Final = frozenset((("METAQ_SYS_TRANSACTIONS", 0), ("RMQ_SYS_TRANS_OP_HALF_TOPIC", 0), ("METAQ_SYS_TIMERS", 1)))
+MARK_PARTITIONS: Final = frozenset(
+    (
+        ("METAQ_SYS_TRANSACTIONS", 0),
+        ("RMQ_SYS_TRANS_OP_HALF_TOPIC", 0),
+        ("METAQ_SYS_TIMERS", 1),
+        ("METAQ_SYS_LEASES", 0),
+    )
+)
 """The partitions that marks are in; in any other partition their property has no meaning."""
 
 _SYS_FLAG_AT: Final = 36

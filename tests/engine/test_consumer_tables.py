@@ -8,8 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from metaq.engine.offsets.offsetlog import changes_of, rows_of
 from metaq.engine.tables.locks import LOCK_S, QueueLocks
-from metaq.engine.tables.offsets import RESET_STANDS_S, OffsetKey, OffsetTable
-from metaq.message import MessageQueue
+from metaq.engine.tables.offsets import RESET_STANDS_S, OffsetTable
+from metaq.message import GroupPartition, MessageQueue
 
 GROUPS: Final = st.sampled_from(["g", "h"])
 CLIENTS: Final = st.sampled_from(["a@1", "b@1", "c@1"])
@@ -66,12 +66,12 @@ class Offsets(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.table = OffsetTable()
-        self.model: dict[OffsetKey, int] = {}
-        self.standing: dict[OffsetKey, float] = {}
+        self.model: dict[GroupPartition, int] = {}
+        self.standing: dict[GroupPartition, float] = {}
         self.now_s = 0.0
         self.snapshot: dict[str, dict[str, int]] = {}
         self.log: list[dict[str, dict[str, int]]] = []
-        self.on_their_way: list[dict[OffsetKey, int]] = []
+        self.on_their_way: list[dict[GroupPartition, int]] = []
 
     @rule(seconds=st.floats(0, 2 * RESET_STANDS_S))
     def wait(self, seconds: float) -> None:
@@ -79,7 +79,7 @@ class Offsets(RuleBasedStateMachine):
 
     @rule(group=GROUPS, topic=TOPICS, partition=PARTITIONS, offset=OFFSETS)
     def commit(self, group: str, topic: str, partition: int, offset: int) -> None:
-        place = OffsetKey(group, topic, partition)
+        place = GroupPartition(group, topic, partition)
         known = self.model.get(place, -1)
         self.table.commit(*place, offset, self.now_s)
         if offset == known:
@@ -90,7 +90,7 @@ class Offsets(RuleBasedStateMachine):
 
     @rule(group=GROUPS, topic=TOPICS, partition=PARTITIONS, offset=st.integers(0, 9), stands=st.booleans())
     def reset(self, group: str, topic: str, partition: int, offset: int, stands: bool) -> None:
-        place = OffsetKey(group, topic, partition)
+        place = GroupPartition(group, topic, partition)
         self.table.reset(*place, offset, self.now_s if stands else None)
         self.model[place] = offset
         if stands:
@@ -99,7 +99,7 @@ class Offsets(RuleBasedStateMachine):
     @rule(group=GROUPS, topic=TOPICS, partition=PARTITIONS)
     def ask(self, group: str, topic: str, partition: int) -> None:
         self.table.taken_up(group, topic, partition)
-        self.standing.pop(OffsetKey(group, topic, partition), None)
+        self.standing.pop(GroupPartition(group, topic, partition), None)
 
     @rule(group=GROUPS)
     def remove_group(self, group: str) -> None:
@@ -111,7 +111,7 @@ class Offsets(RuleBasedStateMachine):
         self.table.remove_topic(topic)
         self._forget([place for place in self.model if place.topic == topic])
 
-    def _forget(self, places: list[OffsetKey]) -> None:
+    def _forget(self, places: list[GroupPartition]) -> None:
         for place in places:
             del self.model[place]
             self.standing.pop(place, None)
@@ -159,15 +159,15 @@ class Offsets(RuleBasedStateMachine):
             assert self.table.groups_of(topic) == sorted({place.group for place in self.model if place.topic == topic})
 
 
-def contents(table: OffsetTable) -> dict[OffsetKey, int]:
-    return {OffsetKey(group, topic, number): offset for group, topic, offsets in table for number, offset in offsets.items()}
+def contents(table: OffsetTable) -> dict[GroupPartition, int]:
+    return {GroupPartition(group, topic, number): offset for group, topic, offsets in table for number, offset in offsets.items()}
 
 
 TestLocks: Any = Locks.TestCase
 TestOffsets: Any = Offsets.TestCase
 
 
-@given(st.dictionaries(st.builds(OffsetKey, GROUPS, TOPICS, PARTITIONS), OFFSETS))
-def test_changes_are_read_as_they_were_written(changes: dict[OffsetKey, int]) -> None:
+@given(st.dictionaries(st.builds(GroupPartition, GROUPS, TOPICS, PARTITIONS), OFFSETS))
+def test_changes_are_read_as_they_were_written(changes: dict[GroupPartition, int]) -> None:
     """SG-067: the body of a message of METAQ_SYS_OFFSETS."""
     assert changes_of(rows_of(changes.items())) == changes

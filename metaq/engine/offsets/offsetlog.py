@@ -28,12 +28,11 @@ from typing import Any, Final
 import orjson
 
 from metaq.engine.context import Context
-from metaq.engine.tables.offsets import OffsetKey
 from metaq.engine.tables.topics import FOLDER
 from metaq.engine.turn import Turns
 from metaq.engine.writing import internal, note, stage
 from metaq.errors import MetaqError, Overloaded
-from metaq.message import OFFSETS_TOPIC, TopicPartition
+from metaq.message import OFFSETS_TOPIC, GroupPartition, TopicPartition
 from metaq.protocol.record import decode_record
 from metaq.store.copies.snapshots import made_end, moment, ordinal_at, shared_end
 from metaq.store.files.documents import read_document, write_document
@@ -99,7 +98,7 @@ class OffsetLog:
                 queue = self._store.queues.get(TopicPartition(topic, partition))
                 end = 0 if queue is None else queue.next
                 if offset > end:
-                    beyond.append((OffsetKey(group, topic, partition), offset, end))
+                    beyond.append((GroupPartition(group, topic, partition), offset, end))
         for place, offset, end in beyond:
             self._offsets.reset(*place, end)
             logger.warning(
@@ -146,7 +145,7 @@ class OffsetLog:
                 self._offsets.give_back(waiting)
                 self._taken_at = self._kept_at
 
-    def _stored(self, changes: Mapping[OffsetKey, int], end: int, error: MetaqError | None) -> None:
+    def _stored(self, changes: Mapping[GroupPartition, int], end: int, error: MetaqError | None) -> None:
         """Note that changes are in the log before ``end``, even if the replicas were late; or give them back on an error."""
         self._on_their_way -= 1
         if error is not None:
@@ -215,7 +214,7 @@ def load_offsets(context: Context) -> bool:
     return is_ahead
 
 
-def _within(store: MessageStore, place: OffsetKey, offset: int, log_end: int) -> int:
+def _within(store: MessageStore, place: GroupPartition, offset: int, log_end: int) -> int:
     """Return an offset, but at most the end that its partition had when the log ended at ``log_end``."""
     queue = store.queues.get(TopicPartition(place.topic, place.partition))
     return 0 if queue is None else min(offset, ordinal_at(queue, log_end))
@@ -225,7 +224,7 @@ def _path(context: Context) -> Path:
     return context.settings.data / FOLDER / OFFSETS
 
 
-def rows_of(changes: Iterable[tuple[OffsetKey, int]]) -> dict[str, dict[str, int]]:
+def rows_of(changes: Iterable[tuple[GroupPartition, int]]) -> dict[str, dict[str, int]]:
     """Return changes in the form that a message holds."""
     rows: dict[str, dict[str, int]] = {}
     for place, offset in changes:
@@ -233,16 +232,16 @@ def rows_of(changes: Iterable[tuple[OffsetKey, int]]) -> dict[str, dict[str, int
     return rows
 
 
-def changes_of(rows: Mapping[str, Mapping[str, Any]]) -> dict[OffsetKey, int]:
+def changes_of(rows: Mapping[str, Mapping[str, Any]]) -> dict[GroupPartition, int]:
     """Return the changes that the body of a message, or the table of a snapshot, holds."""
     return dict(_changes(rows))
 
 
-def _changes(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[OffsetKey, int]]:
+def _changes(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[GroupPartition, int]]:
     for key, offsets in rows.items():
         topic, _, group = key.partition(SEPARATOR)
         for partition, offset in offsets.items():
-            yield OffsetKey(group, topic, int(partition)), offset
+            yield GroupPartition(group, topic, int(partition)), offset
 
 
 def _key(topic: str, group: str) -> str:

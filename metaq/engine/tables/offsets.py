@@ -6,9 +6,9 @@ administrators, sets any value. The table is in memory only; ``metaq.engine.offs
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
-from metaq.message import QueueOffset
+from metaq.message import GroupPartition, QueueOffset
 
 logger = logging.getLogger(__name__)
 
@@ -19,21 +19,13 @@ GONE: Final = -1
 """Stands in changes for an offset that was removed."""
 
 
-class OffsetKey(NamedTuple):
-    """A group in one partition of a topic, which has one offset."""
-
-    group: str
-    topic: str
-    partition: int
-
-
 class OffsetTable:
     """All consumer offsets of this broker."""
 
     def __init__(self) -> None:
         self._offsets: dict[tuple[str, str], dict[int, int]] = {}
-        self._changed: dict[OffsetKey, None] = {}
-        self._resets: dict[OffsetKey, float] = {}  # until when each stands
+        self._changed: dict[GroupPartition, None] = {}
+        self._resets: dict[GroupPartition, float] = {}  # until when each stands
         self.version = 0
         """A number that rises with every change."""
         self.ignored = 0
@@ -72,7 +64,7 @@ class OffsetTable:
         """Take a client's commit: it only moves the offset forward; a negative offset is ignored. ``now_s`` is monotonic."""
         if offset < 0:
             return
-        place = OffsetKey(group, topic, partition)
+        place = GroupPartition(group, topic, partition)
         known = self._offsets.get((group, topic), {}).get(partition, GONE)
         if offset == known:
             self._resets.pop(place, None)
@@ -98,7 +90,7 @@ class OffsetTable:
         With ``now_s``, the monotonic time, the reset overrides members that have not received it: their commits are ignored
         until a member has asked for the new offset or committed it, or ``RESET_STANDS_S`` have passed.
         """
-        place = OffsetKey(group, topic, partition)
+        place = GroupPartition(group, topic, partition)
         if now_s is not None:
             self._resets[place] = now_s + RESET_STANDS_S
         self._set(place, offset)
@@ -106,7 +98,7 @@ class OffsetTable:
     def taken_up(self, group: str, topic: str, partition: int) -> None:
         """Note that a member has asked for its offset and goes on from there: a reset need not be protected any more."""
         if self._resets:
-            self._resets.pop(OffsetKey(group, topic, partition), None)
+            self._resets.pop(GroupPartition(group, topic, partition), None)
 
     def remove(self, group: str) -> None:
         """Remove all offsets of a group."""
@@ -119,12 +111,12 @@ class OffsetTable:
     def _remove(self, keys: Iterable[tuple[str, str]]) -> None:
         for group, topic in keys:
             for partition in self._offsets.pop((group, topic)):
-                place = OffsetKey(group, topic, partition)
+                place = GroupPartition(group, topic, partition)
                 self._resets.pop(place, None)
                 self._changed[place] = None
                 self.version += 1
 
-    def _set(self, place: OffsetKey, offset: int) -> None:
+    def _set(self, place: GroupPartition, offset: int) -> None:
         self._offsets.setdefault((place.group, place.topic), {})[place.partition] = offset
         self._changed[place] = None
         self.version += 1
@@ -136,16 +128,16 @@ class OffsetTable:
         """True when there are changes to take."""
         return bool(self._changed)
 
-    def take_changes(self) -> dict[OffsetKey, int]:
+    def take_changes(self) -> dict[GroupPartition, int]:
         """Return the offsets that changed since the last call, with their present values; ``GONE`` for removed ones."""
         changed, self._changed = self._changed, {}
         return {place: self.of(place.group, place.topic).get(place.partition, GONE) for place in changed}
 
-    def give_back(self, changes: Iterable[OffsetKey]) -> None:
+    def give_back(self, changes: Iterable[GroupPartition]) -> None:
         """Have the next ``take_changes`` return these places again: their changes were not stored."""
         self._changed.update(dict.fromkeys(changes))
 
-    def replay(self, changes: Mapping[OffsetKey, int]) -> None:
+    def replay(self, changes: Mapping[GroupPartition, int]) -> None:
         """Apply stored changes, in the order in which they were stored."""
         for place, offset in changes.items():
             key = (place.group, place.topic)

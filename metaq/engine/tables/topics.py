@@ -21,6 +21,7 @@ from metaq.message import (
     HALF_TOPIC,
     HISTORY_TOPIC,
     INTERNAL_TOPICS,
+    LEASES_TOPIC,
     LOCKS_TOPIC,
     MAX_PARTITIONS,
     OFFSETS_TOPIC,
@@ -220,7 +221,7 @@ class TopicTable:
         ]
         template = Topic(DEFAULT_TOPIC, 16, 16, everything)
         kept = {OFFSETS_TOPIC: 1, TRANSACTIONS_TOPIC: 2, EPOCHS_TOPIC: 1, LOCKS_TOPIC: 1, HISTORY_TOPIC: 1}
-        kept |= {HALF_TOPIC: 1, HALF_OP_TOPIC: 1, GIVEN_UP_TOPIC: 1, TIMERS_TOPIC: 2}
+        kept |= {HALF_TOPIC: 1, HALF_OP_TOPIC: 1, GIVEN_UP_TOPIC: 1, LEASES_TOPIC: 1, TIMERS_TOPIC: 2}
         own = [Topic(name, partitions, partitions, READ) for name, partitions in kept.items()]
         self._system = frozenset(topic.name for topic in (*topics, *own, template))
         for topic in topics:
