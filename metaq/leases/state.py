@@ -1,0 +1,329 @@
+"""The leases of one group in one partition: what is done, what is leased, and what waits to be given again.
+
+::
+
+      done    ┃ open and done, mixed                        ┃ never given
+    ──────────┸─────────────────────────────────────────────┸────────────────▶ ordinals
+              base                                          next
+
+A message in [base, next) is *open* until it is acked or given up. It is *leased* while its time has not come, and *waiting*
+afterwards. That a lease ends is no event: it is the time. ``base`` is the lowest open ordinal, and the group's offset.
+
+What one pop took is one *bunch*, with a bit for each message that is still open. A message that is given again, or whose time
+is changed, gets a bunch of its own. Times in events are Unix milliseconds. In the state they are milliseconds of the monotonic
+clock, so that setting the clock ends no lease; ``shift_ms`` is what to add to get Unix time.
+"""
+
+import enum
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
+from typing import Final
+
+from metaq.leases.events import (
+    Acked,
+    Changed,
+    Dead,
+    Forgotten,
+    LeaseEvent,
+    More,
+    Passed,
+    Popped,
+    Repeated,
+    Reset,
+    Row,
+    Whole,
+)
+
+SLACK: Final = 1024
+"""Entries of ended leases that a heap may hold beside those of open ones before it is made anew."""
+ROWS: Final = 1024
+"""Rows in one event of a whole state, about 60 KB."""
+NEVER: Final = 1 << 62
+"""A time that does not come: that of a message on its way to the dead letters."""
+
+
+class Bunch:
+    """Open messages of one delivery."""
+
+    __slots__ = ("due_ms", "first", "first_ms", "open", "pop_ms", "times")
+
+    def __init__(self, first: int, bits: int, pop_ms: int, due_ms: int, times: int, first_ms: int) -> None:
+        self.first = first
+        self.open = bits
+        """Bit 0 is the message ``first``."""
+        self.pop_ms = pop_ms
+        """Names the delivery, in Unix milliseconds."""
+        self.due_ms = due_ms
+        self.times = times
+        """Deliveries so far, this one included."""
+        self.first_ms = first_ms
+        """The ``pop_ms`` of the first delivery."""
+
+    def ordinals(self) -> Iterator[int]:
+        """Iterate over the open messages, in order."""
+        bits, ordinal = self.open, self.first
+        while bits:
+            skipped = (bits & -bits).bit_length() - 1
+            ordinal += skipped
+            yield ordinal
+            bits >>= skipped + 1
+            ordinal += 1
+
+
+class Standing(enum.Enum):
+    """What a receipt of a delivery is worth."""
+
+    LEASED = "leased"
+    OVER = "over"
+    """The lease has ended, and the message has not been given again."""
+    AGAIN = "given again"
+    DONE = "done"
+    UNKNOWN = "never given"
+
+
+class PartitionLeases:
+    """The state of one group in one partition. ``apply`` is the only way to change it."""
+
+    def __init__(self, base: int) -> None:
+        """Begin with everything before ``base`` done, and nothing open."""
+        self.next = base
+        """The first ordinal that was never given."""
+        self.last_pop_ms = 0
+        """The latest ``pop_ms``: that of the next delivery must be greater."""
+        self.version = 0
+        """A number that rises with every event."""
+        self.open = 0
+        """The number of open messages."""
+        self._wide: list[Bunch] = []  # of several messages, disjoint, sorted
+        self._firsts: list[int] = []  # the first ordinals of these
+        self._single: dict[int, Bunch] = {}
+        self._single_heap: list[int] = []
+        self._due: list[tuple[int, int, Bunch]] = []  # of leased bunches
+        self._entered = 0
+        self._waiting: set[int] = set()
+        self._waiting_heap: list[int] = []
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    @property
+    def base(self) -> int:
+        """The lowest open ordinal; ``next`` when nothing is open."""
+        heap = self._single_heap
+        while heap and heap[0] not in self._single:
+            heappop(heap)
+        lowest = heap[0] if heap else self.next
+        if self._wide:
+            first = self._wide[0]
+            lowest = min(lowest, first.first + (first.open & -first.open).bit_length() - 1)
+        return lowest
+
+    @property
+    def waiting(self) -> int:
+        """The number of open messages whose leases have ended, as of the last ``settle``."""
+        return len(self._waiting)
+
+    @property
+    def leased(self) -> int:
+        """The number of open messages whose leases go on, as of the last ``settle``."""
+        return self.open - len(self._waiting)
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """When the next lease ends, on the monotonic clock; ``None`` when none is going on."""
+        heap = self._due
+        while heap and not self._is_current(heap[0]):
+            heappop(heap)
+        return heap[0][0] if heap and heap[0][0] < NEVER else None
+
+    def settle(self, now_ms: int) -> None:
+        """Let the messages wait whose leases have ended; ``now_ms`` is monotonic."""
+        heap = self._due
+        while heap and heap[0][0] <= now_ms:
+            entry = heappop(heap)
+            if self._is_current(entry):
+                for ordinal in entry[2].ordinals():
+                    self._waiting.add(ordinal)
+                    heappush(self._waiting_heap, ordinal)
+
+    def first_waiting(self, most: int) -> list[int]:
+        """Return the lowest waiting ordinals, in order, at most so many."""
+        heap, found = self._waiting_heap, []
+        while heap and len(found) < most:
+            ordinal = heappop(heap)
+            if ordinal in self._waiting and (not found or found[-1] != ordinal):
+                found.append(ordinal)
+        for ordinal in found:
+            heappush(heap, ordinal)
+        return found
+
+    def find(self, ordinal: int) -> Bunch | None:
+        """Return the bunch in which a message is open."""
+        single = self._single.get(ordinal)
+        if single is not None:
+            return single
+        index = bisect_right(self._firsts, ordinal) - 1
+        if index < 0:
+            return None
+        bunch = self._wide[index]
+        return bunch if bunch.open >> (ordinal - bunch.first) & 1 else None
+
+    def standing(self, ordinal: int, pop_ms: int) -> Standing:
+        """Return what a receipt of a message is worth, as of the last ``settle``."""
+        if not 0 <= ordinal < self.next:
+            return Standing.UNKNOWN
+        bunch = self.find(ordinal)
+        if bunch is None:
+            return Standing.DONE
+        if bunch.pop_ms != pop_ms:
+            return Standing.AGAIN
+        return Standing.OVER if ordinal in self._waiting else Standing.LEASED
+
+    def events(self, shift_ms: int) -> list[LeaseEvent]:
+        """Return the whole state as events."""
+        bunches = sorted((*self._wide, *self._single.values()), key=lambda bunch: bunch.first)
+        rows = [
+            Row(each.first, each.open, each.pop_ms, each.due_ms + shift_ms, each.times, each.first_ms) for each in bunches
+        ]
+        whole = Whole(self.base, self.next, rows[:ROWS])
+        return [whole, *(More(rows[start : start + ROWS]) for start in range(ROWS, len(rows), ROWS))]
+
+    # -- changing -----------------------------------------------------------------------------------------------------
+
+    def apply(self, event: LeaseEvent, now_ms: int, shift_ms: int) -> None:
+        """Change the state by an event. ``now_ms`` is monotonic."""
+        self.version += 1
+        match event:
+            case Popped(pop_ms, due_ms, first, count, bits):
+                self.next = max(self.next, first + count)
+                self._add(Bunch(first, bits, pop_ms, _due(event, now_ms, shift_ms), 1, pop_ms))
+            case Passed(following):
+                self.next = max(self.next, following)
+            case Repeated(pop_ms, _, ordinals):
+                due_ms = _due(event, now_ms, shift_ms)
+                for ordinal in ordinals:
+                    before = self._take_out(ordinal)
+                    if before is not None:
+                        self._add(Bunch(ordinal, 1, pop_ms, due_ms, before.times + 1, before.first_ms))
+            case Acked(pop_ms, first, bits):
+                self._ack(pop_ms, first, bits)
+            case Changed(pop_ms, ordinal, _):
+                bunch = self.find(ordinal)
+                if bunch is not None and bunch.pop_ms == pop_ms:
+                    self._take_out(ordinal)
+                    due_ms = _due(event, now_ms, shift_ms)
+                    self._add(Bunch(ordinal, 1, pop_ms, due_ms, bunch.times, bunch.first_ms))
+            case Dead(ordinal):
+                self._take_out(ordinal)
+            case Reset(offset):
+                self._clear(offset)
+            case Forgotten():
+                self._clear(0)
+            case Whole(_, following, rows):
+                self._clear(following)
+                self._add_rows(rows, now_ms, shift_ms)
+            case More(rows):
+                self._add_rows(rows, now_ms, shift_ms)
+
+    def claim(self, ordinal: int) -> None:
+        """Have a waiting message given to nobody: it is on its way to the dead letters."""
+        self._waiting.discard(ordinal)
+
+    def release(self, ordinal: int) -> None:
+        """Have a claimed message wait again: it did not get there."""
+        if self.find(ordinal) is not None:
+            self._waiting.add(ordinal)
+            heappush(self._waiting_heap, ordinal)
+
+    def cut(self, end: int) -> list[LeaseEvent]:
+        """Return the events that make the state fit a partition that ends at ``end``, because the log lost what followed."""
+        if self.next <= end:
+            return []
+        state = self.events(0)
+        rows = [row for event in state if isinstance(event, (Whole, More)) for row in event.rows if row.first < end]
+        kept = [row._replace(bits=row.bits & ((1 << (end - row.first)) - 1)) for row in rows]
+        return [Whole(min(self.base, end), end, [row for row in kept if row.bits])]
+
+    def _add_rows(self, rows: Iterable[Row], now_ms: int, shift_ms: int) -> None:
+        for row in rows:
+            due_ms = _remaining(row.pop_ms, row.due_ms, now_ms, shift_ms)
+            self._add(Bunch(row.first, row.bits, row.pop_ms, due_ms, row.times, row.first_ms))
+
+    def _add(self, bunch: Bunch) -> None:
+        if not bunch.open:
+            return
+        self.last_pop_ms = max(self.last_pop_ms, bunch.pop_ms)
+        self.open += bunch.open.bit_count()
+        if bunch.open == 1:
+            self._single[bunch.first] = bunch
+            heappush(self._single_heap, bunch.first)
+            if len(self._single_heap) > 2 * len(self._single) + SLACK:
+                self._single_heap = sorted(self._single)
+        else:
+            index = bisect_right(self._firsts, bunch.first)
+            self._firsts.insert(index, bunch.first)
+            self._wide.insert(index, bunch)
+        self._entered += 1
+        heappush(self._due, (bunch.due_ms, self._entered, bunch))
+        if len(self._due) > 2 * (len(self._wide) + len(self._single)) + SLACK:
+            self._due = [entry for entry in self._due if self._is_current(entry)]
+            heapify(self._due)
+
+    def _ack(self, pop_ms: int, first: int, bits: int) -> None:
+        index = bisect_right(self._firsts, first) - 1
+        wide = self._wide[index] if index >= 0 else None
+        if wide is not None and wide.pop_ms == pop_ms:  # many messages of one bunch, in one step
+            mine = wide.open & (bits << (first - wide.first))
+            if mine:
+                self._remove(index, wide, mine)
+                bits &= ~(mine >> (first - wide.first))
+        while bits:
+            skipped = (bits & -bits).bit_length() - 1
+            bits >>= skipped
+            first += skipped
+            bunch = self.find(first)
+            if bunch is not None and bunch.pop_ms == pop_ms:
+                self._take_out(first)
+            bits >>= 1
+            first += 1
+
+    def _take_out(self, ordinal: int) -> Bunch | None:
+        """Close a message in its bunch; return the bunch it was in."""
+        single = self._single.pop(ordinal, None)
+        if single is not None:
+            single.open = 0
+            self.open -= 1
+            self._waiting.discard(ordinal)
+            return single
+        bunch = self.find(ordinal)
+        if bunch is not None:
+            self._remove(bisect_right(self._firsts, ordinal) - 1, bunch, 1 << (ordinal - bunch.first))
+        return bunch
+
+    def _remove(self, index: int, bunch: Bunch, bits: int) -> None:
+        """Close messages of a wide bunch, all of them open."""
+        if self._waiting:
+            self._waiting.difference_update(Bunch(bunch.first, bits, 0, 0, 0, 0).ordinals())
+        bunch.open &= ~bits
+        self.open -= bits.bit_count()
+        if not bunch.open:
+            del self._wide[index], self._firsts[index]
+
+    def _clear(self, offset: int) -> None:
+        last_pop_ms, version = self.last_pop_ms, self.version
+        self.__init__(offset)  # type: ignore[misc]
+        self.last_pop_ms, self.version = last_pop_ms, version
+
+    @staticmethod
+    def _is_current(entry: tuple[int, int, Bunch]) -> bool:
+        due_ms, _, bunch = entry
+        return bunch.open != 0 and bunch.due_ms == due_ms
+
+
+def _due(event: Popped | Repeated | Changed, now_ms: int, shift_ms: int) -> int:
+    return _remaining(event.pop_ms, event.due_ms, now_ms, shift_ms)
+
+
+def _remaining(pop_ms: int, due_ms: int, now_ms: int, shift_ms: int) -> int:
+    """Return when a lease ends on the monotonic clock: never later than its whole length from now, whatever the clocks say."""
+    return now_ms + max(0, min(due_ms - shift_ms - now_ms, due_ms - pop_ms))
