@@ -178,6 +178,7 @@ class Broker:
             port=port,
             store_host=store_host,
             groups=tables.groups,
+            modes=tables.modes,
             offsets=OffsetTable(),
             clients=Clients(tables.groups, store.clock.monotonic, self._hub.loop.run_callback),
             statistics=Statistics(store.queues, store.clock, counters),
@@ -279,9 +280,10 @@ class Broker:
         return self.registration.problem or (None if self._zookeeper is None else self._zookeeper.problem)
 
     def _forget_topic(self, name: str) -> None:
-        """Drop what is kept about a deleted topic: counters, offsets, statistics."""
+        """Drop what is kept about a deleted topic: counters, offsets, request modes, statistics."""
         self.context.counters.topics.pop(name, None)
         self.context.offsets.remove_topic(name)
+        self.context.modes.forget(topic=name)
         self.context.statistics.forget(topic=name)
 
     def _answer_text(self) -> None:
@@ -458,6 +460,7 @@ class Broker:
     def _save_last(self) -> None:
         self._duties.save_topics()
         self._duties.save_groups()
+        self._duties.save_modes()
         self._offsets.save_last()
         self._schedule.save_last()
         self.transactions.snapshots.save_last(self.run)
