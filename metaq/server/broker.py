@@ -45,6 +45,7 @@ from metaq.server.access.authentication import LOOK_S, Authentication
 from metaq.server.endpoint import CommandHandler
 from metaq.server.http.brokermetrics import BrokerMetrics
 from metaq.server.opened import Opened, open_data
+from metaq.server.registering.clusterroutes import ClusterRoutes
 from metaq.server.registering.registration import Registration
 from metaq.server.reload import Configurable
 from metaq.server.remoting.admin.brokerinfo import BrokerInfoHandler
@@ -55,6 +56,7 @@ from metaq.server.remoting.admin.offsetexport import OffsetExportHandler
 from metaq.server.remoting.admin.offsets import OffsetAdminHandler
 from metaq.server.remoting.admin.topics import TopicsHandler
 from metaq.server.remoting.admin.transactions import Tables, TransactionAdminHandler
+from metaq.server.remoting.consuming.assignment import AssignmentHandler
 from metaq.server.remoting.consuming.bulk import BulkHandler
 from metaq.server.remoting.consuming.consumer import ConsumerHandler
 from metaq.server.remoting.consuming.heartbeat import HeartbeatHandler
@@ -327,6 +329,8 @@ class Broker:
         families.append(RecallHandler(self._cancels, later, self.settings.broker_name))
         replies = ReplyHandler(self.context, self.turns, partitions)
         families += [beats, consumers, replies, QueryHandler(self.context, later), BulkHandler(self.context, self._reads)]
+        routes = ClusterRoutes(self.registration, self.store.clock.monotonic)
+        families.append(AssignmentHandler(self.context, self._duties, later, routes))
         if self._registry is not None:
             families.append(RegistryHandler(self.settings, self._registry, self.run))
         for family in families:

@@ -58,6 +58,17 @@ class QueueSet(NamedTuple):
     queues: tuple[MessageQueue, ...]
 
 
+class AssignmentQuery(NamedTuple):
+    """The body of 400: a client asks for its queues of a topic."""
+
+    topic: str
+    group: str
+    client_id: str
+    strategy: str
+    """Empty when the client named none."""
+    broadcasting: bool
+
+
 def decode_heartbeat(body: bytes) -> Heartbeat:
     """Return the heartbeat in the body of 34. ``SubscriptionInvalid`` for a wrong tag expression; SQL92 is not checked here."""
     content = _content(body, "heartbeat")
@@ -104,6 +115,27 @@ def decode_queue_set(body: bytes) -> QueueSet:
 def encode_locked(queues: Iterable[MessageQueue]) -> bytes:
     """Return the body of the answer to 41: the queues that the client has locked."""
     return fastjson.encode({"lockOKMQSet": list(queues)})
+
+
+def decode_assignment_query(body: bytes) -> AssignmentQuery:
+    """Return what a client asks in the body of 400."""
+    content = _content(body, "query of queues")
+    return AssignmentQuery(
+        fastjson.text_of(content, "topic"),
+        fastjson.text_of(content, "consumerGroup"),
+        fastjson.text_of(content, "clientId"),
+        fastjson.text_of(content, "strategyName", ""),
+        fastjson.text_of(content, "messageModel", CLUSTERING) == BROADCASTING,
+    )
+
+
+def encode_assignments(queues: Iterable[MessageQueue] | None, mode: str) -> bytes:
+    """Return the body of the answer to 400: a client's queues and how it reads them, PULL or POP.
+
+    ``None`` tells the client to keep what it has.
+    """
+    rows = None if queues is None else [{"messageQueue": queue, "mode": mode, "attachments": None} for queue in queues]
+    return fastjson.encode({"messageQueueAssignments": rows})
 
 
 def subscription_row(subscription: Subscription) -> dict[str, Any]:
