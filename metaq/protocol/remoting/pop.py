@@ -160,7 +160,7 @@ class PollingAnswer(NamedTuple):
 
 
 class Popped(NamedTuple):
-    """What an answer has of one queue."""
+    """The messages of one queue in an answer."""
 
     queue: int
     offsets: Sequence[int]
@@ -199,7 +199,7 @@ def _counts(queue: int, offsets: Sequence[int], times: Sequence[int]) -> list[st
 
 
 class Receipt(NamedTuple):
-    """What a consumer gives back with an ack or a change of a message."""
+    """The words that a consumer gives back with an ack or a change of a message."""
 
     start_offset: int
     pop_ms: int

@@ -114,7 +114,7 @@ def route(**counts: int) -> TopicRoute:
 
 def beat(client_id: str, group: str = GROUP) -> bytes:
     subscription = {"topic": TOPIC, "subString": "*", "subVersion": 1, "expressionType": "TAG"}
-    consumer = {"groupName": group, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING"}
+    consumer: dict[str, Any] = {"groupName": group, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING"}
     consumer |= {"consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "subscriptionDataSet": [subscription]}
     return fastjson.encode({"clientID": client_id, "consumerDataSet": [consumer], "producerDataSet": []})
 
@@ -173,7 +173,7 @@ def test_a_start_knows_the_modes(broker: Broker) -> None:
         ({"popShareQueueNum": "8"}, Response.SYSTEM_ERROR),
     ],
 )
-def test_refused_modes(broker: Broker, wrong: dict[str, object], code: int) -> None:
+def test_refused_modes(broker: Broker, wrong: dict[str, Any], code: int) -> None:
     """MY-010: nothing is set, and the remark says why."""
     answer = broker.set_mode(**wrong)
     assert answer.code == code and answer.remark

@@ -26,7 +26,7 @@ NOWHERE: Final = TopicRoute((), ())
 NOT_NOW: Final = encode_assignments(None, Mode.PULL)
 
 
-class Routes(Protocol):
+class RouteSource(Protocol):
     """The routes of topics over all brokers (``metaq.server.registering.clusterroutes``)."""
 
     def known(self, topic: str) -> TopicRoute | None: ...
@@ -37,7 +37,7 @@ class Routes(Protocol):
 class AssignmentHandler:
     """Assigns queues to members of groups, and keeps the modes that administrators set."""
 
-    def __init__(self, context: Context, duties: Duties, later: Later, routes: Routes) -> None:
+    def __init__(self, context: Context, duties: Duties, later: Later, routes: RouteSource) -> None:
         self._context = context
         self._duties = duties
         self._later = later
