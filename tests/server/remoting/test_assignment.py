@@ -17,6 +17,7 @@ from metaq.protocol.remoting.codes import READ, WRITE, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import DeleteGroup, TopicOnly
 from metaq.protocol.remoting.routes import QueueData, TopicRoute
+from metaq.server.access.permissions import ANYBODY, Grants, Permission, Principal
 from metaq.server.remoting.admin.groups import GroupAdminHandler
 from metaq.server.remoting.admin.topics import TopicsHandler
 from metaq.server.remoting.consuming.assignment import AssignmentHandler
@@ -82,9 +83,12 @@ class Broker:
         assert any(frame.is_response and not frame.code for frame in client.answers())
         return client
 
-    def call(self, code: int, header: tuple[Any, ...] = (), body: object = None) -> RemotingCommand:
+    def call(
+        self, code: int, header: tuple[Any, ...] = (), body: object = None, *, who: Principal = ANYBODY
+    ) -> RemotingCommand:
         """The answer to a request, at once or after the work that it waits for."""
         client = Remoting(self.parts)
+        client._session.principal = who
         client.send(code, header, b"" if body is None else json.dumps(body).encode())
         for _ in range(20):
             self.parts.end_turn()
@@ -254,6 +258,21 @@ def test_retry_topics_are_pulled(broker: Broker) -> None:
 def test_no_answer_is_null(broker: Broker, query: dict[str, Any]) -> None:
     """An empty list would take away all that the client has."""
     assert broker.assignments(**query) == NULL
+
+
+@pytest.mark.parametrize(
+    ("topics", "groups", "code"),
+    [
+        ({TOPIC: Permission.SUB}, {GROUP: Permission.SUB}, Response.SUCCESS),
+        ({TOPIC: Permission.PUB}, {GROUP: Permission.SUB}, Response.NO_PERMISSION),
+        ({TOPIC: Permission.SUB}, {"other": Permission.SUB}, Response.NO_PERMISSION),
+    ],
+)
+def test_who_may_ask(broker: Broker, topics: Grants, groups: Grants, code: int) -> None:
+    """E-05: whoever may pull the topic for the group."""
+    who = Principal("reader")
+    who.become(topics, groups, admin=False)
+    assert broker.call(Request.QUERY_ASSIGNMENT, body=query_of("m1"), who=who).code == code
 
 
 def test_own_changes_count_at_once(broker: Broker) -> None:
