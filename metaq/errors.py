@@ -7,6 +7,7 @@
     ├── DeployFailed             a machine cannot do what a deployment asks of it
     ├── ProtocolError            bytes that are not a valid command or frame
     │   ├── BadRequest           the frame is known, a field of it is wrong; the stream stays in step
+    │   │   ├── ReceiptInvalid   a consumer's receipt of a leased message cannot be read
     │   │   └── SubscriptionInvalid  a consumer's tag expression or SQL92 filter cannot be read
     │   ├── StreamLost           the frame boundary is unknown or beyond a limit; the connection closes
     │   └── DecodeError          a message's body is not what its record says: it is delivered as it is stored
@@ -83,6 +84,12 @@ class ProtocolError(MetaqError):
 
 class BadRequest(ProtocolError):
     """A field of a complete frame is wrong; the next frame begins where expected."""
+
+
+class ReceiptInvalid(BadRequest):
+    """The receipt of a leased message cannot be read; remoting answers 13, MESSAGE_ILLEGAL."""
+
+    code = 13
 
 
 class SubscriptionInvalid(BadRequest):

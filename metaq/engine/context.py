@@ -8,6 +8,7 @@ from metaq.engine.figures.statistics import Statistics
 from metaq.engine.role import Replicas
 from metaq.engine.tables.clients import Clients
 from metaq.engine.tables.groups import GroupTable
+from metaq.engine.tables.modes import ModeTable
 from metaq.engine.tables.observed import Observed
 from metaq.engine.tables.offsets import OffsetTable
 from metaq.engine.tables.topics import TopicTable
@@ -27,6 +28,7 @@ class Context:
     store_host: bytes
     """The advertised host and port as records carry them."""
     groups: GroupTable
+    modes: ModeTable
     offsets: OffsetTable
     clients: Clients
     statistics: Statistics

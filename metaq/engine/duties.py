@@ -10,6 +10,9 @@ from gevent.lock import BoundedSemaphore
 
 from metaq.engine.context import Context
 from metaq.engine.role import Keeper
+from metaq.engine.tables.groups import GroupTable
+from metaq.engine.tables.modes import ModeTable
+from metaq.engine.tables.topics import TopicTable
 from metaq.engine.turn import Turns
 from metaq.engine.writing import note
 from metaq.errors import MetaqError
@@ -41,10 +44,12 @@ class Duties:
         self._store = context.store
         self._topics = context.topics
         self._groups = context.groups
+        self._modes = context.modes
         self._turns = turns
         self._run = run
         self._saving_topics = BoundedSemaphore(1)
         self._saving_groups = BoundedSemaphore(1)
+        self._saving_modes = BoundedSemaphore(1)
         self._deleting_expired = BoundedSemaphore(1)
         self._failing: dict[str, str] = {}  # the reason, by duty
         self._short = False  # puts are refused for lack of disk space, and that was logged
@@ -177,22 +182,27 @@ class Duties:
 
     def save_topics(self) -> None:
         """Make the topic table durable if it has changed; a slave saves nothing, since it has its master's table."""
-        with self._saving_topics:
-            self._store.check_healthy()
-            if self._topics.unsaved and self._saves_tables:
-                self._topics.save(self._store.disk, self._store.clock.now_ms(), self._run)
+        self._save(self._topics, self._saving_topics)
 
     def _save_changed_tables(self) -> None:
         if self._store.failure is None:
             self.save_topics()
             self.save_groups()
+            self.save_modes()
 
     def save_groups(self) -> None:
         """Make the table of groups durable if it has changed, as ``save_topics`` does."""
-        with self._saving_groups:
+        self._save(self._groups, self._saving_groups)
+
+    def save_modes(self) -> None:
+        """Make the table of request modes durable if it has changed, as ``save_topics`` does."""
+        self._save(self._modes, self._saving_modes)
+
+    def _save(self, table: TopicTable | GroupTable | ModeTable, saving: BoundedSemaphore) -> None:
+        with saving:
             self._store.check_healthy()
-            if self._groups.unsaved and self._saves_tables:
-                self._groups.save(self._store.disk, self._store.clock.now_ms(), self._run)
+            if table.unsaved and self._saves_tables:
+                table.save(self._store.disk, self._store.clock.now_ms(), self._run)
 
     def settle(self) -> None:
         """Wait until the current turn has ended: a greenlet that waited for the disk may resume in the middle of one."""

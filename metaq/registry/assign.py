@@ -8,35 +8,38 @@ nothing.
 import hashlib
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Final, TypeVar
 
 from metaq.errors import ConfigError
 from metaq.message import MessageQueue
+from metaq.protocol.remoting.pop import ALL_QUEUES
 
 Assign = Callable[[str, Collection[MessageQueue], Collection[str]], list[MessageQueue]]
 """A function of a client's id, all queues and the ids of all clients of the group; it returns the client's queues, sorted."""
+
+Deal = Callable[[Sequence[MessageQueue], Sequence[str]], Mapping[str, list[MessageQueue]]]
+"""A function of all queues and all clients, both sorted and each once; it returns the queues of each client."""
 
 Item = TypeVar("Item")
 
 VIRTUAL_NODES: Final = 10
 """The number of points of each client on the ring of consistent hashing."""
+KEPT: Final = 64
+"""Divisions of queues among members that are remembered."""
 
 
 def average(client: str, queues: Collection[MessageQueue], clients: Collection[str]) -> list[MessageQueue]:
     """Return a block of adjacent queues (AVG): blocks are of equal size, or the first clients get one queue more."""
     ordered, index, count = _places(client, queues, clients)
-    if index is None:
-        return []
-    size, rest = divmod(len(ordered), count)
-    start = index * size + min(index, rest)
-    return ordered[start : start + size + (index < rest)]
+    return [] if index is None else _block(ordered, index, count)
 
 
 def average_by_circle(client: str, queues: Collection[MessageQueue], clients: Collection[str]) -> list[MessageQueue]:
     """Return every n-th queue for n clients (AVG_BY_CIRCLE): queues are dealt out like cards."""
     ordered, index, count = _places(client, queues, clients)
-    return [] if index is None else ordered[index::count]
+    return [] if index is None else _cards(ordered, index, count)
 
 
 def consistent_hash(client: str, queues: Collection[MessageQueue], clients: Collection[str]) -> list[MessageQueue]:
@@ -44,17 +47,40 @@ def consistent_hash(client: str, queues: Collection[MessageQueue], clients: Coll
 
     A client that joins or leaves moves few queues, but the shares are uneven.
     """
-    ring: dict[int, str] = {}
-    for member in sorted(set(clients)):
-        # If two clients have the same point, the later one gets it, as in the Java client's map.
-        ring |= {_point(f"{member}-{number}"): member for number in range(VIRTUAL_NODES)}
-    points = sorted(ring)
-    return [queue for queue in _sorted(queues) if points and ring[_owner(points, _point(str(queue)))] == client]
+    return _ring(_sorted(queues), sorted(set(clients))).get(client, [])
 
 
 def broadcast(client: str, queues: Collection[MessageQueue], clients: Collection[str]) -> list[MessageQueue]:
     """Return every queue, for every client of the group."""
     return _sorted(queues) if client in clients else []
+
+
+def pulled(strategy: str, client: str, queues: Collection[MessageQueue], clients: Collection[str]) -> list[MessageQueue] | None:
+    """Return the client's queues by a strategy of this name, one of ``STRATEGIES``; ``None`` when it is not a member."""
+    members = sorted(set(clients))
+    return _dealt(strategy, tuple(_sorted(queues)), tuple(members)).get(client, []) if client in members else None
+
+
+def popped(
+    strategy: str, client: str, queues: Collection[MessageQueue], clients: Collection[str], followers: int
+) -> list[MessageQueue] | None:
+    """Return the queues that a client pops: its own, and those of so many ``followers`` after it in the list of clients.
+
+    A partition of -1 stands for all queues of a broker: when ``followers`` is 0 or less, or all other clients follow, every
+    client pops everything. When there are more clients than queues, several pop the same one. ``None`` when the client is not a
+    member.
+    """
+    members, ordered = sorted(set(clients)), _sorted(queues)
+    if client not in members:
+        return None
+    if followers <= 0 or followers >= len(members) - 1:
+        return _sorted({queue._replace(partition=ALL_QUEUES) for queue in ordered})
+    index = members.index(client)
+    if len(members) > len(ordered):
+        return [ordered[index % len(ordered)]] if ordered else []
+    shares = _dealt(strategy, tuple(ordered), tuple(members))
+    sharers = [members[(index + step) % len(members)] for step in range(followers + 1)]
+    return _sorted([queue for member in sharers for queue in shares.get(member, ())])
 
 
 def configured(own: Collection[MessageQueue]) -> Assign:
@@ -104,6 +130,43 @@ def machine_room_nearby(inner: Assign, room_of_broker: Callable[[str], str], roo
     return assign
 
 
+def _block(ordered: list[MessageQueue], index: int, count: int) -> list[MessageQueue]:
+    size, rest = divmod(len(ordered), count)
+    start = index * size + min(index, rest)
+    return ordered[start : start + size + (index < rest)]
+
+
+def _cards(ordered: list[MessageQueue], index: int, count: int) -> list[MessageQueue]:
+    return ordered[index::count]
+
+
+def _ring(ordered: Sequence[MessageQueue], members: Sequence[str]) -> dict[str, list[MessageQueue]]:
+    """Return the queues of each member that has any, by consistent hashing."""
+    ring: dict[int, str] = {}
+    for member in members:
+        # If two clients have the same point, the later one gets it, as in the Java client's map.
+        ring |= {_point(f"{member}-{number}"): member for number in range(VIRTUAL_NODES)}
+    points = sorted(ring)
+    shares: dict[str, list[MessageQueue]] = defaultdict(list)
+    for queue in ordered if points else ():
+        shares[ring[_owner(points, _point(str(queue)))]].append(queue)
+    return shares
+
+
+def _each(share: Callable[[list[MessageQueue], int, int], list[MessageQueue]]) -> Deal:
+    def deal(ordered: Sequence[MessageQueue], members: Sequence[str]) -> dict[str, list[MessageQueue]]:
+        queues, count = list(ordered), len(members)
+        return {member: share(queues, index, count) for index, member in enumerate(members)}
+
+    return deal
+
+
+@lru_cache(maxsize=KEPT)
+def _dealt(strategy: str, ordered: tuple[MessageQueue, ...], members: tuple[str, ...]) -> Mapping[str, list[MessageQueue]]:
+    """Return the share of each member. It is kept, since all members ask for the same one after the other."""
+    return STRATEGIES[strategy](ordered, members)
+
+
 def _sorted(queues: Collection[MessageQueue]) -> list[MessageQueue]:
     return sorted(set(queues))
 
@@ -138,3 +201,12 @@ def _grouped(items: Collection[Item], place: Callable[[Item], tuple[str, str]]) 
             raise ConfigError(f"{name} is in no machine room; the function for rooms must know it")
         rooms[room].append(item)
     return rooms
+
+
+AVERAGE: Final = "AVG"
+STRATEGIES: Final[Mapping[str, Deal]] = {
+    AVERAGE: _each(_block),
+    "AVG_BY_CIRCLE": _each(_cards),
+    "CONSISTENT_HASH": _ring,
+}
+"""The strategies that need no parameters, under the names that clients send."""

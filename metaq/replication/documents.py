@@ -15,7 +15,7 @@ from metaq.store.files.documents import BACKUP, decode_document
 
 DERIVED: Final = ("consumerOffset.json", "delayOffset.json", "halves.json", "transactions.json")
 """Snapshots of state that the log holds, too: worthless beside any other log."""
-NAMES: Final = ("topics.json", "subscriptionGroup.json", *DERIVED)
+NAMES: Final = ("topics.json", "subscriptionGroup.json", "messageRequestMode.json", *DERIVED)
 
 
 class Documents:

@@ -45,6 +45,7 @@ from metaq.server.access.authentication import LOOK_S, Authentication
 from metaq.server.endpoint import CommandHandler
 from metaq.server.http.brokermetrics import BrokerMetrics
 from metaq.server.opened import Opened, open_data
+from metaq.server.registering.clusterroutes import ClusterRoutes
 from metaq.server.registering.registration import Registration
 from metaq.server.reload import Configurable
 from metaq.server.remoting.admin.brokerinfo import BrokerInfoHandler
@@ -55,6 +56,7 @@ from metaq.server.remoting.admin.offsetexport import OffsetExportHandler
 from metaq.server.remoting.admin.offsets import OffsetAdminHandler
 from metaq.server.remoting.admin.topics import TopicsHandler
 from metaq.server.remoting.admin.transactions import Tables, TransactionAdminHandler
+from metaq.server.remoting.consuming.assignment import AssignmentHandler
 from metaq.server.remoting.consuming.bulk import BulkHandler
 from metaq.server.remoting.consuming.consumer import ConsumerHandler
 from metaq.server.remoting.consuming.heartbeat import HeartbeatHandler
@@ -178,6 +180,7 @@ class Broker:
             port=port,
             store_host=store_host,
             groups=tables.groups,
+            modes=tables.modes,
             offsets=OffsetTable(),
             clients=Clients(tables.groups, store.clock.monotonic, self._hub.loop.run_callback),
             statistics=Statistics(store.queues, store.clock, counters),
@@ -279,9 +282,10 @@ class Broker:
         return self.registration.problem or (None if self._zookeeper is None else self._zookeeper.problem)
 
     def _forget_topic(self, name: str) -> None:
-        """Drop what is kept about a deleted topic: counters, offsets, statistics."""
+        """Drop what is kept about a deleted topic: counters, offsets, request modes, statistics."""
         self.context.counters.topics.pop(name, None)
         self.context.offsets.remove_topic(name)
+        self.context.modes.forget(topic=name)
         self.context.statistics.forget(topic=name)
 
     def _answer_text(self) -> None:
@@ -325,6 +329,8 @@ class Broker:
         families.append(RecallHandler(self._cancels, later, self.settings.broker_name))
         replies = ReplyHandler(self.context, self.turns, partitions)
         families += [beats, consumers, replies, QueryHandler(self.context, later), BulkHandler(self.context, self._reads)]
+        routes = ClusterRoutes(self.registration, self.store.clock.monotonic)
+        families.append(AssignmentHandler(self.context, self._duties, later, routes))
         if self._registry is not None:
             families.append(RegistryHandler(self.settings, self._registry, self.run))
         for family in families:
@@ -458,6 +464,7 @@ class Broker:
     def _save_last(self) -> None:
         self._duties.save_topics()
         self._duties.save_groups()
+        self._duties.save_modes()
         self._offsets.save_last()
         self._schedule.save_last()
         self.transactions.snapshots.save_last(self.run)

@@ -19,7 +19,8 @@ def test_a_duty_survives_its_failures(error: Exception, caplog: pytest.LogCaptur
     """SG-066, SG-068: the next round comes, and the failure is in the log with its place."""
     store = SimpleNamespace(clock=SystemClock(), shortage=None)
     context = cast(
-        Any, SimpleNamespace(settings=load(None, {}, {}), store=store, topics=None, groups=None, replicas=NoReplicas())
+        Any,
+        SimpleNamespace(settings=load(None, {}, {}), store=store, topics=None, groups=None, modes=None, replicas=NoReplicas()),
     )
     duties = Duties(context, cast(Any, None), cast(Callable[..., Any], None))
     rounds: list[int] = []

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from metaq.errors import ConfigError
 from metaq.message import MessageQueue
 from metaq.registry.assign import (
+    STRATEGIES,
     Assign,
     _point,
     average,
@@ -20,6 +21,8 @@ from metaq.registry.assign import (
     consistent_hash,
     machine_room,
     machine_room_nearby,
+    popped,
+    pulled,
 )
 
 ROOMS: Final = ["east", "west", "north"]
@@ -182,3 +185,70 @@ def test_a_newcomer_takes_queues_and_moves_no_others(queues: list[MessageQueue],
     for client in set(clients) - {other}:
         after = consistent_hash(client, queues, [*clients, other])
         assert set(after) <= set(consistent_hash(client, queues, clients))
+
+
+# -- shares that a broker computes ------------------------------------------------------------------------------------
+
+NAMED: Final[dict[str, Assign]] = {
+    "AVG": average,
+    "AVG_BY_CIRCLE": average_by_circle,
+    "CONSISTENT_HASH": consistent_hash,
+}
+
+
+def partitions_popped(client: str, count: int, clients: list[str], followers: int) -> list[int]:
+    return [queue.partition for queue in popped("AVG", client, queues_of(count), clients, followers) or ()]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@given(queue_lists, client_lists)
+def test_a_broker_shares_as_clients_do(name: str, queues: list[MessageQueue], clients: list[str]) -> None:
+    """MY-010: A-1: the same share as the client computes; disjoint, complete, and even unless it is a ring."""
+    shares = {client: pulled(name, client, queues, clients) for client in clients}
+    assert shares == {client: NAMED[name](client, queues, clients) for client in clients}
+    found = [queue for client in set(clients) for queue in shares[client] or ()]
+    assert sorted(found) == sorted(set(queues))
+    if name != "CONSISTENT_HASH":
+        sizes = [len(share or ()) for share in shares.values()]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_stranger_has_no_share() -> None:
+    """Not an empty one: that would take its queues away before its heartbeat has come."""
+    assert pulled("AVG", "x", queues_of(4), ["a", "b"]) is None
+    assert popped("AVG", "x", queues_of(4), ["a", "b"], 0) is None
+
+
+@pytest.mark.parametrize(("followers", "clients"), [(0, "abc"), (-1, "abc"), (2, "abc"), (9, "abc"), (0, "a"), (1, "ab")])
+def test_all_pop_everything(followers: int, clients: str) -> None:
+    """MY-010: one entry a broker, with the queue -1."""
+    queues = queues_of(3) + queues_of(2, "broker-b")
+    everything = [MessageQueue("orders", "broker-a", -1), MessageQueue("orders", "broker-b", -1)]
+    for client in clients:
+        assert popped("AVG", client, queues, list(clients), followers) == everything
+
+
+def test_members_pop_the_queues_of_those_after_them() -> None:
+    """MY-010: around the end of the list."""
+    clients = ["c", "a", "d", "b"]
+    assert partitions_popped("a", 8, clients, 1) == [0, 1, 2, 3]
+    assert partitions_popped("c", 8, clients, 1) == [4, 5, 6, 7]
+    assert partitions_popped("d", 8, clients, 1) == [0, 1, 6, 7]
+    assert partitions_popped("d", 8, clients, 2) == [0, 1, 2, 3, 6, 7]
+
+
+def test_more_members_than_queues_share_them() -> None:
+    """MY-013: nobody idles."""
+    clients = ["a", "b", "c", "d", "e"]
+    assert [partitions_popped(client, 2, clients, 1) for client in clients] == [[0], [1], [0], [1], [0]]
+    assert popped("AVG", "a", [], clients, 1) == []
+
+
+@given(queue_lists, client_lists, st.integers(1, 12), st.sampled_from(sorted(STRATEGIES)))
+def test_every_queue_has_as_many_poppers(queues: list[MessageQueue], clients: list[str], followers: int, name: str) -> None:
+    """MY-010: its owner and the members before it; no member gets a queue twice."""
+    members, wanted = set(clients), set(queues)
+    shares = [popped(name, client, queues, clients, followers) or [] for client in members]
+    assert all(len(set(share)) == len(share) and share == sorted(share) for share in shares)
+    if followers < len(members) - 1 and len(members) <= len(wanted):
+        assert Counter(queue for share in shares for queue in share) == dict.fromkeys(wanted, followers + 1)

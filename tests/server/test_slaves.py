@@ -211,3 +211,19 @@ def test_a_slave_has_the_groups_and_delay_positions_of_its_master(cluster: Clust
     with connect(slave) as client:
         found = ask_body(client, Request.GET_SUBSCRIPTIONGROUP_CONFIG, group="audit")
         assert (found["retryMaxTimes"], found["consumeEnable"]) == (7, False)
+
+
+def test_a_slave_has_the_request_modes_of_its_master(cluster: Cluster) -> None:
+    """MY-010: it answers 402 and 400 by them."""
+    master, slave = cluster.pair()
+    with connect(master) as client:
+        ask(client, Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, fastjson.encode({"groupName": "audit"}))
+        create_topic(client, "orders")
+        row = {"topic": "orders", "consumerGroup": "audit", "mode": "POP", "popShareQueueNum": 2}
+        ask(client, Request.SET_MESSAGE_REQUEST_MODE, fastjson.encode(row))
+    with connect(slave) as client:
+
+        def modes() -> object:
+            return ask_body(client, Request.GET_ALL_MESSAGE_REQUEST_MODE)["messageRequestModeMap"]
+
+        wait_until(lambda: modes() == {"orders": {"audit": row}}, DEADLINE_S, "the slave has the modes")

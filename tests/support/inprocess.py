@@ -99,6 +99,7 @@ class Parts:
             port=8123,
             store_host=host_bytes("127.0.0.1", 8123),
             groups=tables.groups,
+            modes=tables.modes,
             offsets=OffsetTable(),
             clients=Clients(tables.groups, monotonic, self.loop.run_callback),
             statistics=Statistics(store.queues, self.clock, counters),

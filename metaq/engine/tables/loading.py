@@ -1,10 +1,11 @@
-"""Loading of the saved tables of topics and groups when a broker is opened."""
+"""Loading of the saved tables of topics, groups and request modes when a broker is opened."""
 
 import logging
 from typing import NamedTuple
 
 from metaq.config import Settings
 from metaq.engine.tables.groups import GroupTable
+from metaq.engine.tables.modes import ModeTable
 from metaq.engine.tables.topics import TopicTable
 from metaq.errors import MetaqError
 from metaq.store.files.filecache import Run
@@ -18,15 +19,17 @@ class LoadedTables(NamedTuple):
 
     topics: TopicTable
     groups: GroupTable
+    modes: ModeTable
 
 
 def load_tables(settings: Settings, store: MessageStore, *, is_master: bool, goes_on: bool, run: Run) -> LoadedTables:
-    """Load the tables of topics and groups, and create the topics that the settings name.
+    """Load the tables of topics, groups and request modes, and create the topics that the settings name.
 
     With ``goes_on`` the broker has served already, in another role, and a topic that cannot be created is only logged;
     otherwise that raises ``MetaqError``.
     """
-    return LoadedTables(_topics(settings, store, is_master=is_master, goes_on=goes_on, run=run), _groups(settings, store))
+    topics = _topics(settings, store, is_master=is_master, goes_on=goes_on, run=run)
+    return LoadedTables(topics, _groups(settings, store), _modes(settings, store))
 
 
 def _topics(settings: Settings, store: MessageStore, *, is_master: bool, goes_on: bool, run: Run) -> TopicTable:
@@ -54,3 +57,10 @@ def _groups(settings: Settings, store: MessageStore) -> GroupTable:
     for problem in groups.load(store.disk):
         logger.error("table of groups damaged problem=%s", problem)
     return groups
+
+
+def _modes(settings: Settings, store: MessageStore) -> ModeTable:
+    modes = ModeTable(settings.data)
+    for problem in modes.load(store.disk):
+        logger.error("table of request modes damaged problem=%s", problem)
+    return modes

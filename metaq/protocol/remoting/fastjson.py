@@ -12,6 +12,7 @@ In Python a key that is an object, or the text of one, with these three members 
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
 import orjson
@@ -73,6 +74,43 @@ def shown(value: object) -> str:
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     return repr(value[:40]) if isinstance(value, str) else str(value)
+
+
+def members_of(value: Any, what: str) -> Mapping[str, Any]:
+    """Return the members of an object, ``what`` in an error. Raise ``BadRequest`` for another value."""
+    if not isinstance(value, dict):
+        raise BadRequest(f"JSON body: {shown(value)} where a {what} should be, an object")
+    return value
+
+
+def rows_of(members: Mapping[str, Any], name: str) -> list[Any]:
+    """Return the list of this name; an absent one, or ``null``, is empty. Raise ``BadRequest`` for another value."""
+    rows = members.get(name)
+    if rows is None:
+        return []
+    if not isinstance(rows, list):
+        raise BadRequest(f"JSON body: {name} is not a list")
+    return rows
+
+
+def text_of(members: Mapping[str, Any], name: str, default: str | None = None) -> str:
+    """Return the text of this name. Raise ``BadRequest`` for another value, and for none when there is no default."""
+    value = members.get(name)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, str):
+        raise BadRequest(f"JSON body: {name} is {shown(value)}, not a text")
+    return value
+
+
+def number_of(members: Mapping[str, Any], name: str, default: int | None = None, *, bits: int = 32) -> int:
+    """Return the whole number of this name, of at most ``bits`` bits. Raise ``BadRequest`` as ``text_of`` does."""
+    value = members.get(name)
+    if value is None and default is not None:
+        return default
+    if type(value) is not int or not -(1 << bits - 1) <= value < 1 << bits - 1:
+        raise BadRequest(f"JSON body: {name} is {shown(value)}, not a number of {bits} bits")
+    return value
 
 
 def encode(value: Any) -> bytes:

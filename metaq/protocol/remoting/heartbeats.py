@@ -58,43 +58,84 @@ class QueueSet(NamedTuple):
     queues: tuple[MessageQueue, ...]
 
 
+class AssignmentQuery(NamedTuple):
+    """The body of 400: a client asks for its queues of a topic."""
+
+    topic: str
+    group: str
+    client_id: str
+    strategy: str
+    """Empty when the client named none."""
+    broadcasting: bool
+
+
 def decode_heartbeat(body: bytes) -> Heartbeat:
     """Return the heartbeat in the body of 34. ``SubscriptionInvalid`` for a wrong tag expression; SQL92 is not checked here."""
     content = _content(body, "heartbeat")
-    rows = _rows(content, "producerDataSet")
-    consuming = [_members(row, "consumer") for row in _rows(content, "consumerDataSet")]
+    rows = fastjson.rows_of(content, "producerDataSet")
+    consuming = [fastjson.members_of(row, "consumer") for row in fastjson.rows_of(content, "consumerDataSet")]
     _check_count("groups", len(rows) + len(consuming), MOST_GROUPS)
-    wanted = [_rows(row, "subscriptionDataSet") for row in consuming]
+    wanted = [fastjson.rows_of(row, "subscriptionDataSet") for row in consuming]
     _check_count("subscriptions", sum(map(len, wanted)), MOST_SUBSCRIPTIONS)
-    texts = [_text(_members(one, "subscription"), "subString", EVERYTHING) for subscriptions in wanted for one in subscriptions]
+    texts = [
+        fastjson.text_of(fastjson.members_of(one, "subscription"), "subString", EVERYTHING)
+        for subscriptions in wanted
+        for one in subscriptions
+    ]
     _check_count("characters of expressions", sum(map(len, texts)), MAX_EXPRESSION_LENGTH)
-    producers = tuple(_text(_members(row, "producer"), "groupName") for row in rows)
+    producers = tuple(fastjson.text_of(fastjson.members_of(row, "producer"), "groupName") for row in rows)
     consumers = tuple(map(_consumer, consuming, wanted))
-    return Heartbeat(_text(content, "clientID"), producers, consumers)
+    return Heartbeat(fastjson.text_of(content, "clientID"), producers, consumers)
 
 
 def decode_client_check(body: bytes) -> Subscription:
     """Return the subscription that a client wants to have checked (46). ``SubscriptionInvalid`` for a wrong tag expression."""
     content = _content(body, "client check")
-    return _subscription(_members(content.get("subscriptionData"), "subscription"))
+    return _subscription(fastjson.members_of(content.get("subscriptionData"), "subscription"))
 
 
 def decode_queue_set(body: bytes) -> QueueSet:
     """Return the queues to lock or unlock from the body of 41 or 42."""
     content = _content(body, "set of queues")
-    rows = _rows(content, "mqSet")
+    rows = fastjson.rows_of(content, "mqSet")
     _check_count("queues", len(rows), MOST_QUEUES)
-    queues = (_members(row, "queue") for row in rows)
+    queues = (fastjson.members_of(row, "queue") for row in rows)
     return QueueSet(
-        _text(content, "clientId"),
-        _text(content, "consumerGroup"),
-        tuple(MessageQueue(_text(row, "topic"), _text(row, "brokerName"), _number(row, "queueId")) for row in queues),
+        fastjson.text_of(content, "clientId"),
+        fastjson.text_of(content, "consumerGroup"),
+        tuple(
+            MessageQueue(
+                fastjson.text_of(row, "topic"), fastjson.text_of(row, "brokerName"), fastjson.number_of(row, "queueId")
+            )
+            for row in queues
+        ),
     )
 
 
 def encode_locked(queues: Iterable[MessageQueue]) -> bytes:
     """Return the body of the answer to 41: the queues that the client has locked."""
     return fastjson.encode({"lockOKMQSet": list(queues)})
+
+
+def decode_assignment_query(body: bytes) -> AssignmentQuery:
+    """Return what a client asks in the body of 400."""
+    content = _content(body, "query of queues")
+    return AssignmentQuery(
+        fastjson.text_of(content, "topic"),
+        fastjson.text_of(content, "consumerGroup"),
+        fastjson.text_of(content, "clientId"),
+        fastjson.text_of(content, "strategyName", ""),
+        fastjson.text_of(content, "messageModel", CLUSTERING) == BROADCASTING,
+    )
+
+
+def encode_assignments(queues: Iterable[MessageQueue] | None, mode: str) -> bytes:
+    """Return the body of the answer to 400: a client's queues and how it reads them, PULL or POP.
+
+    ``None`` tells the client to keep what it has.
+    """
+    rows = None if queues is None else [{"messageQueue": queue, "mode": mode, "attachments": None} for queue in queues]
+    return fastjson.encode({"messageQueueAssignments": rows})
 
 
 def subscription_row(subscription: Subscription) -> dict[str, Any]:
@@ -114,7 +155,7 @@ def subscription_row(subscription: Subscription) -> dict[str, Any]:
 
 
 def _content(body: bytes, what: str) -> Mapping[str, Any]:
-    return _members(fastjson.decode_plain(body), what)
+    return fastjson.members_of(fastjson.decode_plain(body), what)
 
 
 def _check_count(what: str, count: int, most: int) -> None:
@@ -124,50 +165,20 @@ def _check_count(what: str, count: int, most: int) -> None:
 
 def _consumer(row: Mapping[str, Any], subscriptions: Iterable[Any]) -> ConsumerData:
     return ConsumerData(
-        _text(row, "groupName"),
-        tuple(_subscription(_members(one, "subscription")) for one in subscriptions),
-        _text(row, "consumeType", PUSH),
-        _text(row, "messageModel", CLUSTERING),
-        _text(row, "consumeFromWhere", FROM_END),
+        fastjson.text_of(row, "groupName"),
+        tuple(_subscription(fastjson.members_of(one, "subscription")) for one in subscriptions),
+        fastjson.text_of(row, "consumeType", PUSH),
+        fastjson.text_of(row, "messageModel", CLUSTERING),
+        fastjson.text_of(row, "consumeFromWhere", FROM_END),
         row.get("unitMode") is True,
     )
 
 
 def _subscription(row: Mapping[str, Any]) -> Subscription:
-    kind = _text(row, "expressionType", ExpressionKind.TAG)
+    kind = fastjson.text_of(row, "expressionType", ExpressionKind.TAG)
     return parse_subscription(
-        _text(row, "topic"), _text(row, "subString", EVERYTHING), _number(row, "subVersion", 0, bits=64), kind
+        fastjson.text_of(row, "topic"),
+        fastjson.text_of(row, "subString", EVERYTHING),
+        fastjson.number_of(row, "subVersion", 0, bits=64),
+        kind,
     )
-
-
-def _members(value: Any, what: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise BadRequest(f"JSON body: {fastjson.shown(value)} where a {what} should be, an object")
-    return value
-
-
-def _rows(members: Mapping[str, Any], name: str) -> list[Any]:
-    rows = members.get(name)
-    if rows is None:
-        return []
-    if not isinstance(rows, list):
-        raise BadRequest(f"JSON body: {name} is not a list")
-    return rows
-
-
-def _text(members: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    value = members.get(name)
-    if value is None and default is not None:
-        return default
-    if not isinstance(value, str):
-        raise BadRequest(f"JSON body: {name} is {fastjson.shown(value)}, not a text")
-    return value
-
-
-def _number(members: Mapping[str, Any], name: str, default: int | None = None, *, bits: int = 32) -> int:
-    value = members.get(name)
-    if value is None and default is not None:
-        return default
-    if type(value) is not int or not -(1 << bits - 1) <= value < 1 << bits - 1:
-        raise BadRequest(f"JSON body: {name} is {fastjson.shown(value)}, not a number of {bits} bits")
-    return value

@@ -18,10 +18,17 @@ from metaq.config import Settings
 from metaq.engine.registry import Registry
 from metaq.engine.role import Role
 from metaq.engine.tables import topics as tables
-from metaq.errors import MetaqError
-from metaq.protocol.remoting.codes import MASTER, Request
-from metaq.protocol.remoting.headers import BrokerOnly, RegisterBroker, encode_header
-from metaq.protocol.remoting.routes import DataVersion, TopicConfigs, decode_kv_table, encode_registration
+from metaq.errors import ConnectionFailed, MetaqError, NotConnected, Refused, RequestTimeout, UnknownTopic
+from metaq.protocol.remoting.codes import MASTER, Request, Response
+from metaq.protocol.remoting.headers import BrokerOnly, RegisterBroker, TopicOnly, encode_header
+from metaq.protocol.remoting.routes import (
+    DataVersion,
+    TopicConfigs,
+    TopicRoute,
+    decode_kv_table,
+    decode_route,
+    encode_registration,
+)
 from metaq.registry.routes import BrokerKey
 from metaq.replication.peers import Peers
 from metaq.server.registering.outbound import Outbound
@@ -33,6 +40,8 @@ TIMEOUT_S: Final = 6.0
 TELL_TIMEOUT_S: Final = 3.0
 GOODBYE_TIMEOUT_S: Final = 2.0
 FIRST_RETRY_S: Final = 0.5
+ROUTE_TIMEOUT_S: Final = 1.0
+"""Clients wait 3 s for the answer that needs the route."""
 
 
 class Registration:
@@ -109,6 +118,30 @@ class Registration:
                 member.ask()
             told = next(filter(None, self._masters.values()), None)
         return parse_address(told, setting="haServerAddr") if told else None
+
+    @property
+    def is_registry(self) -> bool:
+        """True when the registry is in this process, and so answers at once."""
+        return self._registry is not None
+
+    def route(self, topic: str) -> TopicRoute:
+        """Return the brokers and queues of a topic, from the own registry or the first external one that knows it.
+
+        Raise ``UnknownTopic`` when no registry has a broker with it, ``ConnectionFailed`` when one did not answer that may.
+        """
+        if self._registry is not None:
+            return self._registry.tables.route(topic, self._registry.now_ms)
+        silent: MetaqError | None = None
+        for member in self._members:
+            try:
+                return member.route(topic)
+            except UnknownTopic:
+                continue
+            except MetaqError as error:
+                silent = error
+        if silent is not None:
+            raise ConnectionFailed(f"the route of the topic {topic} is not known: {silent}") from silent
+        raise UnknownTopic(f"no registry knows a broker that has the topic {topic}")
 
     @property
     def problem(self) -> str | None:
@@ -212,6 +245,19 @@ class _Member:
     def ask(self) -> None:
         """Have the registry answer soon, by a registration without topics."""
         self._wake.set()
+
+    def route(self, topic: str) -> TopicRoute:
+        """Return the route of a topic. Raise ``UnknownTopic``, or ``ClientError`` when the registry cannot tell."""
+        if self._link is None:
+            raise NotConnected(f"{self._address}: {self.problem or 'not connected yet'}")
+        late = RequestTimeout(f"{self._address} did not answer within {ROUTE_TIMEOUT_S} s")
+        try:
+            with gevent.Timeout(ROUTE_TIMEOUT_S, late):
+                return decode_route(self._link.call(Request.GET_ROUTEINFO_BY_TOPIC, encode_header(TopicOnly(topic))).body)
+        except Refused as error:
+            if error.code == Response.TOPIC_NOT_EXIST:
+                raise UnknownTopic(str(error)) from error
+            raise
 
     def stay_registered(self) -> None:
         """Connect and register. After every failure try again, with a pause that doubles up to the interval."""

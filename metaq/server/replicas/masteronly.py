@@ -20,6 +20,7 @@ CODES: Final = (
     Request.CLEAN_UNUSED_TOPIC,
     Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
     Request.DELETE_SUBSCRIPTIONGROUP,
+    Request.SET_MESSAGE_REQUEST_MODE,
     # decisions about transactions
     Request.END_TRANSACTION,
     Request.RESUME_CHECK_HALF_MESSAGE,

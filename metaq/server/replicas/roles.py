@@ -10,6 +10,7 @@ from metaq.engine.offsets.offsetlog import load_offsets
 from metaq.engine.pool import run_sync
 from metaq.engine.role import Health, RoleParts
 from metaq.engine.tables.groups import GROUPS
+from metaq.engine.tables.modes import MODES
 from metaq.engine.tables.topics import FOLDER, TOPICS
 from metaq.engine.turn import Turns
 from metaq.message import OFFSETS_TOPIC
@@ -184,6 +185,8 @@ class SlaveRole:
                 context.store.queue(*key).hide_before(end)
         if GROUPS in names:
             context.groups.reload(disk)
+        if MODES in names:
+            context.modes.reload(disk)
 
     def _published(self, queues: Sequence[ConsumeQueue]) -> None:
         context = self._broker.context

@@ -49,6 +49,7 @@ ALLOWED: Final[Mapping[str, tuple[Request, ...]]] = {
         Request.CHECK_CLIENT_CONFIG,
         Request.LOCK_BATCH_MQ,
         Request.UNLOCK_BATCH_MQ,
+        Request.QUERY_ASSIGNMENT,
     ),
     WRITERS: (
         Request.SEND_MESSAGE,
@@ -83,6 +84,7 @@ ALLOWED: Final[Mapping[str, tuple[Request, ...]]] = {
         Request.GET_ALL_DELAY_OFFSET,
         Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
         Request.GET_SUBSCRIPTIONGROUP_CONFIG,
+        Request.GET_ALL_MESSAGE_REQUEST_MODE,
         Request.GET_CONSUMER_CONNECTION_LIST,
         Request.GET_PRODUCER_CONNECTION_LIST,
         Request.GET_ALL_PRODUCER_INFO,
@@ -115,6 +117,7 @@ ALLOWED: Final[Mapping[str, tuple[Request, ...]]] = {
         Request.UPDATE_AND_CREATE_TOPIC,
         Request.UPDATE_BROKER_CONFIG,
         Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+        Request.SET_MESSAGE_REQUEST_MODE,
         Request.INVOKE_BROKER_TO_RESET_OFFSET,
         Request.CLONE_GROUP_OFFSET,
         Request.CONSUME_MESSAGE_DIRECTLY,
@@ -142,6 +145,19 @@ TO_CLIENTS: Final = frozenset(
     }
 )
 """What a broker asks, and is not asked."""
+
+WITHOUT_HANDLERS: Final = frozenset(
+    {
+        Request.POP_MESSAGE,
+        Request.ACK_MESSAGE,
+        Request.BATCH_ACK_MESSAGE,
+        Request.PEEK_MESSAGE,
+        Request.CHANGE_MESSAGE_INVISIBLETIME,
+        Request.NOTIFICATION,
+        Request.POLLING_INFO,
+    }
+)
+"""The codes of leases, which have no handler."""
 
 FIELDS: Final = {
     **dict.fromkeys(("topic", "b"), TOPIC),
@@ -181,6 +197,7 @@ FIELDS: Final = {
 
 _SUBSCRIPTIONS: Final = [{"topic": TOPIC, "subString": "*"}, {"topic": f"%RETRY%{GROUP}", "subString": "*"}]
 _QUEUES: Final = {"clientId": "c", "consumerGroup": GROUP, "mqSet": []}
+_IN_TOPIC: Final = {"topic": TOPIC, "consumerGroup": GROUP}
 BODIES: Final[Mapping[Request, object]] = {
     Request.HEART_BEAT: {
         "clientID": "c",
@@ -190,6 +207,8 @@ BODIES: Final[Mapping[Request, object]] = {
     **dict.fromkeys((Request.LOCK_BATCH_MQ, Request.UNLOCK_BATCH_MQ), _QUEUES),
     Request.CHECK_CLIENT_CONFIG: {"clientId": "c", "group": GROUP, "subscriptionData": _SUBSCRIPTIONS[0]},
     Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: {"groupName": GROUP},
+    Request.QUERY_ASSIGNMENT: {**_IN_TOPIC, "clientId": "c", "strategyName": "AVG"},
+    Request.SET_MESSAGE_REQUEST_MODE: {**_IN_TOPIC, "mode": "PULL"},
     Request.REGISTER_TOPIC_IN_NAMESRV: {"queueDatas": []},
 }
 PEOPLE: Final[Mapping[str, Credentials | None]] = {"nobody": None, "reader": READER, "writer": WRITER, "admin": ADMIN}
@@ -223,7 +242,7 @@ def test_every_code_of_the_broker_is_in_the_table() -> None:
     """E-05: a new request has to say who may send it."""
     listed = [code for codes in ALLOWED.values() for code in codes]
     assert len(listed) == len(set(listed))
-    assert set(listed) | TO_CLIENTS == set(Request)
+    assert set(listed) | TO_CLIENTS | WITHOUT_HANDLERS == set(Request)
 
 
 @pytest.mark.parametrize("who", ["nobody", "reader", "writer", "admin"])

@@ -92,9 +92,11 @@ class GroupAdminHandler:
     def _delete(self, name: str, *, offsets: bool) -> Answer:
         self._groups.remove(name)
         self._context.statistics.forget(group=name)
+        self._context.modes.forget(group=name)
         if offsets:
             self._context.offsets.remove(name)
         self._duties.save_groups()
+        self._duties.save_modes()
         return DONE
 
     def all_groups(self, session: RemotingSession, _: RemotingCommand) -> Answer:

@@ -111,6 +111,7 @@ class TopicsHandler:
         self._topics.delete(name, {key: queue.next for key, queue in queues.items()})
         self._forget(name)
         self._duties.save_topics()
+        self._duties.save_modes()
         return DONE
 
     def _check_ours(self, name: str) -> None:

@@ -1,0 +1,37 @@
+"""Tokens of leases: what a receipt has that nobody can make up who was not given the message.
+
+::
+
+    number   HMAC-SHA-256(secret, "lease" 0 group 0 topic 0 POP_MS), the low 31 bits of its first 8 bytes, at least 1,000
+    word     HMAC-SHA-256(secret, "push" 0 group 0 topic 0 partition 0 ordinal 0 POP_MS), its first 30 bits in base 32
+
+Numbers are decimal, and 0 is a byte between the parts. RocketMQ's clients carry the number back as ``reviveQid``, where 999
+means "in order" to RocketMQ's own brokers, and smaller numbers are their queues: so it is never one of these. Clients of the
+text protocol carry the word back as part of an id. The secret is that of the handles of delayed messages, which replicas share.
+"""
+
+import hmac
+from hashlib import sha256
+from typing import Final
+
+LEAST_TOKEN: Final = 1_000
+MOST_TOKEN: Final = (1 << 31) - 1
+ALPHABET: Final = "0123456789abcdefghijklmnopqrstuv"
+"""The digits of base 32 (RFC 4648, section 7: *base32hex*), in lower case."""
+WORD_LENGTH: Final = 6
+
+
+def token_of(secret: bytes, group: str, topic: str, pop_ms: int) -> int:
+    """Return the token of all messages that one pop at ``pop_ms`` (Unix time in milliseconds) gave a group of a topic."""
+    first = int.from_bytes(_code(secret, "lease", group, topic, pop_ms)[:8], "big")
+    return max(LEAST_TOKEN, first & MOST_TOKEN)
+
+
+def word_of(secret: bytes, group: str, topic: str, partition: int, ordinal: int, pop_ms: int) -> str:
+    """Return the token of one message that was pushed to a group at ``pop_ms``, as 6 letters and digits."""
+    first = int.from_bytes(_code(secret, "push", group, topic, partition, ordinal, pop_ms)[:4], "big") >> 2
+    return "".join(ALPHABET[first >> shift & 31] for shift in range(5 * (WORD_LENGTH - 1), -1, -5))
+
+
+def _code(secret: bytes, *parts: str | int) -> bytes:
+    return hmac.digest(secret, "\0".join(map(str, parts)).encode(), sha256)
