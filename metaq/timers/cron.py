@@ -69,6 +69,10 @@ class Schedule(Protocol):
         """Return the first time after one, both in Unix milliseconds."""
         ...
 
+    def next_beyond(self, time_ms: int, now_ms: int) -> int:
+        """Return the first time after now, of those that follow a time of this schedule that has come."""
+        ...
+
 
 class Every:
     """A schedule of equal intervals."""
@@ -78,6 +82,9 @@ class Every:
 
     def next(self, after_ms: int) -> int:
         return after_ms + self.interval_ms
+
+    def next_beyond(self, time_ms: int, now_ms: int) -> int:
+        return time_ms + ((now_ms - time_ms) // self.interval_ms + 1) * self.interval_ms
 
 
 class Cron:
@@ -106,6 +113,9 @@ class Cron:
             if found_ms > after_ms:
                 return found_ms
             minute += _MINUTE
+
+    def next_beyond(self, time_ms: int, now_ms: int) -> int:
+        return self.next(now_ms)
 
     def _matching(self, minute: datetime) -> datetime:
         """Return the first minute from one on that matches, on the wall."""

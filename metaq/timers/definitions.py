@@ -107,6 +107,7 @@ class Definitions:
 
     def __init__(self) -> None:
         self._by_name: dict[str, Definition] = {}
+        self._by_number: dict[int, Definition] = {}
         self._runs: dict[int, Key] = {}  # by number; may come before the definition, when that was stored again
         self._numbers: dict[Key, int] = {}
 
@@ -126,7 +127,7 @@ class Definitions:
     def of_run(self, key: Key) -> Definition | None:
         """Return the definition of which a timer is the next run."""
         number = self._numbers.get(key)
-        return None if number is None else next((each for each in self if each.number == number), None)
+        return None if number is None else self._by_number.get(number)
 
     def load(self, scan: Callable[[bytes, bytes], list[Entry]]) -> None:
         """Take what the index has; ``scan`` returns the first entries of a range."""
@@ -135,8 +136,7 @@ class Definitions:
             while rows := scan(begin, kind + b"\xff" * 9):
                 for row, value in rows:
                     if kind == DEFINITION:
-                        definition = Definition(*orjson.loads(value))
-                        self._by_name[definition.name] = definition
+                        self._set(Definition(*orjson.loads(value)))
                     else:
                         self._set_run(_NUMBER.unpack(row[1:])[0], value)
                 begin = rows[-1][0] + b"\0"
@@ -148,11 +148,10 @@ class Definitions:
                 self._set_run(number, key)
             case Defined(definition, replaced, _):
                 if replaced is not None:
-                    self._drop_run(replaced.number)
-                self._by_name[definition.name] = definition
+                    self._end(definition.name, replaced.number)
+                self._set(definition)
             case Undefined(name, ended, _):
-                self._drop_run(ended.number)
-                self._by_name.pop(name, None)
+                self._end(name, ended.number)
 
     def rows(self, event: TimerEvent) -> list[Operation]:
         """Return what an event changes in the index."""
@@ -169,6 +168,14 @@ class Definitions:
     @staticmethod
     def _end_rows(number: int) -> list[Operation]:
         return [DeleteKey(kind + _NUMBER.pack(number)) for kind in (DEFINITION, NEXT)]
+
+    def _set(self, definition: Definition) -> None:
+        self._by_name[definition.name] = self._by_number[definition.number] = definition
+
+    def _end(self, name: str, number: int) -> None:
+        self._drop_run(number)
+        self._by_number.pop(number, None)
+        self._by_name.pop(name, None)
 
     def _set_run(self, number: int, key: Key) -> None:
         self._drop_run(number)

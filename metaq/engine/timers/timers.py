@@ -8,7 +8,7 @@ import hmac
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -24,9 +24,11 @@ from metaq.errors import DiskFull, IndexFailed, MessageIllegal, NotWritable, Ove
 from metaq.protocol import properties
 from metaq.store.copies.discarding import TIMER_INDEX
 from metaq.store.files.filecache import Run, read_through
+from metaq.store.newrecord import NewRecord
 from metaq.store.ordered.ordered import remove_ordered
-from metaq.store.recordgroups import put_record_group
+from metaq.store.recordgroups import END_SIZE, put_record_group
 from metaq.store.recovery.recovery import add_feature
+from metaq.timers.definitions import Recurring, define_mark, undefine_mark
 from metaq.timers.fold import Fold, Ordinals, ends, readable
 from metaq.timers.handles import Handle, handle_of
 from metaq.timers.opening import FEATURE, open_pending
@@ -37,11 +39,15 @@ from metaq.timers.records import (
     PARKS,
     Again,
     Cancelled,
+    Defined,
+    Definition,
     Delivered,
+    Ended,
     Key,
     Park,
     Secret,
     TimerEvent,
+    Undefined,
     cancel_mark,
     deliver_mark,
     key_of,
@@ -76,6 +82,19 @@ class Staged(NamedTuple):
     """The timers that are taken for it: given back when it is not stored."""
 
 
+class NextRun(NamedTuple):
+    """The next run of a definition, on its way into the log."""
+
+    definition: Definition
+    due_ms: int
+    draft: Draft
+
+    @property
+    def own(self) -> dict[str, str]:
+        """The properties that only the broker may set."""
+        return {properties.CRON: f"{self.definition.name}:{self.definition.number}"}
+
+
 class Timers:
     """The timers of one broker, as a master that changes them or as a slave that follows."""
 
@@ -94,6 +113,8 @@ class Timers:
         self._staged: list[Staged] = []  # in this turn
         self._in_log: deque[Staged] = deque()  # appended, and not yet readable
         self._noted = -1
+        self.names_in_flight: set[str] = set()
+        """Names of recurring messages that are being defined or ended."""
         self._secret: bytes | None = None
         self._flushed = 0
         self.index_lock = BoundedSemaphore(1)
@@ -276,6 +297,10 @@ class Timers:
         elif isinstance(event, Cancelled):
             for key, _ in event.timers:
                 flight.remove(key)
+        elif isinstance(event, Defined | Undefined):
+            self.names_in_flight.discard(event.definition.name if isinstance(event, Defined) else event.name)
+            if (ended := event[1]) is not None and staged.taken:
+                flight.remove(ended.key)
 
     def _appended(self, failure: StoreError | None) -> None:
         """Learn at the end of a turn whether what was staged in it is in the log."""
@@ -319,7 +344,7 @@ class Timers:
         limit_ms = settings.max_delay_ms
         if (limit_ms and due_ms - now_ms > limit_ms) or due_ms > LATEST_MS:
             raise MessageIllegal(f"a delay of {due_ms - now_ms} ms is longer than {limit_ms or LATEST_MS} ms (max_delay_ms)")
-        pending = self._ready()
+        pending = self.ready()
         added = properties_of_park(due_ms, draft.topic, draft.partition)
         kept = {name: value for name, value in draft.properties.items() if name not in added} | added
         size = len(draft.body) + len(properties.encode(kept, LONGEST_TIMES)) + RESERVED_BYTES
@@ -333,7 +358,8 @@ class Timers:
         self.parked += 1
         return placed._replace(ordinal=0, handle=handle_of(key, secret))
 
-    def _ready(self) -> Pending:
+    def ready(self) -> Pending:
+        """Return the table, for changes. Raise ``Overloaded`` while it can take none."""
         pending = self._pending
         if pending is None:
             pending = self._begin()
@@ -374,8 +400,10 @@ class Timers:
 
     # -- what becomes of them -----------------------------------------------------------------------------------------
 
-    def stage_delivery(self, taken: list[tuple[Key, int]], copies: list[Draft], dropped: int) -> None:
-        """Stage the copies of timers that are taken, in one group with the mark that ends these timers."""
+    def stage_delivery(
+        self, taken: list[tuple[Key, int]], copies: list[NewRecord], dropped: int, runs: Sequence[NextRun] = ()
+    ) -> None:
+        """Stage the copies of timers that are taken, and the next runs, in one group with the mark that ends these timers."""
         context, store, pending = self.context, self._store, self._pending
         assert pending is not None
         segments: dict[int, int] = {}
@@ -386,9 +414,60 @@ class Timers:
         to = taken[-1][0]
         mark = internal_mark(context, MARKS, deliver_mark(to, len(copies), dropped, segments))
         ordinal = store.queue(*MARKS).next
-        offsets = put_record_group(store, new_record(context, mark), [new_record(context, copy) for copy in copies])
-        event = Delivered(to, segments, offsets[1] if copies else store.log.staged_end)
-        self._stage(Staged(False, ordinal, event, tuple(key for key, _ in taken)))
+        members = [*copies, *(new_record(context, run.draft, run.own) for run in runs)]
+        first = store.queue(*PARKS).next
+        offsets = put_record_group(store, new_record(context, mark), members)
+        ends = [*offsets[1:], store.log.staged_end]
+        self._stage(Staged(False, ordinal, Delivered(to, segments, ends[0]), tuple(key for key, _ in taken)))
+        self._stage_runs(first, runs, offsets[1 + len(copies) :], ends[1 + len(copies) :])
+
+    def _stage_runs(self, first: int, runs: Sequence[NextRun], places: list[int], run_ends: list[int]) -> None:
+        """Take note of parks that were staged as members of a group, from an ordinal on."""
+        assert self._pending is not None
+        for ordinal, (run, place, end) in enumerate(zip(runs, places, run_ends, strict=True), first):
+            key = key_of(run.due_ms, place)
+            self._pending.flight.add(key)
+            self._stage(Staged(True, ordinal, Park(key, place, None, end, run.definition.number)))
+
+    def stage_definition(self, recurring: Recurring, replaced: Ended | None, draft: Draft, due_ms: int) -> None:
+        """Stage a definition with its first run; a definition that it replaces ends, whose run is taken."""
+        context, store = self.context, self._store
+        mark = new_record(context, internal_mark(context, MARKS, define_mark(recurring, replaced)))
+        size = mark.size + END_SIZE
+        number = store.log.end_of([size]) - size
+        definition = Definition(
+            recurring.name, number, number, recurring.cron, recurring.zone, recurring.topic, recurring.partition, recurring.missed
+        )
+        run, ordinal, first = NextRun(definition, due_ms, draft), store.queue(*MARKS).next, store.queue(*PARKS).next
+        offsets = put_record_group(store, mark, [new_record(context, draft, run.own)])
+        assert offsets[0] == number
+        self._stage_ended(Defined(definition, replaced, offsets[1]), ordinal, replaced)
+        self._stage_runs(first, [run], offsets[1:], [store.log.staged_end])
+        self.names_in_flight.add(recurring.name)
+
+    def stage_end(self, definition: Definition, ended: Ended) -> None:
+        """Stage the end of a definition, whose run is taken."""
+        ordinal = self._store.queue(*MARKS).next
+        stage(self.context, internal_mark(self.context, MARKS, undefine_mark(definition.name, ended)))
+        self._stage_ended(Undefined(definition.name, ended, self._store.log.staged_end), ordinal, ended)
+        self.names_in_flight.add(definition.name)
+
+    def _stage_ended(self, event: Defined | Undefined, ordinal: int, ended: Ended | None) -> None:
+        assert self._pending is not None
+        taken: tuple[Key, ...] = ()
+        if ended is not None and ended.place >= 0:
+            self._pending.take(ended.key, ended.place)
+            self._pending.flight.add(ended.key)
+            taken = (ended.key,)
+        self._stage(Staged(False, ordinal, event, taken))
+
+    def stage_definition_again(self, definition: Definition, recurring: Recurring) -> None:
+        """Stage a definition once more: the segment that holds it is about to be deleted."""
+        ordinal, body = self._store.queue(*MARKS).next, define_mark(recurring, None, definition.number)
+        place = stage(self.context, internal_mark(self.context, MARKS, body)).log_offset
+        self.names_in_flight.add(definition.name)
+        event = Defined(definition._replace(place=place), None, self._store.log.staged_end)
+        self._stage(Staged(False, ordinal, event))
 
     def stage_cancel(self, key: Key, place: int) -> None:
         """Stage the cancel of a timer that is pending at a place, and take it."""
@@ -404,10 +483,13 @@ class Timers:
         """Stage the park of a timer once more, which ``origin`` describes, and take the timer."""
         store, pending = self._store, self._pending
         assert pending is not None
-        placed = stage(self.context, draft, {properties.TIMER: str(origin)})
+        definition = pending.definitions.of_run(key)
+        own = {} if definition is None else NextRun(definition, 0, draft).own
+        placed = stage(self.context, draft, {properties.TIMER: str(origin), **own})
         pending.take(key, origin.place)
         pending.flight.add(key)
-        event = Park(key, placed.log_offset, origin.place, store.log.staged_end)
+        number = None if definition is None else definition.number
+        event = Park(key, placed.log_offset, origin.place, store.log.staged_end, number)
         self._stage(Staged(True, placed.ordinal, event, (key,)))
         self.moved += 1
 
@@ -461,6 +543,7 @@ class Timers:
             "timers_cancelled": self.cancelled,
             "timers_dropped": self.dropped,
             "timers_moved": self.moved,
+            "timers_recurring": 0 if pending is None else len(pending.definitions),
             "timer_index": "unused" if pending is None else "yes" if self._fold is None else "reading the log",
             "timer_index_waiting": 0 if pending is None else pending.waiting,
         }
