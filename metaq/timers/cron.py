@@ -53,12 +53,22 @@ class _Field(NamedTuple):
     names: Mapping[str, int] = {}
 
 
+_MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_WEEKDAYS: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _FIELDS: Final = (
     _Field("minute", 0, 59),
     _Field("hour", 0, 23),
     _Field("day", 1, 31),
-    _Field("month", 1, 12, {name: at + 1 for at, name in enumerate("jan feb mar apr may jun jul aug sep oct nov dec".split())}),
-    _Field("weekday", 0, 7, {name: at for at, name in enumerate("sun mon tue wed thu fri sat".split())}),
+    _Field(
+        "month",
+        1,
+        12,
+        {
+            name: at + 1
+            for at, name in enumerate(["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"])
+        },
+    ),
+    _Field("weekday", 0, 7, dict(zip(_WEEKDAYS, range(7), strict=True))),
 )
 
 
@@ -125,9 +135,9 @@ class Cron:
                 first = minute.minute if hour == minute.hour else 0
                 at = bisect_left(self._minutes, first)
                 if at < len(self._minutes):
-                    return datetime(day.year, day.month, day.day, hour, self._minutes[at])  # noqa: DTZ001 - on the wall
+                    return datetime(day.year, day.month, day.day, hour, self._minutes[at])
         day = self._next_day(day)
-        return datetime(day.year, day.month, day.day, self._hours[0], self._minutes[0])  # noqa: DTZ001 - on the wall
+        return datetime(day.year, day.month, day.day, self._hours[0], self._minutes[0])
 
     def _has_day(self, day: date) -> bool:
         if day.month not in self._months:

@@ -218,8 +218,8 @@ def event_of_mark(stored: Stored) -> TimerEvent:
 def definition_of(mark: Mapping[str, Any], place: int) -> Definition:
     """Return the definition in a mark at a log offset."""
     number = mark.get("number", place)
-    texts = [str(mark[name]) for name in ("cron", "zone", "topic")]
-    return Definition(str(mark["name"]), number, place, *texts, int(mark["partition"]), str(mark["missed"]))
+    cron, zone, topic = (str(mark[name]) for name in ("cron", "zone", "topic"))
+    return Definition(str(mark["name"]), number, place, cron, zone, topic, int(mark["partition"]), str(mark["missed"]))
 
 
 def ended_of(numbers: Sequence[int]) -> Ended:

@@ -81,9 +81,9 @@ def expressions() -> st.SearchStrategy[str]:
 
 moments = st.one_of(
     st.integers(at("2020-01-01"), at("2030-01-01")),
-    st.sampled_from(("2026-03-29 01:00", "2026-10-25 01:00", "2026-03-08 07:00", "2026-11-01 06:00", "2026-04-04 15:00")).flatmap(
-        lambda text: st.integers(at(text) - 7_200_000, at(text) + 7_200_000)
-    ),
+    st.sampled_from(
+        ("2026-03-29 01:00", "2026-10-25 01:00", "2026-03-08 07:00", "2026-11-01 06:00", "2026-04-04 15:00")
+    ).flatmap(lambda text: st.integers(at(text) - 7_200_000, at(text) + 7_200_000)),
 )
 
 

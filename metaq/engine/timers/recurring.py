@@ -12,7 +12,6 @@ from metaq.engine.timers.timers import NextRun, Timers
 from metaq.engine.writing import Draft, again
 from metaq.errors import BadRequest, NotWritable, Overloaded, StoreError, TimerDelivered, UnknownTimer, UnknownTopic
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX
-from metaq.protocol import properties
 from metaq.protocol.record import TAGS, Record, decode_record
 from metaq.store.files.filecache import Run, read_through
 from metaq.timers.cron import Schedule, parse_schedule

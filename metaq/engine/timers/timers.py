@@ -435,9 +435,8 @@ class Timers:
         mark = new_record(context, internal_mark(context, MARKS, define_mark(recurring, replaced)))
         size = mark.size + END_SIZE
         number = store.log.end_of([size]) - size
-        definition = Definition(
-            recurring.name, number, number, recurring.cron, recurring.zone, recurring.topic, recurring.partition, recurring.missed
-        )
+        _, cron, topic, _, zone, partition, _, _, missed = recurring
+        definition = Definition(recurring.name, number, number, cron, zone, topic, partition, missed)
         run, ordinal, first = NextRun(definition, due_ms, draft), store.queue(*MARKS).next, store.queue(*PARKS).next
         offsets = put_record_group(store, mark, [new_record(context, draft, run.own)])
         assert offsets[0] == number
@@ -497,6 +496,10 @@ class Timers:
         """Stage the secret once more: the segment that holds it is about to be deleted."""
         if self._secret is not None:
             self._stage_secret(self._secret)
+
+    def handle(self, key: Key) -> str | None:
+        """Return what cancels a timer; ``None`` as long as the secret of handles is not known."""
+        return None if self._secret is None else str(handle_of(key, self._secret))
 
     # -- handles ------------------------------------------------------------------------------------------------------
 

@@ -109,6 +109,9 @@ class Request(enum.IntEnum):
     HAND_OVER = 30022
     BULK_FETCH = 30030
     EXPORT_OFFSETS = 30040
+    LIST_TIMERS = 30050
+    TIMER_STATS = 30051
+    CRON = 30053
 
 
 class Response(enum.IntEnum):
