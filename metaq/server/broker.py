@@ -326,7 +326,7 @@ class Broker:
         beats, consumers = HeartbeatHandler(self.context), ConsumerHandler(self.context, later, self._locks, self._offsets)
         families: list[Family] = [self._sends, decisions, pulls, sent_back, DelayHandler(self._schedule), self._identity]
         families += self._administration(later)
-        families.append(TimerAdminHandler(self.context, self.timers, self._recurring, later, self.run))
+        families.append(TimerAdminHandler(self.context, self.timers, self._cancels, self._recurring, later, self.run))
         families.append(RecallHandler(self._cancels, later, self.settings.broker_name))
         replies = ReplyHandler(self.context, self.turns, partitions)
         families += [beats, consumers, replies, QueryHandler(self.context, later), BulkHandler(self.context, self._reads)]

@@ -4,9 +4,10 @@ from functools import partial
 
 from metaq.engine.context import Context
 from metaq.engine.halfmessages import pairs_of
+from metaq.engine.timers.cancelling import Cancels
 from metaq.engine.timers.recurring import RecurringMessages
 from metaq.engine.timers.timers import Timers
-from metaq.errors import BadRequest, NotWritable, StoreError
+from metaq.errors import BadRequest, StoreError
 from metaq.protocol import properties
 from metaq.protocol.record import decode_record
 from metaq.protocol.remoting import fastjson
@@ -33,9 +34,12 @@ from metaq.timers.records import LATEST_MS, Key, key_of, parts_of
 class TimerAdminHandler:
     """Lists delayed messages; defines, lists and ends recurring ones."""
 
-    def __init__(self, context: Context, timers: Timers, recurring: RecurringMessages, later: Later, run: Run) -> None:
+    def __init__(
+        self, context: Context, timers: Timers, cancels: Cancels, recurring: RecurringMessages, later: Later, run: Run
+    ) -> None:
         self._store = context.store
         self._timers = timers
+        self._cancels = cancels
         self._recurring = recurring
         self._later = later
         self._read = read_through(run)
@@ -53,11 +57,9 @@ class TimerAdminHandler:
         self._later.run(session, request, partial(self._page, after, limit, with_handles=with_handles))
 
     def _page(self, after: Key, limit: int, *, with_handles: bool) -> Answer:
-        table = self._timers.table
-        if table is None:
-            if self._timers.is_used:
-                raise NotWritable("the timers of before the start are still being read; try again in a second")
+        if not self._timers.is_used:
             return Answer(body=(encode_rows([], None),))
+        table = self._cancels.table()
         with self._timers.index_lock:
             found = table.page(after, limit + 1)
         names = {key: definition.name for key, _ in found if (definition := table.definitions.of_run(key)) is not None}
