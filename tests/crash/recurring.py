@@ -63,6 +63,7 @@ class Life:
     def __init__(self, seed: int, folder: Path) -> None:
         self._rng = random.Random(seed)
         flags = {
+            "max-body-bytes": 4096,
             "segment-bytes": 262_144,
             "checkpoint-interval-ms": self._rng.choice((10, 200, 5000)),
             "sweep-interval-ms": self._rng.choice((10, 250)),

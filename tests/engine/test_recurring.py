@@ -128,10 +128,11 @@ def test_a_run_whose_topic_is_gone_is_dropped_and_the_next_comes(tmp_path: Path)
     """E-13: the definition goes on, and delivers once the topic is there again."""
     with BrokerProcess(tmp_path / "data") as broker, RemotingClient(broker.host, broker.port) as client:
         define(client, "n", "@every 1s")
+        wait_count(client, 1)
         ask(client, Request.DELETE_TOPIC_IN_BROKER, topic=TOPIC)
         wait_until(lambda: "timer dropped" in broker.stderr(), DEADLINE_S, "a run is dropped")
         create_topic(client, TOPIC)
-        wait_count(client, 1)
+        wait_until(lambda: bool(records(client, TOPIC)), DEADLINE_S, "the next one comes")
         assert len(pending(client)) == 1
 
 
