@@ -72,7 +72,7 @@ _FIELDS: Final = (
 )
 
 
-class Schedule(Protocol):
+class Recurrence(Protocol):
     """The times of a recurring message."""
 
     def next(self, after_ms: int) -> int:
@@ -197,7 +197,7 @@ def _bad(field: _Field, part: str) -> BadRequest:
     return BadRequest(f"the {field.name} {part[:40]!r} is not from {field.least} to {field.most}{names}")
 
 
-def parse_schedule(expression: str, zone: str) -> Schedule:
+def parse_schedule(expression: str, zone: str) -> Recurrence:
     """Return a schedule. Raise ``BadRequest`` for an expression that is none or never comes, and for an unknown time zone."""
     if len(expression) > LONGEST:
         raise BadRequest(f"a schedule of {len(expression)} characters is longer than {LONGEST}")

@@ -22,7 +22,7 @@ import orjson
 
 from metaq.errors import BadRequest
 from metaq.store.ordered.engine import DeleteKey, Entry, Operation, SetKey
-from metaq.timers.cron import Schedule, parse_schedule
+from metaq.timers.cron import Recurrence, parse_schedule
 from metaq.timers.records import Defined, Definition, Ended, Key, Park, TimerEvent, Undefined, parts_of
 
 MOST: Final = 10_000
@@ -36,7 +36,7 @@ _NAME_SIGNS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUV
 
 
 class Missed(enum.StrEnum):
-    """What becomes of times that passed while nothing ran."""
+    """The treatment of times that passed while nothing ran."""
 
     LAST = "last"
     """One message for all of them."""
@@ -59,7 +59,7 @@ class Recurring(NamedTuple):
     flag: int = 0
     missed: str = Missed.LAST
 
-    def check(self) -> Schedule:
+    def check(self) -> Recurrence:
         """Return the schedule. Raise ``BadRequest`` for what cannot be defined."""
         if not (self.name and len(self.name) <= LONGEST_NAME and _NAME_SIGNS.issuperset(self.name)):
             raise BadRequest(f"the name {self.name[:40]!r} is not of 1 to {LONGEST_NAME} letters, digits, dots, - and _")

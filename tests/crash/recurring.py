@@ -16,6 +16,7 @@ import tempfile
 import time
 from base64 import b64encode
 from collections import Counter, defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -131,7 +132,7 @@ class Life:
             pairs = pairs_of(record)
             dues[pairs["METAQ_CRON"]].append(int(pairs["TIMER_OUT_MS"]))
         for definition, times in dues.items():
-            steps = {later - earlier for earlier, later in zip(times, times[1:], strict=False)}
+            steps = {later - earlier for earlier, later in pairwise(times)}
             expect(len(steps) < 2 and steps <= {1000, 2000}, "each due time comes once, in order", definition, times)
         self.counts["runs"] += sum(map(len, dues.values()))
         self.counts["definitions"] += len(dues)

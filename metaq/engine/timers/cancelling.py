@@ -18,7 +18,7 @@ TAKEN_WAIT_S: Final = 10.0
 """How long a cancel waits for a timer that is being delivered, cancelled or stored again."""
 
 
-class Outcome:
+class Awaited:
     """The outcome of one cancel, or of another change that is waited for."""
 
     __slots__ = ("_result", "_what", "size")
@@ -85,7 +85,7 @@ class Cancels:
         self._store.check_writable()
         self._timers.turns.check_load()
         self._timers.stage_cancel(key, place)
-        outcome = Outcome()
+        outcome = Awaited()
         self._timers.turns.staged(outcome)
         outcome.get()
         self._timers.cancelled += 1

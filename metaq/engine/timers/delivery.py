@@ -18,7 +18,8 @@ import gevent
 from gevent.event import AsyncResult, Event
 
 from metaq.engine.timers.recurring import Runs
-from metaq.engine.timers.timers import RESERVED_BYTES, NextRun, Timers
+from metaq.engine.timers.staged import NextRun
+from metaq.engine.timers.timers import RESERVED_BYTES, Timers
 from metaq.engine.writing import again, new_record, note
 from metaq.errors import IndexFailed, MetaqError, StoreError
 from metaq.protocol import properties

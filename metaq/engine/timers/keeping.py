@@ -4,6 +4,7 @@ import logging
 from typing import Final
 
 from metaq.engine.halfmessages import pairs_of
+from metaq.engine.timers.defining import stage_definition_again
 from metaq.engine.timers.recurring import Runs
 from metaq.engine.timers.timers import Timers
 from metaq.engine.writing import again
@@ -63,7 +64,7 @@ class TimerKeeper:
                 logger.error("recurring message cannot be stored again, its segment stays name=%s", definition.name)
                 continue
             self._store.check_writable()
-            self._timers.stage_definition_again(definition, recurring)
+            stage_definition_again(self._timers, definition, recurring)
 
     def _keep_some(self, table: Pending, ordinal: int, count: int) -> int:
         """Store those of some parks again that are pending at just this place; return their bytes."""

@@ -7,14 +7,16 @@ from typing import Final, NamedTuple
 from metaq.engine.context import Context
 from metaq.engine.halfmessages import pairs_of
 from metaq.engine.tables.topics import FORBIDDEN
-from metaq.engine.timers.cancelling import TAKEN_WAIT_S, Cancels, Outcome
-from metaq.engine.timers.timers import NextRun, Timers
+from metaq.engine.timers.cancelling import TAKEN_WAIT_S, Awaited, Cancels
+from metaq.engine.timers.defining import stage_definition, stage_end
+from metaq.engine.timers.staged import NextRun
+from metaq.engine.timers.timers import Timers
 from metaq.engine.writing import Draft, again
 from metaq.errors import BadRequest, NotWritable, Overloaded, StoreError, TimerDelivered, UnknownTimer, UnknownTopic
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX
 from metaq.protocol.record import TAGS, Record, decode_record
 from metaq.store.files.filecache import Run, read_through
-from metaq.timers.cron import Schedule, parse_schedule
+from metaq.timers.cron import Recurrence, parse_schedule
 from metaq.timers.definitions import MOST, Missed, Recurring, recurring_of
 from metaq.timers.pending import Pending
 from metaq.timers.records import PARKS, Definition, Ended, key_of, properties_of_park
@@ -28,8 +30,8 @@ LATE_MS: Final = 60_000
 MOST_SCHEDULES: Final = 16_384
 
 
-class Plan(NamedTuple):
-    """What becomes of a run that is due."""
+class DueRun(NamedTuple):
+    """The deliveries that a due run stands for."""
 
     times: list[int]
     """The due times of the messages that are delivered now."""
@@ -43,10 +45,10 @@ class Runs:
         self._context = context
         self._store = context.store
         self._read = read_through(run)
-        self._schedules: dict[tuple[str, str], Schedule] = {}
+        self._schedules: dict[tuple[str, str], Recurrence] = {}
         self._turn = 0  # where a message goes that leaves the partition open
 
-    def plan(self, definition: Definition, due_ms: int, now_ms: int, most: int) -> Plan:
+    def plan(self, definition: Definition, due_ms: int, now_ms: int, most: int) -> DueRun:
         """Return which times a run stands for, at most so many, and when the next one is."""
         schedule = self._schedule(definition)
         if definition.missed == Missed.ALL:
@@ -54,11 +56,11 @@ class Runs:
             while following <= now_ms and len(times) < min(most, MOST_MISSED):
                 times.append(following)
                 following = schedule.next(following)
-            return Plan(times, following)
+            return DueRun(times, following)
         is_missed = definition.missed == Missed.NONE and now_ms - due_ms > LATE_MS
-        return Plan([] if is_missed else [due_ms], schedule.next_beyond(due_ms, max(due_ms, now_ms)))
+        return DueRun([] if is_missed else [due_ms], schedule.next_beyond(due_ms, max(due_ms, now_ms)))
 
-    def _schedule(self, definition: Definition) -> Schedule:
+    def _schedule(self, definition: Definition) -> Recurrence:
         key = definition.cron, definition.zone
         found = self._schedules.get(key)
         if found is None:
@@ -155,7 +157,7 @@ class RecurringMessages:
         self._timers.ready()
         now_ms = self._store.clock.now_ms()
         due_ms = schedule.next(now_ms)
-        self._timers.stage_definition(recurring, ended, self._runs.draft(recurring, due_ms), due_ms)
+        stage_definition(self._timers, recurring, ended, self._runs.draft(recurring, due_ms), due_ms)
         self._wait("the definition")
         return due_ms
 
@@ -166,11 +168,11 @@ class RecurringMessages:
             raise UnknownTimer(f"this broker has no recurring message {name[:100]}")
         self._store.check_writable()
         self._timers.turns.check_load()
-        self._timers.stage_end(definition, ended)
+        stage_end(self._timers, definition, ended)
         self._wait("the end of it")
 
     def _wait(self, what: str) -> None:
-        outcome = Outcome(what)
+        outcome = Awaited(what)
         self._timers.turns.staged(outcome)
         outcome.get()
 

@@ -11,13 +11,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import gevent
 from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
 from metaq.engine.context import Context
+from metaq.engine.timers.staged import NextRun, Staged
 from metaq.engine.turn import Turns
 from metaq.engine.writing import Draft, Placed, internal_mark, new_record, note, stage
 from metaq.errors import DiskFull, IndexFailed, MessageIllegal, NotWritable, Overloaded, StoreError
@@ -26,9 +27,8 @@ from metaq.store.copies.discarding import TIMER_INDEX
 from metaq.store.files.filecache import Run, read_through
 from metaq.store.newrecord import NewRecord
 from metaq.store.ordered.ordered import remove_ordered
-from metaq.store.recordgroups import END_SIZE, put_record_group
+from metaq.store.recordgroups import put_record_group
 from metaq.store.recovery.recovery import add_feature
-from metaq.timers.definitions import Recurring, define_mark, undefine_mark
 from metaq.timers.fold import Fold, Ordinals, ends, readable
 from metaq.timers.handles import Handle, handle_of
 from metaq.timers.opening import FEATURE, open_pending
@@ -40,9 +40,7 @@ from metaq.timers.records import (
     Again,
     Cancelled,
     Defined,
-    Definition,
     Delivered,
-    Ended,
     Key,
     Park,
     Secret,
@@ -70,29 +68,6 @@ RESERVED_BYTES: Final = 2048
 """Room in a segment for the mark that is stored together with a delivered message, and for the rest of both records."""
 LONGEST_TIMES: Final = {properties.TIMER_ENQUEUE: str((1 << 63) - 1), properties.TIMER_DEQUEUE: str((1 << 63) - 1)}
 """What a delivered copy adds to the properties of its park, at its longest."""
-
-
-class Staged(NamedTuple):
-    """A record that is in flight, and what it means."""
-
-    is_park: bool
-    ordinal: int
-    event: TimerEvent
-    taken: tuple[Key, ...] = ()
-    """The timers that are taken for it: given back when it is not stored."""
-
-
-class NextRun(NamedTuple):
-    """The next run of a definition, on its way into the log."""
-
-    definition: Definition
-    due_ms: int
-    draft: Draft
-
-    @property
-    def own(self) -> dict[str, str]:
-        """The properties that only the broker may set."""
-        return {properties.CRON: f"{self.definition.name}:{self.definition.number}"}
 
 
 class Timers:
@@ -318,7 +293,8 @@ class Timers:
         self._changed.set()
         self.woken()
 
-    def _stage(self, staged: Staged) -> None:
+    def stage_event(self, staged: Staged) -> None:
+        """Take note of a record that was staged."""
         if self._noted != self.turns.number:
             self._noted = self.turns.number
             self.turns.after_append(self._appended)
@@ -354,7 +330,7 @@ class Timers:
         placed = stage(self.context, draft.moved(*PARKS, kept))
         key = key_of(due_ms, placed.log_offset)
         pending.flight.add(key)
-        self._stage(Staged(True, placed.ordinal, Park(key, placed.log_offset, None, self._store.log.staged_end)))
+        self.stage_event(Staged(True, placed.ordinal, Park(key, placed.log_offset, None, self._store.log.staged_end)))
         self.parked += 1
         return placed._replace(ordinal=0, handle=handle_of(key, secret))
 
@@ -396,7 +372,7 @@ class Timers:
         self._secret = secret
         ordinal = self._store.queue(*MARKS).next
         place = stage(self.context, internal_mark(self.context, MARKS, secret_mark(secret))).log_offset
-        self._stage(Staged(False, ordinal, Secret(secret, place, self._store.log.staged_end)))
+        self.stage_event(Staged(False, ordinal, Secret(secret, place, self._store.log.staged_end)))
 
     # -- what becomes of them -----------------------------------------------------------------------------------------
 
@@ -418,55 +394,16 @@ class Timers:
         first = store.queue(*PARKS).next
         offsets = put_record_group(store, new_record(context, mark), members)
         ends = [*offsets[1:], store.log.staged_end]
-        self._stage(Staged(False, ordinal, Delivered(to, segments, ends[0]), tuple(key for key, _ in taken)))
-        self._stage_runs(first, runs, offsets[1 + len(copies) :], ends[1 + len(copies) :])
+        self.stage_event(Staged(False, ordinal, Delivered(to, segments, ends[0]), tuple(key for key, _ in taken)))
+        self.stage_runs(first, runs, offsets[1 + len(copies) :], ends[1 + len(copies) :])
 
-    def _stage_runs(self, first: int, runs: Sequence[NextRun], places: list[int], run_ends: list[int]) -> None:
+    def stage_runs(self, first: int, runs: Sequence[NextRun], places: list[int], run_ends: list[int]) -> None:
         """Take note of parks that were staged as members of a group, from an ordinal on."""
         assert self._pending is not None
         for ordinal, (run, place, end) in enumerate(zip(runs, places, run_ends, strict=True), first):
             key = key_of(run.due_ms, place)
             self._pending.flight.add(key)
-            self._stage(Staged(True, ordinal, Park(key, place, None, end, run.definition.number)))
-
-    def stage_definition(self, recurring: Recurring, replaced: Ended | None, draft: Draft, due_ms: int) -> None:
-        """Stage a definition with its first run; a definition that it replaces ends, whose run is taken."""
-        context, store = self.context, self._store
-        mark = new_record(context, internal_mark(context, MARKS, define_mark(recurring, replaced)))
-        size = mark.size + END_SIZE
-        number = store.log.end_of([size]) - size
-        _, cron, topic, _, zone, partition, _, _, missed = recurring
-        definition = Definition(recurring.name, number, number, cron, zone, topic, partition, missed)
-        run, ordinal, first = NextRun(definition, due_ms, draft), store.queue(*MARKS).next, store.queue(*PARKS).next
-        offsets = put_record_group(store, mark, [new_record(context, draft, run.own)])
-        assert offsets[0] == number
-        self._stage_ended(Defined(definition, replaced, offsets[1]), ordinal, replaced)
-        self._stage_runs(first, [run], offsets[1:], [store.log.staged_end])
-        self.names_in_flight.add(recurring.name)
-
-    def stage_end(self, definition: Definition, ended: Ended) -> None:
-        """Stage the end of a definition, whose run is taken."""
-        ordinal = self._store.queue(*MARKS).next
-        stage(self.context, internal_mark(self.context, MARKS, undefine_mark(definition.name, ended)))
-        self._stage_ended(Undefined(definition.name, ended, self._store.log.staged_end), ordinal, ended)
-        self.names_in_flight.add(definition.name)
-
-    def _stage_ended(self, event: Defined | Undefined, ordinal: int, ended: Ended | None) -> None:
-        assert self._pending is not None
-        taken: tuple[Key, ...] = ()
-        if ended is not None and ended.place >= 0:
-            self._pending.take(ended.key, ended.place)
-            self._pending.flight.add(ended.key)
-            taken = (ended.key,)
-        self._stage(Staged(False, ordinal, event, taken))
-
-    def stage_definition_again(self, definition: Definition, recurring: Recurring) -> None:
-        """Stage a definition once more: the segment that holds it is about to be deleted."""
-        ordinal, body = self._store.queue(*MARKS).next, define_mark(recurring, None, definition.number)
-        place = stage(self.context, internal_mark(self.context, MARKS, body)).log_offset
-        self.names_in_flight.add(definition.name)
-        event = Defined(definition._replace(place=place), None, self._store.log.staged_end)
-        self._stage(Staged(False, ordinal, event))
+            self.stage_event(Staged(True, ordinal, Park(key, place, None, end, run.definition.number)))
 
     def stage_cancel(self, key: Key, place: int) -> None:
         """Stage the cancel of a timer that is pending at a place, and take it."""
@@ -476,7 +413,7 @@ class Timers:
         stage(context, internal_mark(context, MARKS, cancel_mark([(key, place)])))
         pending.take(key, place)
         pending.flight.add(key)
-        self._stage(Staged(False, ordinal, Cancelled([(key, place)], store.log.staged_end), (key,)))
+        self.stage_event(Staged(False, ordinal, Cancelled([(key, place)], store.log.staged_end), (key,)))
 
     def stage_again(self, key: Key, origin: Again, draft: Draft) -> None:
         """Stage the park of a timer once more, which ``origin`` describes, and take the timer."""
@@ -489,7 +426,7 @@ class Timers:
         pending.flight.add(key)
         number = None if definition is None else definition.number
         event = Park(key, placed.log_offset, origin.place, store.log.staged_end, number)
-        self._stage(Staged(True, placed.ordinal, event, (key,)))
+        self.stage_event(Staged(True, placed.ordinal, event, (key,)))
         self.moved += 1
 
     def stage_secret_again(self) -> None:
@@ -550,19 +487,3 @@ class Timers:
             "timer_index": "unused" if pending is None else "yes" if self._fold is None else "reading the log",
             "timer_index_waiting": 0 if pending is None else pending.waiting,
         }
-
-
-def due_of(pairs: dict[str, Any], now_ms: int) -> int | None:
-    """Return when a message with these properties wants to be delivered, in Unix milliseconds; ``None``: at once.
-
-    Raise ``MessageIllegal`` for a time that is not a number. A message that has been delayed already is not delayed again.
-    """
-    if properties.TIMER_OUT in pairs:
-        return None
-    for name, unit_ms, since_ms in properties.TIMES:
-        value = pairs.get(name)
-        if value is not None:
-            if not (value.isascii() and value.isdecimal() and len(value) <= 18):
-                raise MessageIllegal(f"the property {name} is {value[:20]!r}, not a number of {'s' if unit_ms > 1 else 'ms'}")
-            return int(value) * unit_ms + (now_ms if since_ms else 0)
-    return None
