@@ -13,7 +13,7 @@ from metaq.store.recovery.verify import verify
 from tests.crash.timers import ControlledBroker
 from tests.support.admin import Refused, ask, create_topic
 from tests.support.broker import BrokerProcess, wait_until
-from tests.support.messages import count, pairs_of, records
+from tests.support.messages import count, pairs_of, records, send, send_header, sent
 from tests.support.remoting import RemotingClient
 
 DEADLINE_S: Final = 60.0
@@ -165,3 +165,30 @@ def test_what_cannot_be_defined(tmp_path: Path, members: dict[str, Any], sentenc
         for body in (b"[]", b"{", b'{"do":[]}'):
             assert client.call(Request.CRON, {}, body).code != Response.SUCCESS
         assert pending(client) == [] and cron(client, "list")["rows"] == []
+
+
+def test_a_definition_outlives_its_segment(tmp_path: Path) -> None:
+    """E-13, I-6: mark and run are stored again before retention deletes them, and are found without the index."""
+    flags = {"segment-bytes": 262_144, "max-body-bytes": 65_536, "keep-hours": 1 / 3600, "checkpoint-interval-ms": 20}
+    flags |= {"sweep-interval-ms": 20, "ample-free-bytes": 0, "retention-interval-ms": HOUR_MS}
+    log = tmp_path / "data" / "commitlog"
+    with BrokerProcess(tmp_path / "data", *(str(word) for name in flags for word in (f"--{name}", flags[name]))) as broker:
+        with RemotingClient(broker.host, broker.port) as client:
+            due_ms = define(client, "n", "@every 1d")
+            first = min(path.name for path in log.iterdir())
+
+            def is_deleted() -> bool:
+                sent(client, send(client, send_header("other", ""), bytes(60_000)))
+                ask(client, Request.DELETE_EXPIRED_COMMITLOG)
+                return min(path.name for path in log.iterdir()) != first
+
+            wait_until(is_deleted, DEADLINE_S, "its segment is deleted", pause_s=0.1)
+        broker.kill()
+        for path in (tmp_path / "data" / "timerindex").iterdir():
+            path.unlink()
+        broker.start()
+        with RemotingClient(broker.host, broker.port) as client:
+            assert [(row["due_ms"], row["recurring"]) for row in pending(client)] == [(due_ms, "n")]
+            assert cron(client, "list")["rows"][0]["size"] == 4
+            cron(client, "undefine", name="n")
+            assert pending(client) == []
