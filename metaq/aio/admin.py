@@ -4,6 +4,7 @@ import metaq.client as blocking
 from metaq.aio.faces import Threads, iterated, makes, threaded
 from metaq.client.admin.offsetexport import OffsetExport as BlockingOffsetExport
 from metaq.client.admin.replicas import ReplicaAdmin as BlockingReplicaAdmin
+from metaq.client.admin.timers import TimerAdmin as BlockingTimerAdmin
 from metaq.client.admin.transactions import TransactionAdmin as BlockingTransactionAdmin
 
 
@@ -34,6 +35,20 @@ class ReplicaAdmin:
     promote = threaded(BlockingReplicaAdmin.promote)
     demote = threaded(BlockingReplicaAdmin.demote)
     hand_over = threaded(BlockingReplicaAdmin.hand_over)
+
+
+class TimerAdmin:
+    """See ``metaq.client.admin.timers``; made by ``Admin.timers``."""
+
+    def __init__(self, admin: BlockingTimerAdmin, threads: Threads) -> None:
+        self._blocking = admin
+        self._threads = threads
+
+    pending = iterated(BlockingTimerAdmin.pending)
+    stats = threaded(BlockingTimerAdmin.stats)
+    recurring = iterated(BlockingTimerAdmin.recurring)
+    define = threaded(BlockingTimerAdmin.define)
+    undefine = threaded(BlockingTimerAdmin.undefine)
 
 
 class OffsetExport:
@@ -93,6 +108,7 @@ class Admin:
     replay = threaded(blocking.Admin.replay)
     read = iterated(blocking.Admin.read)
     transactions = makes(blocking.Admin.transactions, TransactionAdmin)
+    timers = makes(blocking.Admin.timers, TimerAdmin)
     replicas = makes(blocking.Admin.replicas, ReplicaAdmin)
     offset_export = makes(blocking.Admin.offset_export, OffsetExport)
 

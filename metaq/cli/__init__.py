@@ -78,6 +78,7 @@ MODULES: Final = {
     "topic": "messages.topics",
     "message": "messages.messages",
     "timer": "messages.timers",
+    "cron": "messages.cron",
     "group": "groups.groups",
     "why-not-consuming": "groups.groups",
     "dlq": "groups.deadletters",

@@ -54,10 +54,13 @@ GROUP_END: Final = "METAQ_GROUP_END"
 TIMER: Final = "METAQ_TIMER"
 """On a park that stores a delayed message again: *id:place:store time* (``metaq.timers.records``). Only the broker sets it."""
 
+CRON: Final = "METAQ_CRON"
+"""On a run of a recurring message: *name:number* of its definition (``metaq.timers.definitions``). Only the broker sets it."""
+
 PREPARED_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
 PRODUCER_GROUP: Final = "PGROUP"
 
-OWN: Final = (SCHEDULED, MESSAGE_ID, HALF, GROUP_END, TIMER)
+OWN: Final = (SCHEDULED, MESSAGE_ID, HALF, GROUP_END, TIMER, CRON)
 UNKEPT: Final = frozenset((WAIT, CHECKSUM, *OWN))
 """Names that records do not keep from a sender: they are meant for the broker only, or the sender may not set them."""
 

@@ -35,6 +35,7 @@ from metaq.engine.tables.topics import FOLDER, TopicTable
 from metaq.engine.timers.cancelling import Cancels
 from metaq.engine.timers.delivery import Delivery
 from metaq.engine.timers.keeping import TimerKeeper
+from metaq.engine.timers.recurring import RecurringMessages, Runs
 from metaq.engine.timers.timers import Timers
 from metaq.engine.turn import Turns
 from metaq.errors import MetaqError
@@ -54,6 +55,7 @@ from metaq.server.remoting.admin.delays import DelayHandler
 from metaq.server.remoting.admin.groups import GroupAdminHandler
 from metaq.server.remoting.admin.offsetexport import OffsetExportHandler
 from metaq.server.remoting.admin.offsets import OffsetAdminHandler
+from metaq.server.remoting.admin.timers import TimerAdminHandler
 from metaq.server.remoting.admin.topics import TopicsHandler
 from metaq.server.remoting.admin.transactions import Tables, TransactionAdminHandler
 from metaq.server.remoting.consuming.assignment import AssignmentHandler
@@ -149,7 +151,9 @@ class Broker:
         self.later = Later(self._reads)
         self.timers = Timers(self.context, self.turns, self.run)
         self._cancels = Cancels(self.timers, self.run)
-        self._delivery = Delivery(self.timers, self.run)
+        self._runs = Runs(self.context, self.run)
+        self._recurring = RecurringMessages(self.timers, self._cancels, self._runs)
+        self._delivery = Delivery(self.timers, self._runs, self.run)
         self._local: LocalBranches[Held] = LocalBranches(self._room)
         undecided = Tables(self.transactions, self._local, self._room, self.halves)
         self._operators = TransactionAdminHandler(self.context, self.turns, self.later, undecided, self.run)
@@ -326,6 +330,7 @@ class Broker:
         beats, consumers = HeartbeatHandler(self.context), ConsumerHandler(self.context, later, self._locks, self._offsets)
         families: list[Family] = [self._sends, decisions, pulls, sent_back, DelayHandler(self._schedule), self._identity]
         families += self._administration(later)
+        families.append(TimerAdminHandler(self.context, self.timers, self._cancels, self._recurring, later, self.run))
         families.append(RecallHandler(self._cancels, later, self.settings.broker_name))
         replies = ReplyHandler(self.context, self.turns, partitions)
         families += [beats, consumers, replies, QueryHandler(self.context, later), BulkHandler(self.context, self._reads)]
@@ -372,7 +377,7 @@ class Broker:
         )
         self._endpoint.start()
         keeper = self._parts.keeper
-        keepers = (self._branches, self._check_back, self.epochs, TimerKeeper(self.timers, self.run))
+        keepers = (self._branches, self._check_back, self.epochs, TimerKeeper(self.timers, self._runs, self.run))
         self._duties.start(keepers if keeper is None else (keeper,))
         self.timers.start()
         self._duties.every(self.settings.sweep_interval_ms / 1000, self.timers.apply)

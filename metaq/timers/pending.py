@@ -23,6 +23,8 @@ Keys in the index; integers are unsigned and big-endian::
     X due (8) id (8)    → empty: a cancelled timer, so that a second cancel gets the same answer
     S base (8)          → how many pending timers the segment with this base holds (8)
     Z                   → the secret of the handles (16) and its place (8)
+    C number (8)        → the definition of a recurring message, as JSON
+    N number (8)        → due (8) id (8): its next run
     B                   → where the log began when this index was made (8): of timers from before it not all is known
 """
 
@@ -37,8 +39,20 @@ from metaq.store.files.filecache import Run, run_here
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.ordered.engine import DeleteKey, DeleteRange, Entry, Operation, SetKey
 from metaq.store.ordered.ordered import Covered, Ordered
+from metaq.timers.definitions import Definitions
 from metaq.timers.fold import checksum_before
-from metaq.timers.records import Cancelled, Delivered, Key, Park, Secret, TimerEvent, key_of, parts_of
+from metaq.timers.records import (
+    Cancelled,
+    Defined,
+    Delivered,
+    Key,
+    Park,
+    Secret,
+    TimerEvent,
+    Undefined,
+    key_of,
+    parts_of,
+)
 
 TIMER, CANCEL, SEGMENT, SECRET, BEGIN = b"T", b"X", b"S", b"Z", b"B"
 SLICE: Final = 256
@@ -117,6 +131,7 @@ class Pending:
         """Pending timers by the base of the segment that holds them."""
         self._applied: dict[int, int] = {}  # the same at X
         self.secret: Secret | None = None
+        self.definitions = Definitions()
         self.known_from = log.begin
         """Of timers whose first parks lie before this log offset, cancels may be forgotten: the log had lost them already."""
         self.asked = 0
@@ -131,6 +146,7 @@ class Pending:
                 self._applied[_NUMBER.unpack(key[1:])[0]] = _NUMBER.unpack(value)[0]
             begin = rows[-1][0] + b"\0"
         self.segments = self._kept(self._applied)
+        self.definitions.load(lambda begin, end: self._slice(begin, end, run_here))
         found, begin_found = self.index.find([SECRET, BEGIN])
         if begin_found is not None:
             self.known_from = _NUMBER.unpack(begin_found)[0]
@@ -176,11 +192,12 @@ class Pending:
         return heap[0] if heap else None
 
     def oldest(self) -> int | None:
-        """Return the base of the oldest segment that holds a pending timer, or the place of the secret if that is older.
+        """Return the base of the oldest segment that holds a pending timer, or the place of an older definition or the secret.
 
         A timer that was stored again counts at its old place until that is in the index: a power cut could undo it before.
         """
         places = [*self._kept(self.segments | self._applied), *(() if self.secret is None else (self.secret.place,))]
+        places += [definition.place for definition in self.definitions]
         return min(places, default=None)
 
     # -- the fold -----------------------------------------------------------------------------------------------------
@@ -194,15 +211,17 @@ class Pending:
                 self._delivered(event)
             case Cancelled():
                 for key, place in event.timers:
-                    self._remove(key)
-                    self._cancelled[key] = None
-                    self._count(self.segments, place, -1)
+                    self._cancel(key, place)
             case Secret():
                 self.secret = event
+            case Defined(_, ended, _) | Undefined(_, ended, _):
+                if ended is not None:
+                    self._cancel(ended.key, ended.place)
+        self.definitions.follow(event)
         self._waiting.append(event)
 
     def _parked(self, event: Park) -> None:
-        key, place, before, _ = event
+        key, place, before, *_ = event
         self._taken.pop(key, None)
         if key < self.horizon:
             if key not in self._near:
@@ -226,6 +245,11 @@ class Pending:
         self.horizon = max(self.horizon, to + b"\0")
         for base, count in event.segments.items():
             self._add(self.segments, base, -count)
+
+    def _cancel(self, key: Key, place: int) -> None:
+        self._remove(key)
+        self._cancelled[key] = None
+        self._count(self.segments, place, -1)
 
     def _remove(self, key: Key) -> None:
         self._near.pop(key, None)
@@ -282,7 +306,7 @@ class Pending:
 
     def _enter(self, batch: list[Operation], event: TimerEvent, segments: dict[int, int]) -> None:
         match event:
-            case Park(key, place, before, _):
+            case Park(key, place, before):
                 first = parts_of(key)[1]
                 batch.append(SetKey(TIMER + key, b"" if place == first else _NUMBER.pack(place)))
                 self._count(segments, place, 1)
@@ -294,11 +318,18 @@ class Pending:
                     self._add(segments, base, -count)
             case Cancelled(timers, _):
                 for key, place in timers:
-                    batch.append(DeleteKey(TIMER + key))
-                    batch.append(SetKey(CANCEL + key))
-                    self._count(segments, place, -1)
+                    self._enter_cancel(batch, key, place, segments)
             case Secret(secret, place, _):
                 batch.append(SetKey(SECRET, _SECRET.pack(secret, place)))
+            case Defined(_, ended, _) | Undefined(_, ended, _):
+                if ended is not None:
+                    self._enter_cancel(batch, ended.key, ended.place, segments)
+        batch += self.definitions.rows(event)
+
+    def _enter_cancel(self, batch: list[Operation], key: Key, place: int, segments: dict[int, int]) -> None:
+        batch.append(DeleteKey(TIMER + key))
+        batch.append(SetKey(CANCEL + key))
+        self._count(segments, place, -1)
 
     def _forget(self, applied: Iterable[TimerEvent]) -> None:
         """Drop what the index knows now."""
@@ -308,6 +339,8 @@ class Pending:
             elif isinstance(event, Cancelled):
                 for key, _ in event.timers:
                     self._cancelled.pop(key, None)
+            elif isinstance(event, Defined | Undefined) and (ended := event[1]) is not None:
+                self._cancelled.pop(ended.key, None)
         if len(self._far_heap) > 2 * len(self._far) + MANY:
             self._far_heap = list(self._far)
             heapify(self._far_heap)
@@ -368,6 +401,22 @@ class Pending:
         """Return whether all pending timers up to a key are taken, and none is in flight: a delivery may say so."""
         lowest, first = self.flight.lowest, self.first
         return (lowest is None or lowest > to) and (first is None or first > to)
+
+    def page(self, after: Key, most: int) -> list[tuple[Key, int]]:
+        """Return the first pending timers after a key, at most so many and a slice of the index, with their places.
+
+        The caller keeps changes of the index away (``Timers.index_lock``). Timers that are taken are left out.
+        """
+        begin = max(after + b"\0", self.horizon)
+        rows = self._slice(TIMER + begin, TIMER + b"\xff", self._run)[:most]
+        memory = [*self._near.items(), *self._far.items()]
+        last = rows[-1][0][1:] if len(rows) == min(most, SLICE) else b"\xff"
+        found = {key: place for key, place in memory if after < key <= last}
+        for row, value in rows:
+            key = row[1:]
+            if key >= self.horizon and key not in found and key not in self._cancelled and key not in self._taken:
+                found[key] = _NUMBER.unpack(value)[0] if value else parts_of(key)[1]
+        return sorted(found.items())[:most]
 
     # -- single ones --------------------------------------------------------------------------------------------------
 

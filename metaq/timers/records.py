@@ -8,6 +8,7 @@
     {"do":"deliver","to":[1700000000000,81920],"messages":250,"dropped":0,"segments":{"0":250}}
     {"do":"cancel","timers":[[1700000000000,81920,81920]]}
     {"do":"secret","secret":"5f…"}
+    {"do":"define",…}, {"do":"undefine",…}                  recurring messages: metaq.timers.definitions
 
 A timer is known by its *key*: the time at which it is due, in Unix milliseconds, and its *id*, the log offset of its first
 park. A park that stores a timer again has ``METAQ_TIMER``, *id:place:store time* of the park before it and of the first one.
@@ -18,13 +19,14 @@ base of a segment, the parks in it that the mark ends. A ``cancel`` mark has the
 """
 
 import struct
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
 
 from metaq.errors import CorruptRecord
 from metaq.message import TIMERS_TOPIC, TopicPartition
-from metaq.protocol.properties import REAL_QUEUE, REAL_TOPIC, TIMER, TIMER_OUT
+from metaq.protocol.properties import CRON, REAL_QUEUE, REAL_TOPIC, TIMER, TIMER_OUT
 from metaq.protocol.record import Record, decode_record
 from metaq.protocol.text.messages import Stored
 
@@ -34,6 +36,7 @@ MARKS: Final = TopicPartition(TIMERS_TOPIC, 1)
 _KEY: Final = struct.Struct(">QQ")
 _OUT: Final = f"{TIMER_OUT}\x01".encode()
 _AGAIN: Final = f"{TIMER}\x01".encode()
+_CRON: Final = f"{CRON}\x01".encode()
 _TOPIC: Final = f"{REAL_TOPIC}\x01".encode()
 LATEST_MS: Final = (1 << 53) - 1
 """The latest time at which a message can be due: what JSON readers can represent, in the year 287396."""
@@ -75,6 +78,8 @@ class Park(NamedTuple):
     """The place of the park that this one replaces; ``None`` for a timer's first park."""
     end: int
     """The log offset after the record."""
+    definition: int | None = None
+    """The number of the recurring message of which this is the next run."""
 
 
 class Delivered(NamedTuple):
@@ -100,7 +105,47 @@ class Secret(NamedTuple):
     end: int
 
 
-TimerEvent = Park | Delivered | Cancelled | Secret
+class Definition(NamedTuple):
+    """A recurring message, without its body and what else only a park of it needs."""
+
+    name: str
+    number: int
+    """The log offset of its first mark."""
+    place: int
+    """The log offset of its newest mark, which holds the whole."""
+    cron: str
+    zone: str
+    topic: str
+    partition: int
+    missed: str
+    """One of ``metaq.timers.definitions.Missed``."""
+
+
+class Ended(NamedTuple):
+    """The end of a definition: its number, and the run that is cancelled with it."""
+
+    number: int
+    key: Key
+    place: int
+
+
+class Defined(NamedTuple):
+    """A mark that defines a recurring message, perhaps in place of another one with its name, or stores it once more."""
+
+    definition: Definition
+    replaced: Ended | None
+    end: int
+
+
+class Undefined(NamedTuple):
+    """A mark that ends a recurring message."""
+
+    name: str
+    ended: Ended
+    end: int
+
+
+TimerEvent = Park | Delivered | Cancelled | Secret | Defined | Undefined
 
 
 def properties_of_park(due_ms: int, topic: str, partition: int) -> dict[str, str]:
@@ -136,14 +181,15 @@ def event_of_park(stored: Stored) -> Park:
     """Return what a park means. Raise ``CorruptRecord`` when an intact record is not a park."""
     view, at, size, _ = stored
     properties = decode_record(bytes(view[at : at + size])).properties
-    due, again = _value(properties, _OUT), _value(properties, _AGAIN)
+    due, again, cron = _value(properties, _OUT), _value(properties, _AGAIN), _value(properties, _CRON)
+    number = None if cron is None else int(cron.rpartition(b":")[2])
     if due is None:
         raise CorruptRecord(f"the record at log offset {stored.log_offset} is not a park: it has no {TIMER_OUT}")
     place, end = stored.log_offset, stored.log_offset + size
     if again is None:
-        return Park(key_of(int(due), place), place, None, end)
+        return Park(key_of(int(due), place), place, None, end, number)
     ident, before, _ = map(int, again.split(b":"))
-    return Park(key_of(int(due), ident), place, before, end)
+    return Park(key_of(int(due), ident), place, before, end, number)
 
 
 def event_of_mark(stored: Stored) -> TimerEvent:
@@ -159,9 +205,27 @@ def event_of_mark(stored: Stored) -> TimerEvent:
                 return Cancelled([(key_of(due, ident), at) for due, ident, at in mark["timers"]], end)
             case "secret":
                 return Secret(bytes.fromhex(mark["secret"]), place, end)
+            case "define":
+                replaced = ended_of(mark["replaced"]) if mark.get("replaced") else None
+                return Defined(definition_of(mark, place), replaced, end)
+            case "undefine":
+                return Undefined(mark["name"], ended_of(mark["ended"]), end)
     except (ValueError, KeyError, TypeError, struct.error) as error:
         raise CorruptRecord(f"the mark of timers at log offset {place} cannot be read: {error}") from error
     raise CorruptRecord(f"the mark of timers at log offset {place} is of an unknown kind")
+
+
+def definition_of(mark: Mapping[str, Any], place: int) -> Definition:
+    """Return the definition in a mark at a log offset."""
+    number = mark.get("number", place)
+    cron, zone, topic = (str(mark[name]) for name in ("cron", "zone", "topic"))
+    return Definition(str(mark["name"]), number, place, cron, zone, topic, int(mark["partition"]), str(mark["missed"]))
+
+
+def ended_of(numbers: Sequence[int]) -> Ended:
+    """Return the end of a definition as marks have it: number, due, id and place of the run."""
+    number, due_ms, ident, place = numbers
+    return Ended(number, key_of(due_ms, ident), place)
 
 
 def topic_of_park(record: Record) -> str:

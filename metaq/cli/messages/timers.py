@@ -1,15 +1,18 @@
 """``metaq timer``: messages that are delayed to any time."""
 
+from itertools import islice
+
 import click
 
 from metaq.address import Address
-from metaq.cli.common import connect_registry, connect_text, examples, json_option, print_json
+from metaq.cli.common import connect_registry, connect_text, examples, json_option, print_json, registry_option
 from metaq.cli.messages.topics import either_option, means_one_broker
+from metaq.cli.tables import print_rows
 
 
 @click.group()
 def timer() -> None:
-    """Cancel delayed messages."""
+    """List and cancel delayed messages."""
 
 
 @timer.command(
@@ -37,3 +40,34 @@ def cancel(handle: str, registry: str, broker: Address, as_json: bool) -> None:
         print_json({"handle": handle, "cancelled": True})
     else:
         click.echo("cancelled: it will not be delivered")
+
+
+@timer.command("list", epilog=examples("metaq timer list", "metaq timer list --count 100000 --json"))
+@click.option(
+    "--count", type=click.IntRange(1), default=1000, show_default=True, metavar="N", help="Show at most N of a broker."
+)
+@registry_option
+@json_option
+def list_pending(count: int, registry: str, as_json: bool) -> None:
+    """List the messages that wait for their time, those of each broker by it."""
+    with connect_registry(registry) as client:
+        admin = client.admin()
+        timers = admin.timers()
+        rows = [
+            {"broker": broker.name, **row._asdict()}
+            for broker in admin.masters()
+            for row in islice(timers.pending(broker.address), count)
+        ]
+    print_rows(rows, as_json=as_json)
+
+
+@timer.command(epilog=examples("metaq timer stats", "metaq timer stats --json"))
+@registry_option
+@json_option
+def stats(registry: str, as_json: bool) -> None:
+    """Show how many messages wait on each broker, and what became of others since it started."""
+    with connect_registry(registry) as client:
+        admin = client.admin()
+        timers = admin.timers()
+        rows = [{"broker": broker.name, **timers.stats(broker.address)} for broker in admin.masters()]
+    print_rows(rows, as_json=as_json)

@@ -4,6 +4,7 @@ from metaq.client.admin.groups import GroupAdmin
 from metaq.client.admin.messages import MessageAdmin
 from metaq.client.admin.offsetexport import OffsetExport
 from metaq.client.admin.replicas import ReplicaAdmin
+from metaq.client.admin.timers import TimerAdmin
 from metaq.client.admin.transactions import TransactionAdmin
 
 
@@ -17,6 +18,10 @@ class Admin(GroupAdmin, MessageAdmin):
     def transactions(self) -> TransactionAdmin:
         """Return the administration of undecided XA branches and transactional messages."""
         return TransactionAdmin(self._core)
+
+    def timers(self) -> TimerAdmin:
+        """Return the administration of delayed and recurring messages."""
+        return TimerAdmin(self._core)
 
     def replicas(self) -> ReplicaAdmin:
         """Return the administration of replicas and their roles."""

@@ -8,6 +8,7 @@ from metaq.errors import BadRequest, ClientError
 from metaq.message import MessageQueue
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.codes import READ, WRITE
+from metaq.protocol.remoting.timers import RecurringRow, TimerRow
 from metaq.protocol.remoting.undecided import Branch, BranchMessage, HalfRow, Page, read_row
 from metaq.protocol.subscription import EVERYTHING, ExpressionKind, Subscription, parse_subscription
 
@@ -326,6 +327,24 @@ def read_branch(content: Any) -> BranchView:
 def read_half(content: Any) -> HalfRow:
     """Decode one undecided transactional message (30011)."""
     return read_row(content["half"], HalfRow)
+
+
+@_reader("delayed messages")
+def read_timers(content: Any) -> tuple[list[TimerRow], str | None]:
+    """Decode a page of delayed messages (30050)."""
+    return [TimerRow(*(row[name] for name in TimerRow._fields)) for row in content["rows"]], content["next"]
+
+
+@_reader("recurring messages")
+def read_recurring(content: Any) -> tuple[list[RecurringRow], str | None]:
+    """Decode a page of recurring messages (30053)."""
+    return [RecurringRow(*(row[name] for name in RecurringRow._fields)) for row in content["rows"]], content["next"]
+
+
+@_reader("a time")
+def read_due(content: Any) -> int:
+    """Decode the answer to a definition of a recurring message (30053)."""
+    return int(content["due_ms"])
 
 
 @_reader("the state of a replica")

@@ -18,12 +18,13 @@ TAKEN_WAIT_S: Final = 10.0
 """How long a cancel waits for a timer that is being delivered, cancelled or stored again."""
 
 
-class _Outcome:
-    """The outcome of one cancel."""
+class Awaited:
+    """The outcome of one cancel, or of another change that is waited for."""
 
-    __slots__ = ("_result", "size")
+    __slots__ = ("_result", "_what", "size")
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "the cancel") -> None:
+        self._what = what
         self._result: Any = AsyncResult()
         self.size = 0
 
@@ -31,10 +32,10 @@ class _Outcome:
         self._result.set(None)
 
     def refused(self, error: MetaqError, outcome: str) -> None:
-        self._result.set(RequestFailed(error.code, f"the cancel {outcome}: {error}") if outcome != NOT_STORED else error)
+        self._result.set(RequestFailed(error.code, f"{self._what} {outcome}: {error}") if outcome != NOT_STORED else error)
 
     def late(self, short: Short) -> None:
-        self._result.set(RequestFailed(short.code, f"the cancel is stored, but not {short.lacks}"))
+        self._result.set(RequestFailed(short.code, f"{self._what} is stored, but not {short.lacks}"))
 
     def get(self) -> None:
         failure: MetaqError | None = self._result.get()
@@ -62,10 +63,10 @@ class Cancels:
 
         Raises ``UnknownTimer`` and ``TimerDelivered`` as ``cancel`` does.
         """
-        self._table()
+        self.table()
         if not self._timers.is_genuine(handle):
             raise UnknownTimer("the handle is not of this broker")
-        place = self._place(self._table(), handle.key)
+        place = self.place(self.table(), handle.key)
         stored = None if place is None else self._store.record_at_offset(place, self._read)
         return (
             None if stored is None else topic_of_park(decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size])))
@@ -77,19 +78,20 @@ class Cancels:
         A timer that was cancelled before is cancelled. Raises ``TimerDelivered`` for one whose delivery was first,
         ``UnknownTimer`` for one that the log does not have, and whatever keeps messages from being stored.
         """
-        table = self._table()
-        place = self._place(table, key)
+        table = self.table()
+        place = self.place(table, key)
         if place is None:
             return
         self._store.check_writable()
         self._timers.turns.check_load()
         self._timers.stage_cancel(key, place)
-        outcome = _Outcome()
+        outcome = Awaited()
         self._timers.turns.staged(outcome)
         outcome.get()
         self._timers.cancelled += 1
 
-    def _table(self) -> Pending:
+    def table(self) -> Pending:
+        """Return the table, once it is there. Raise ``NotWritable`` when that takes long, ``UnknownTimer`` without timers."""
         self._store.check_master()
         deadline = self._store.clock.monotonic() + FOLD_WAIT_S
         while (table := self._timers.table) is None:
@@ -100,7 +102,7 @@ class Cancels:
             self._timers.wait(0.05)
         return table
 
-    def _place(self, table: Pending, key: Key) -> int | None:
+    def place(self, table: Pending, key: Key) -> int | None:
         """Return the place of a pending timer, known at the moment of the return; ``None`` for one that was cancelled."""
         deadline = self._store.clock.monotonic() + TAKEN_WAIT_S
         while True:

@@ -6,6 +6,8 @@ become safe in order.
 
 A copy whose topic has been deleted is dropped, as the topic's messages were; so is one that cannot be stored, or whose park is
 damaged.
+
+The next run of a recurring message is a member of the group that delivers the one before it, also when that one is dropped.
 """
 
 import logging
@@ -15,14 +17,17 @@ from typing import Any, Final, NamedTuple
 import gevent
 from gevent.event import AsyncResult, Event
 
-from metaq.engine.timers.timers import Timers
-from metaq.engine.writing import Draft, again, new_record, note
+from metaq.engine.timers.recurring import Runs
+from metaq.engine.timers.staged import NextRun
+from metaq.engine.timers.timers import RESERVED_BYTES, Timers
+from metaq.engine.writing import again, new_record, note
 from metaq.errors import IndexFailed, MetaqError, StoreError
 from metaq.protocol import properties
 from metaq.protocol.record import Record, decode_record
 from metaq.store.files.filecache import Run, read_through
+from metaq.store.newrecord import NewRecord
 from metaq.timers.pending import Pending
-from metaq.timers.records import Key, key_of
+from metaq.timers.records import Definition, Key, key_of, parts_of
 
 logger = logging.getLogger(__name__)
 
@@ -50,15 +55,18 @@ class _Copies(NamedTuple):
     """The timers of one group, and the messages that it delivers."""
 
     taken: list[tuple[Key, int]]
-    drafts: list[Draft]
+    records: list[NewRecord]
+    runs: list[NextRun]
     size: int
+    dropped: int
 
 
 class Delivery:
     """The greenlet that delivers the timers of one broker."""
 
-    def __init__(self, timers: Timers, run: Run) -> None:
+    def __init__(self, timers: Timers, runs: Runs, run: Run) -> None:
         self._timers = timers
+        self._runs = runs
         self._context = timers.context
         self._store = timers.context.store
         self._read = read_through(run)
@@ -156,21 +164,41 @@ class Delivery:
     def _copies(self, table: Pending, taken: list[tuple[Key, int]]) -> _Copies:
         """Return the copies of the first timers that were taken, as many as fit into a group; the others are given back."""
         most_bytes = min(PORTION_BYTES, self._store.settings.segment_bytes // 2)
-        drafts: list[Draft] = []
-        size, count = 0, 0
-        for _, place in taken:
+        records: list[NewRecord] = []
+        runs: list[NextRun] = []
+        size, count, dropped = 0, 0, 0
+        for key, place in taken:
             record = self._park(place)
-            copy = None if record is None else self._copy(record)
-            if copy is not None:
-                draft, length = copy
-                if drafts and size + length > most_bytes:
-                    break
-                drafts.append(draft)
-                size += length
+            definition = table.definitions.of_run(key)
+            if definition is None:
+                found, run = [] if record is None else self._copy(record), None
+            else:
+                found, run = self._run_copies(definition, key, record, most_bytes - size)
+            length = sum(copy.size for copy in found) + (0 if run is None else len(run.draft.body) + RESERVED_BYTES)
+            if (records or runs) and size + length > most_bytes:
+                break
+            records += found
+            runs += [] if run is None else [run]
+            size += length
             count += 1
+            dropped += not found
         for key, _ in taken[count:]:
             table.release(key)
-        return _Copies(taken[:count], drafts, size)
+        return _Copies(taken[:count], records, runs, size, dropped)
+
+    def _run_copies(
+        self, definition: Definition, key: Key, record: Record | None, room: int
+    ) -> tuple[list[NewRecord], NextRun | None]:
+        """Return the copies of a run of a recurring message, as many as there is room for, and the next run."""
+        due_ms, now_ms = parts_of(key)[0], self._store.clock.now_ms()
+        copy = [] if record is None else self._copy(record)
+        most = max(1, room // (copy[0].size + 1)) if copy else 1
+        plan = self._runs.plan(definition, due_ms, now_ms, most)
+        run = self._runs.next_run(definition, record, plan.next_ms)
+        if record is None or not copy:
+            return [], run
+        copies = [self._copy(record, out_ms)[0] for out_ms in plan.times] if plan.times != [due_ms] else copy
+        return copies, run
 
     def _park(self, place: int) -> Record | None:
         """Return a park; ``None`` when it is damaged or lost, which is reported."""
@@ -186,26 +214,28 @@ class Delivery:
             return None
         return decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size]))
 
-    def _copy(self, record: Record) -> tuple[Draft, int] | None:
-        """Return the copy that consumers get, and its bytes in the log.
+    def _copy(self, record: Record, out_ms: int | None = None) -> list[NewRecord]:
+        """Return the copy that consumers get, with another due time if one is given.
 
-        Return ``None`` when its topic was deleted or it cannot be stored, which is reported.
+        Return nothing when its topic was deleted or it cannot be stored, which is reported.
         """
         pairs = properties.parse(record.properties.decode(errors="replace"))
         name, number = pairs.pop(properties.REAL_TOPIC, ""), int(pairs.pop(properties.REAL_QUEUE, "0"))
         topic = self._context.topics.of_parked(name, number) if name else None
         if topic is None:
             self._dropped(record.log_offset, f"the topic {name} was deleted")
-            return None
+            return []
+        if out_ms is not None:
+            pairs[properties.TIMER_OUT] = str(out_ms)
+        own = {properties.CRON: pairs[properties.CRON]} if properties.CRON in pairs else properties.NONE
         pairs[properties.TIMER_ENQUEUE] = str(record.store_ms)
         pairs[properties.TIMER_DEQUEUE] = str(self._store.clock.now_ms())
         draft = again(record, name, number % topic.all_partitions, pairs)  # the topic may have shrunk
         try:
-            size = new_record(self._context, draft).size
+            return [new_record(self._context, draft, own)]
         except MetaqError as error:
             self._dropped(record.log_offset, str(error))
-            return None
-        return draft, size
+            return []
 
     def _dropped(self, place: int, reason: str) -> None:
         self._timers.dropped += 1
@@ -213,9 +243,8 @@ class Delivery:
 
     def _stage(self, table: Pending, copies: _Copies) -> None:
         """Stage a group, and wait until it is in the log. Raises ``MetaqError`` when it is not; its timers are given back."""
-        dropped = len(copies.taken) - len(copies.drafts)
         try:
-            self._timers.stage_delivery(copies.taken, copies.drafts, dropped)
+            self._timers.stage_delivery(copies.taken, copies.records, copies.dropped, copies.runs)
         except MetaqError:
             for key, _ in copies.taken:
                 table.release(key)
@@ -223,7 +252,7 @@ class Delivery:
         appended: Any = AsyncResult()
         self._timers.turns.after_append(appended.set)
         self._in_flight_bytes += copies.size
-        note(self._timers.turns, partial(self._settled, len(copies.drafts), copies.size))
+        note(self._timers.turns, partial(self._settled, len(copies.records), copies.size))
         failure: StoreError | None = appended.get()
         if failure is not None:
             raise failure

@@ -4,6 +4,8 @@ import logging
 from typing import Final
 
 from metaq.engine.halfmessages import pairs_of
+from metaq.engine.timers.defining import stage_definition_again
+from metaq.engine.timers.recurring import Runs
 from metaq.engine.timers.timers import Timers
 from metaq.engine.writing import again
 from metaq.errors import BadRequest, IndexFailed
@@ -23,8 +25,9 @@ AT_ONCE: Final = 128
 class TimerKeeper:
     """Keeps retention from deleting what pending timers need."""
 
-    def __init__(self, timers: Timers, run: Run) -> None:
+    def __init__(self, timers: Timers, runs: Runs, run: Run) -> None:
         self._timers = timers
+        self._runs = runs
         self._store = timers.context.store
         self._run = run
         self._read = read_through(run)
@@ -42,12 +45,26 @@ class TimerKeeper:
             return
         if table.secret is not None and table.secret.place < before:
             self._timers.stage_secret_again()
+        self._keep_definitions(table, before)
         begin, end = place_of(self._store, oldest, self._read).parks, place_of(self._store, before, self._read).parks
         room = KEPT_A_ROUND
         while begin < end and room > 0:
             count = min(AT_ONCE, end - begin)
             room -= self._keep_some(table, begin, count)
             begin += count
+
+    def _keep_definitions(self, table: Pending, before: int) -> None:
+        """Store the definitions of recurring messages again whose marks lie before a log offset."""
+        for definition in [each for each in table.definitions if each.place < before]:
+            recurring = self._runs.recurring(definition)
+            is_same = self._timers.table is table and table.definitions.get(definition.name) is definition
+            if not is_same or definition.name in self._timers.names_in_flight:
+                continue
+            if recurring is None:
+                logger.error("recurring message cannot be stored again, its segment stays name=%s", definition.name)
+                continue
+            self._store.check_writable()
+            stage_definition_again(self._timers, definition, recurring)
 
     def _keep_some(self, table: Pending, ordinal: int, count: int) -> int:
         """Store those of some parks again that are pending at just this place; return their bytes."""

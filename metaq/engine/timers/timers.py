@@ -8,22 +8,24 @@ import hmac
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import gevent
 from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
 from metaq.engine.context import Context
+from metaq.engine.timers.staged import NextRun, Staged
 from metaq.engine.turn import Turns
 from metaq.engine.writing import Draft, Placed, internal_mark, new_record, note, stage
 from metaq.errors import DiskFull, IndexFailed, MessageIllegal, NotWritable, Overloaded, StoreError
 from metaq.protocol import properties
 from metaq.store.copies.discarding import TIMER_INDEX
 from metaq.store.files.filecache import Run, read_through
+from metaq.store.newrecord import NewRecord
 from metaq.store.ordered.ordered import remove_ordered
 from metaq.store.recordgroups import put_record_group
 from metaq.store.recovery.recovery import add_feature
@@ -37,11 +39,13 @@ from metaq.timers.records import (
     PARKS,
     Again,
     Cancelled,
+    Defined,
     Delivered,
     Key,
     Park,
     Secret,
     TimerEvent,
+    Undefined,
     cancel_mark,
     deliver_mark,
     key_of,
@@ -66,16 +70,6 @@ LONGEST_TIMES: Final = {properties.TIMER_ENQUEUE: str((1 << 63) - 1), properties
 """What a delivered copy adds to the properties of its park, at its longest."""
 
 
-class Staged(NamedTuple):
-    """A record that is in flight, and what it means."""
-
-    is_park: bool
-    ordinal: int
-    event: TimerEvent
-    taken: tuple[Key, ...] = ()
-    """The timers that are taken for it: given back when it is not stored."""
-
-
 class Timers:
     """The timers of one broker, as a master that changes them or as a slave that follows."""
 
@@ -94,6 +88,8 @@ class Timers:
         self._staged: list[Staged] = []  # in this turn
         self._in_log: deque[Staged] = deque()  # appended, and not yet readable
         self._noted = -1
+        self.names_in_flight: set[str] = set()
+        """Names of recurring messages that are being defined or ended."""
         self._secret: bytes | None = None
         self._flushed = 0
         self.index_lock = BoundedSemaphore(1)
@@ -276,6 +272,10 @@ class Timers:
         elif isinstance(event, Cancelled):
             for key, _ in event.timers:
                 flight.remove(key)
+        elif isinstance(event, Defined | Undefined):
+            self.names_in_flight.discard(event.definition.name if isinstance(event, Defined) else event.name)
+            if (ended := event[1]) is not None and staged.taken:
+                flight.remove(ended.key)
 
     def _appended(self, failure: StoreError | None) -> None:
         """Learn at the end of a turn whether what was staged in it is in the log."""
@@ -293,7 +293,8 @@ class Timers:
         self._changed.set()
         self.woken()
 
-    def _stage(self, staged: Staged) -> None:
+    def stage_event(self, staged: Staged) -> None:
+        """Take note of a record that was staged."""
         if self._noted != self.turns.number:
             self._noted = self.turns.number
             self.turns.after_append(self._appended)
@@ -319,7 +320,7 @@ class Timers:
         limit_ms = settings.max_delay_ms
         if (limit_ms and due_ms - now_ms > limit_ms) or due_ms > LATEST_MS:
             raise MessageIllegal(f"a delay of {due_ms - now_ms} ms is longer than {limit_ms or LATEST_MS} ms (max_delay_ms)")
-        pending = self._ready()
+        pending = self.ready()
         added = properties_of_park(due_ms, draft.topic, draft.partition)
         kept = {name: value for name, value in draft.properties.items() if name not in added} | added
         size = len(draft.body) + len(properties.encode(kept, LONGEST_TIMES)) + RESERVED_BYTES
@@ -329,11 +330,12 @@ class Timers:
         placed = stage(self.context, draft.moved(*PARKS, kept))
         key = key_of(due_ms, placed.log_offset)
         pending.flight.add(key)
-        self._stage(Staged(True, placed.ordinal, Park(key, placed.log_offset, None, self._store.log.staged_end)))
+        self.stage_event(Staged(True, placed.ordinal, Park(key, placed.log_offset, None, self._store.log.staged_end)))
         self.parked += 1
         return placed._replace(ordinal=0, handle=handle_of(key, secret))
 
-    def _ready(self) -> Pending:
+    def ready(self) -> Pending:
+        """Return the table, for changes. Raise ``Overloaded`` while it can take none."""
         pending = self._pending
         if pending is None:
             pending = self._begin()
@@ -370,12 +372,14 @@ class Timers:
         self._secret = secret
         ordinal = self._store.queue(*MARKS).next
         place = stage(self.context, internal_mark(self.context, MARKS, secret_mark(secret))).log_offset
-        self._stage(Staged(False, ordinal, Secret(secret, place, self._store.log.staged_end)))
+        self.stage_event(Staged(False, ordinal, Secret(secret, place, self._store.log.staged_end)))
 
     # -- what becomes of them -----------------------------------------------------------------------------------------
 
-    def stage_delivery(self, taken: list[tuple[Key, int]], copies: list[Draft], dropped: int) -> None:
-        """Stage the copies of timers that are taken, in one group with the mark that ends these timers."""
+    def stage_delivery(
+        self, taken: list[tuple[Key, int]], copies: list[NewRecord], dropped: int, runs: Sequence[NextRun] = ()
+    ) -> None:
+        """Stage the copies of timers that are taken, and the next runs, in one group with the mark that ends these timers."""
         context, store, pending = self.context, self._store, self._pending
         assert pending is not None
         segments: dict[int, int] = {}
@@ -386,9 +390,20 @@ class Timers:
         to = taken[-1][0]
         mark = internal_mark(context, MARKS, deliver_mark(to, len(copies), dropped, segments))
         ordinal = store.queue(*MARKS).next
-        offsets = put_record_group(store, new_record(context, mark), [new_record(context, copy) for copy in copies])
-        event = Delivered(to, segments, offsets[1] if copies else store.log.staged_end)
-        self._stage(Staged(False, ordinal, event, tuple(key for key, _ in taken)))
+        members = [*copies, *(new_record(context, run.draft, run.own) for run in runs)]
+        first = store.queue(*PARKS).next
+        offsets = put_record_group(store, new_record(context, mark), members)
+        ends = [*offsets[1:], store.log.staged_end]
+        self.stage_event(Staged(False, ordinal, Delivered(to, segments, ends[0]), tuple(key for key, _ in taken)))
+        self.stage_runs(first, runs, offsets[1 + len(copies) :], ends[1 + len(copies) :])
+
+    def stage_runs(self, first: int, runs: Sequence[NextRun], places: list[int], run_ends: list[int]) -> None:
+        """Take note of parks that were staged as members of a group, from an ordinal on."""
+        assert self._pending is not None
+        for ordinal, (run, place, end) in enumerate(zip(runs, places, run_ends, strict=True), first):
+            key = key_of(run.due_ms, place)
+            self._pending.flight.add(key)
+            self.stage_event(Staged(True, ordinal, Park(key, place, None, end, run.definition.number)))
 
     def stage_cancel(self, key: Key, place: int) -> None:
         """Stage the cancel of a timer that is pending at a place, and take it."""
@@ -398,23 +413,30 @@ class Timers:
         stage(context, internal_mark(context, MARKS, cancel_mark([(key, place)])))
         pending.take(key, place)
         pending.flight.add(key)
-        self._stage(Staged(False, ordinal, Cancelled([(key, place)], store.log.staged_end), (key,)))
+        self.stage_event(Staged(False, ordinal, Cancelled([(key, place)], store.log.staged_end), (key,)))
 
     def stage_again(self, key: Key, origin: Again, draft: Draft) -> None:
         """Stage the park of a timer once more, which ``origin`` describes, and take the timer."""
         store, pending = self._store, self._pending
         assert pending is not None
-        placed = stage(self.context, draft, {properties.TIMER: str(origin)})
+        definition = pending.definitions.of_run(key)
+        own = {} if definition is None else NextRun(definition, 0, draft).own
+        placed = stage(self.context, draft, {properties.TIMER: str(origin), **own})
         pending.take(key, origin.place)
         pending.flight.add(key)
-        event = Park(key, placed.log_offset, origin.place, store.log.staged_end)
-        self._stage(Staged(True, placed.ordinal, event, (key,)))
+        number = None if definition is None else definition.number
+        event = Park(key, placed.log_offset, origin.place, store.log.staged_end, number)
+        self.stage_event(Staged(True, placed.ordinal, event, (key,)))
         self.moved += 1
 
     def stage_secret_again(self) -> None:
         """Stage the secret once more: the segment that holds it is about to be deleted."""
         if self._secret is not None:
             self._stage_secret(self._secret)
+
+    def handle(self, key: Key) -> str | None:
+        """Return what cancels a timer; ``None`` as long as the secret of handles is not known."""
+        return None if self._secret is None else str(handle_of(key, self._secret))
 
     # -- handles ------------------------------------------------------------------------------------------------------
 
@@ -461,22 +483,7 @@ class Timers:
             "timers_cancelled": self.cancelled,
             "timers_dropped": self.dropped,
             "timers_moved": self.moved,
+            "timers_recurring": 0 if pending is None else len(pending.definitions),
             "timer_index": "unused" if pending is None else "yes" if self._fold is None else "reading the log",
             "timer_index_waiting": 0 if pending is None else pending.waiting,
         }
-
-
-def due_of(pairs: dict[str, Any], now_ms: int) -> int | None:
-    """Return when a message with these properties wants to be delivered, in Unix milliseconds; ``None``: at once.
-
-    Raise ``MessageIllegal`` for a time that is not a number. A message that has been delayed already is not delayed again.
-    """
-    if properties.TIMER_OUT in pairs:
-        return None
-    for name, unit_ms, since_ms in properties.TIMES:
-        value = pairs.get(name)
-        if value is not None:
-            if not (value.isascii() and value.isdecimal() and len(value) <= 18):
-                raise MessageIllegal(f"the property {name} is {value[:20]!r}, not a number of {'s' if unit_ms > 1 else 'ms'}")
-            return int(value) * unit_ms + (now_ms if since_ms else 0)
-    return None

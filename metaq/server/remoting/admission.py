@@ -153,8 +153,12 @@ ADMITTED: Final[Mapping[int, Admission]] = {
             Request.LIST_TRANSACTIONS,
             Request.GET_TRANSACTION,
             Request.REPLICA_STATUS,
+            # timers
+            Request.LIST_TIMERS,
+            Request.TIMER_STATS,
         ),
     ),
+    **_of((Action.INSPECT, Action.ADMINISTER), (Request.CRON,), 2 * SETTINGS_BYTES),  # each part has its right
     # requests that change them
     **_of((Action.CREATE,), (Request.UPDATE_AND_CREATE_TOPIC,)),  # if the topic exists, the handler requires ADMINISTER
     **_of(

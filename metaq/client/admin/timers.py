@@ -1,0 +1,85 @@
+"""Administration: delayed and recurring messages (docs/timers.md)."""
+
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from metaq.client.admin.views import read_due, read_object, read_recurring, read_timers
+from metaq.client.connecting.core import Core
+from metaq.client.connecting.transport import RemotingRequest, ask
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.timers import RecurringRow, TimerRow
+
+R = TypeVar("R", TimerRow, RecurringRow)
+
+
+class TimerAdmin:
+    """The administration of one broker's timers at a time; made by ``Admin.timers``. Threads may share it."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def pending(self, address: str) -> Iterator[TimerRow]:
+        """Yield the messages that wait for their time, the first due first."""
+        yield from self._pages(address, Request.LIST_TIMERS, {}, read_timers)
+
+    def stats(self, address: str) -> dict[str, Any]:
+        """Return the broker's figures of timers, by the names that ``stats`` has."""
+        return read_object(self._ask(address, Request.TIMER_STATS, {}))
+
+    def recurring(self, address: str) -> Iterator[RecurringRow]:
+        """Yield the recurring messages, by name."""
+        yield from self._pages(address, Request.CRON, {"do": "list"}, read_recurring)
+
+    def define(
+        self,
+        address: str,
+        name: str,
+        cron: str,
+        topic: str,
+        body: bytes,
+        *,
+        zone: str = "UTC",
+        partition: int = -1,
+        tag: str | None = None,
+        flag: int = 0,
+        missed: str = "last",
+    ) -> int:
+        """Define a recurring message, in place of one with this name; return when it comes first, in Unix milliseconds.
+
+        ``cron`` is as ``0 2 * * *``, ``@every 90s`` or ``@daily``; ``missed`` says what becomes of times that pass while the
+        broker does not run: ``last``, ``all`` or ``none``. Raises ``Refused`` with the reason.
+        """
+        request = {
+            "do": "define",
+            "name": name,
+            "cron": cron,
+            "topic": topic,
+            "body": b64encode(body).decode(),
+            "zone": zone,
+            "partition": partition,
+            "attribute": tag,
+            "flag": flag,
+            "missed": missed,
+        }
+        return read_due(self._ask(address, Request.CRON, request))
+
+    def undefine(self, address: str, name: str) -> None:
+        """End a recurring message: no run comes any more. ``Refused`` when the broker has none with this name."""
+        self._ask(address, Request.CRON, {"do": "undefine", "name": name})
+
+    def _pages(
+        self, address: str, code: Request, members: dict[str, Any], read: Callable[[bytes], tuple[list[R], str | None]]
+    ) -> Iterator[R]:
+        after: dict[str, Any] = {}
+        while True:
+            rows, following = read(self._ask(address, code, members | after))
+            yield from rows
+            if following is None:
+                return
+            after = {"after": following}
+
+    def _ask(self, address: str, code: Request, members: dict[str, Any]) -> bytes:
+        request = RemotingRequest.of(code, None, fastjson.encode(members))
+        return bytes(ask(self._core.transport, address, request, self._core.deadline()).body)
