@@ -15,7 +15,7 @@ from metaq.config import REGISTRY_SETTINGS, Settings, load
 from metaq.deploy.unit import OPEN_FILES
 from metaq.errors import ConfigError
 from metaq.protocol.record import HEADER_SIZE
-from metaq.protocol.text.codec import _READERS
+from metaq.protocol.text.lines import READERS
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.protocol.text.replies import BAD_REQUEST, CONFLICT, ERROR, FORBIDDEN, MOVED, NOT_FOUND, OK, UNAVAILABLE
 from metaq.server.http.http import OWN
@@ -57,7 +57,7 @@ def test_every_command_and_status_is_described() -> None:
     """MQ-057, MQ-062: no word of the protocol is left out."""
     text = text_of(PROTOCOL)
     assert len(SESSIONS) > 10
-    for word in ("put", "sync", *_READERS):
+    for word in ("put", "sync", *READERS):
         assert re.search(rf"^    {word}\b|^\| `{word}\b", text, re.MULTILINE), word
     for status in (OK, MOVED, BAD_REQUEST, FORBIDDEN, NOT_FOUND, CONFLICT, ERROR, UNAVAILABLE):
         assert re.search(rf"^\| {status} \|", text, re.MULTILINE), status

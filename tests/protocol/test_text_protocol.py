@@ -10,19 +10,7 @@ from hypothesis import strategies as st
 
 from metaq.checksum import body_crc
 from metaq.errors import BadRequest, StreamLost
-from metaq.protocol.text.codec import (
-    INT32,
-    INT64,
-    OPAQUE,
-    TRANSACTION_TYPES,
-    CommandReader,
-    PutHead,
-    TextLimits,
-    write_get,
-    write_line,
-    write_offset,
-    write_put,
-)
+from metaq.protocol.text.codec import CommandReader, PutHead, TextLimits
 from metaq.protocol.text.commands import (
     NO_CHECKSUM,
     NO_OPAQUE,
@@ -40,7 +28,10 @@ from metaq.protocol.text.commands import (
     Transaction,
     Version,
 )
+from metaq.protocol.text.lines import TRANSACTION_TYPES
 from metaq.protocol.text.replies import VALUE, Reply, ReplyReader, write_result, write_value_head
+from metaq.protocol.text.tokens import INT32, INT64, OPAQUE
+from metaq.protocol.text.writing import write_get, write_line, write_offset, write_put
 from tests.support.wire import comparable, feed, random_slices
 
 Frame = tuple[bytes, list[Command]]

@@ -16,10 +16,10 @@ from metaq.client.message import milliseconds, unix_ms
 from metaq.client.text.connection import Exchange, TextConnection
 from metaq.errors import BadRequest, ClientError, ConnectionFailed, Refused, RequestTimeout, TooLate, UnknownHandle
 from metaq.message import Message, PutResult, TextPosition
-from metaq.protocol.text.codec import write_get, write_line, write_offset, write_put
 from metaq.protocol.text.commands import BROKER_CHOOSES, END_OF_LOG
 from metaq.protocol.text.messages import decode_text_messages, join_attribute
 from metaq.protocol.text.replies import CONFLICT, MOVED, NOT_FOUND, OK, VALUE, Reply
+from metaq.protocol.text.writing import write_get, write_line, write_offset, write_put
 
 DEFAULT_PORT: Final = 8123
 DEFAULT_GROUP: Final = "metaq"
