@@ -54,6 +54,13 @@ GROUP_END: Final = "METAQ_GROUP_END"
 TIMER: Final = "METAQ_TIMER"
 """On a park that stores a delayed message again: *id:place:store time* (``metaq.timers.records``). Only the broker sets it."""
 
+SHARDING_KEY: Final = "__SHARDINGKEY"
+"""The key whose messages are kept in order."""
+PRIORITY: Final = "_SYS_MSG_PRIORITY_"
+"""A number from 0 up; greater is more urgent."""
+DEDUPE_ID: Final = "DEDUPE_ID"
+"""The producer's id of a message, by which a repeated put is known."""
+
 PREPARED_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
 PRODUCER_GROUP: Final = "PGROUP"
 

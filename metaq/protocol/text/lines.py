@@ -11,30 +11,43 @@ from metaq.protocol.text.commands import (
     Cancel,
     Command,
     Create,
+    Due,
     Get,
     Help,
     Offset,
     Put,
-    PutLater,
+    PutOptions,
+    PutWith,
     Quit,
     Stats,
     Sync,
     Transaction,
     Version,
 )
-from metaq.protocol.text.tokens import INT32, INT64, integer, need, opaque
+from metaq.protocol.text.leaselines import (
+    read_ack,
+    read_extend,
+    read_nack,
+    read_pop,
+    read_ready,
+    read_subscribe,
+    read_unsubscribe,
+)
+from metaq.protocol.text.tokens import INT32, INT64, choice, integer, is_option, need, opaque, read_options, word
 
 TRANSACTION_TYPES: Final = frozenset(
     ("BEGIN", "END", "PREPARE", "COMMIT_ONE_PHASE", "COMMIT_TWO_PHASE", "ROLLBACK", "RECOVER", "FORGET")
 )
 WAIT: Final = "wait="
-_OPTIONS: Final = ("delay=", "at=")
 _new: Final = tuple.__new__
 """0.1 µs less than a named tuple's own constructor."""
 
 GET_USAGE: Final = "TOPIC GROUP PARTITION POSITION MAXSIZE [OPAQUE [wait=MS]]"
 OFFSET_USAGE: Final = "TOPIC GROUP PARTITION POSITION [OPAQUE]"
-PUT_USAGE: Final = "TOPIC PARTITION LENGTH FLAG [CHECKSUM] [TRANSACTION] [delay=MS | at=MS] OPAQUE"
+CREATE_USAGE: Final = "TOPIC PARTITIONS [priority=yes] [OPAQUE]"
+PUT_USAGE: Final = "TOPIC PARTITION LENGTH FLAG [CHECKSUM] [TRANSACTION] [OPTION=VALUE …] OPAQUE"
+PUT_OPTIONS: Final = ("delay=", "at=", "priority=", "id=", "key=")
+NOT_IN_TRANSACTIONS: Final = ("delay=", "at=", "id=")
 
 
 def _read_get(tokens: list[str]) -> Command:
@@ -80,9 +93,11 @@ def _read_quit(tokens: list[str]) -> Command:
 
 
 def _read_create(tokens: list[str]) -> Command:
-    need(tokens, 3, "TOPIC PARTITIONS [OPAQUE]")
-    number = opaque(tokens[3]) if len(tokens) > 3 else NO_OPAQUE
-    return Create(tokens[1], integer(tokens[2], "partitions", (1, INT32[1])), number)
+    need(tokens, 3, CREATE_USAGE)
+    values = read_options("create", [token for token in tokens[3:] if is_option(token)], ("priority=",))
+    priority = "priority=" in values and choice(values["priority="], "priority", "yes", "no")
+    rest = [token for token in tokens[3:] if not is_option(token)]
+    return Create(tokens[1], integer(tokens[2], "partitions", (1, INT32[1])), priority, opaque(rest[0]) if rest else NO_OPAQUE)
 
 
 def _read_auth(tokens: list[str]) -> Command:
@@ -129,6 +144,13 @@ READERS: Final[dict[str, Callable[[list[str]], Command]]] = {
     "auth": _read_auth,
     "cancel": _read_cancel,
     "transaction": _read_transaction,
+    "subscribe": read_subscribe,
+    "unsubscribe": read_unsubscribe,
+    "ready": read_ready,
+    "pop": read_pop,
+    "ack": read_ack,
+    "nack": read_nack,
+    "extend": read_extend,
 }
 
 
@@ -152,18 +174,28 @@ def _read_plain_put(tokens: list[str], body: bytes) -> Put:
     return Put(tokens[1], partition, integer(tokens[4], "flag", INT32), checksum, transaction, number, body)
 
 
-def read_put(tokens: list[str], body: bytes) -> Put | PutLater:
-    """Parse a put that may have an option between the flag and the opaque."""
-    options = [token for token in tokens[5:-1] if token.startswith(_OPTIONS)]
+def read_put(tokens: list[str], body: bytes) -> Put | PutWith:
+    """Parse a put that may have options between the flag and the opaque."""
+    options = [token for token in tokens[5:-1] if is_option(token)]
     if not options:
         return _read_plain_put(tokens, body)
-    put = _read_plain_put([token for token in tokens if token not in options], body)
-    name, _, value = options[0].partition("=")
-    if len(options) > 1:
+    values = read_options("put", options, PUT_OPTIONS)
+    put = _read_plain_put([*tokens[:5], *[token for token in tokens[5:-1] if not is_option(token)], tokens[-1]], body)
+    if "delay=" in values and "at=" in values:
         raise BadRequest("put takes one of delay=MS and at=MS, not both")
     if put.transaction is not None:
-        raise BadRequest(f"a put in a transaction cannot have the option {name}=")
-    return PutLater(put, integer(value, name, (0, INT64[1])), name == "delay")
+        for name in NOT_IN_TRANSACTIONS:
+            if name in values:
+                raise BadRequest(f"a put in a transaction cannot have the option {name}")
+    due: Due | None = None
+    if "delay=" in values:
+        due = Due(integer(values["delay="], "delay", (0, INT64[1])), is_delay=True)
+    elif "at=" in values:
+        due = Due(integer(values["at="], "at", (0, INT64[1])), is_delay=False)
+    priority = integer(values["priority="], "priority", (0, INT32[1])) if "priority=" in values else None
+    given_id = word(values["id="], "id") if "id=" in values else None
+    key = word(values["key="], "key") if "key=" in values else None
+    return PutWith(put, PutOptions(due, priority, given_id, key))
 
 
 def read_sync(tokens: list[str]) -> Sync:

@@ -1,5 +1,6 @@
-"""The tokens of a line: numbers, opaques and the count that a command needs."""
+"""The tokens of a line: numbers, words, opaques and options."""
 
+import re
 from typing import Final
 
 from metaq.errors import BadRequest
@@ -10,8 +11,11 @@ INT64: Final = (-(1 << 63), (1 << 63) - 1)
 OPAQUE: Final = (-(1 << 31), (1 << 32) - 1)
 """Signed in the Java client, unsigned in the C++ client."""
 
-_OPAQUE_AT: Final = {"get": 6, "offset": 5, "stats": 2, "version": 1, "help": 1, "create": 3, "auth": 3, "cancel": 2}
+_OPAQUE_AT: Final = {"get": 6, "offset": 5, "stats": 2, "version": 1, "help": 1, "auth": 3, "cancel": 2}
 """Where the opaque stands in commands that may have tokens after it; elsewhere it is the last token."""
+_WORD: Final = re.compile("[^\x00-\x20\x7f-\xa0]+")
+_MOST_WORD_BYTES: Final = 255
+_OPTION: Final = re.compile("[a-z]+=")
 
 
 def integer(token: str, field: str, bounds: tuple[int, int]) -> int:
@@ -57,3 +61,45 @@ def opaque_or_default(tokens: list[str]) -> str:
 def need(tokens: list[str], least: int, usage: str) -> None:
     if len(tokens) < least:
         raise BadRequest(f"{tokens[0]} needs {usage}")
+
+
+def is_word(text: str) -> bool:
+    """Return whether a text can be one word of a line: up to 255 bytes without blanks and control characters."""
+    return _WORD.fullmatch(text) is not None and len(text.encode()) <= _MOST_WORD_BYTES
+
+
+def word(token: str, field: str) -> str:
+    """Return a word, which may have characters beyond ASCII. ``BadRequest`` names the field when it is none."""
+    try:
+        text = token.encode("latin-1").decode()  # a line is read byte by byte
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"{field} {token[:40]!r} is not UTF-8") from error
+    if not is_word(text):
+        raise BadRequest(f"{field} {text[:40]!r} is not a word of 1 to {_MOST_WORD_BYTES} bytes without control characters")
+    return text
+
+
+def choice(token: str, field: str, yes: str, no: str) -> bool:
+    """Return whether a token is ``yes``. ``BadRequest`` when it is neither that nor ``no``."""
+    if token not in (yes, no):
+        raise BadRequest(f"{field} is {yes} or {no}, not {token[:40]!r}")
+    return token == yes
+
+
+def is_option(token: str) -> bool:
+    """Return whether a token is an option: ``name=value``. Transaction keys begin with capitals, and numbers have no ``=``."""
+    return _OPTION.match(token) is not None
+
+
+def read_options(command: str, tokens: list[str], known: tuple[str, ...]) -> dict[str, str]:
+    """Return options by name, ``=`` included. ``BadRequest`` for one that is not in ``known``, or that comes twice."""
+    values: dict[str, str] = {}
+    for token in tokens:
+        name, equals, value = token.partition("=")
+        name += equals
+        if name not in known:
+            raise BadRequest(f"{command} does not know the option {name[:40]}; it knows {', '.join(known) or 'none'}")
+        if name in values:
+            raise BadRequest(f"{command} has the option {name} twice")
+        values[name] = value
+    return values
