@@ -16,20 +16,20 @@ from metaq.protocol.properties import NONE, PRIORITY, SHARDING_KEY
 from metaq.protocol.record import TAGS, encode_properties
 from metaq.protocol.text.ids import DIGITS, MessageId
 from metaq.protocol.text.messages import Stored, join_attribute, split_attribute
-from metaq.protocol.text.pushed import Given, Pushed, PushedHead, encode_pushed
+from metaq.protocol.text.pushed import Push, Pushed, PushedHead, encode_pushed
 from metaq.protocol.text.replies import VALUE, Reply, ReplyReader, TextReader, write_result, write_value_head
 from metaq.protocol.text.tokens import INT32, INT64, OPAQUE
 from tests.support.wire import feed, random_slices, slicings, stored_record
 
 ID: Final = MessageId(0, 17, "4q9zk2")
-GIVEN: Final = Given("1", ID, "orders", 425, 1, with_crc=False)
+PUSH: Final = Push("1", ID, "orders", 425, 1, with_crc=False)
 HEAD: Final = PushedHead(5, 1, ID, "orders", 0, 425, 1, 0, None, None, None)
 PLAIN: Final = b"message 5 1 0-17-4q9zk2 orders 0 425 1 0\r\nhello"
 
 
-def written(given: Given, stored: Stored) -> bytes:
+def written(push: Push, stored: Stored) -> bytes:
     out: list[bytes | memoryview] = []
-    size = encode_pushed(given, stored, out)
+    size = encode_pushed(push, stored, out)
     data = b"".join(out)
     assert size == len(data)
     return data
@@ -43,16 +43,16 @@ def record(body: bytes, pairs: Mapping[str, str] = NONE, flag: int = 0) -> Store
     return Stored(memoryview(data), 0, len(data), LogOffset(0))
 
 
-GOLDEN: Final[list[tuple[Given, Stored, bytes, Pushed]]] = [
-    (GIVEN, record(b"hello"), PLAIN, Pushed(HEAD, b"hello")),
+GOLDEN: Final[list[tuple[Push, Stored, bytes, Pushed]]] = [
+    (PUSH, record(b"hello"), PLAIN, Pushed(HEAD, b"hello")),
     (
-        GIVEN._replace(opaque="-7", attempt=3, position=0, with_crc=True),
+        PUSH._replace(opaque="-7", attempt=3, position=0, with_crc=True),
         record(b"", flag=6),
         b"message 0 -7 0-17-4q9zk2 orders 0 0 3 6 crc=0\r\n",
         Pushed(HEAD._replace(length=0, opaque=-7, attempt=3, position=0, flag=6, crc=0), b""),
     ),
     (
-        GIVEN._replace(with_crc=True),
+        PUSH._replace(with_crc=True),
         record(b"hello", {"tag": "red", "priority": "7", "key": "é"}),
         b"message 12 1 0-17-4q9zk2 orders 0 425 1 1 priority=7 key=\xc3\xa9 crc=%d\r\n\0\0\0\3redhello"
         % body_crc(b"\0\0\0\3redhello"),
@@ -64,10 +64,10 @@ GOLDEN: Final[list[tuple[Given, Stored, bytes, Pushed]]] = [
 ]
 
 
-@pytest.mark.parametrize(("given_", "stored", "data", "pushed"), GOLDEN, ids=["plain", "empty", "all"])
-def test_a_frame_and_what_it_means(given_: Given, stored: Stored, data: bytes, pushed: Pushed) -> None:
+@pytest.mark.parametrize(("push", "stored", "data", "pushed"), GOLDEN, ids=["plain", "empty", "all"])
+def test_a_frame_and_what_it_means(push: Push, stored: Stored, data: bytes, pushed: Pushed) -> None:
     """MY-020, MY-022: written so, and read so between replies, in any slices."""
-    assert written(given_, stored) == data
+    assert written(push, stored) == data
     stream = write_result(200, "1", "2") + data + data + write_value_head(3, "4") + b"abc" + data
     expected = [Reply(200, 2, b"1"), pushed, pushed, Reply(VALUE, 4, b"abc"), pushed]
     for name, pieces in slicings(stream, 1):
@@ -76,7 +76,7 @@ def test_a_frame_and_what_it_means(given_: Given, stored: Stored, data: bytes, p
 
 def test_the_body_is_not_copied() -> None:
     out: list[bytes | memoryview] = []
-    encode_pushed(GIVEN, record(b"hello", {"tag": "red"}), out)
+    encode_pushed(PUSH, record(b"hello", {"tag": "red"}), out)
     assert isinstance(out[-1], memoryview)
     assert bytes(out[-1]) == b"hello"
 
@@ -86,7 +86,7 @@ def test_the_body_is_not_copied() -> None:
 )
 def test_properties_that_a_line_cannot_carry_stay_out_of_it(pairs: dict[str, str]) -> None:
     """Senders of the remoting protocol may set any: the message still arrives, and the stream stays in step."""
-    assert written(GIVEN, record(b"hello", pairs)) == PLAIN
+    assert written(PUSH, record(b"hello", pairs)) == PLAIN
 
 
 def test_words_that_a_reader_does_not_know_are_skipped() -> None:
@@ -97,7 +97,7 @@ def test_words_that_a_reader_does_not_know_are_skipped() -> None:
 def test_the_body_is_that_of_a_put() -> None:
     """Attribute and payload come out of it as they went into a put."""
     flag, body = join_attribute("red", b"hello")
-    (frame,) = TextReader().receive(written(GIVEN, record(b"hello", {"tag": "red"})))
+    (frame,) = TextReader().receive(written(PUSH, record(b"hello", {"tag": "red"})))
     assert isinstance(frame, Pushed)
     assert (frame.head.flag, frame.body) == (flag, body)
     assert split_attribute(frame.head.flag, frame.body) == ("red", b"hello")
@@ -166,7 +166,7 @@ def pushed_frames(draw: st.DrawFn) -> Drawn:
         key=pairs["key"],
         crc=body_crc(text_body) if with_crc else None,
     )
-    data = written(Given(str(opaque), one, "orders", position, attempt, with_crc), stored)
+    data = written(Push(str(opaque), one, "orders", position, attempt, with_crc), stored)
     return Drawn(data, Pushed(head, text_body))
 
 

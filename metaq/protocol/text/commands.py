@@ -44,7 +44,7 @@ class Due(NamedTuple):
 
 
 class PutOptions(NamedTuple):
-    """What a put may ask for beyond the old forms; ``None`` where it does not."""
+    """Options of a put; ``None`` for one that it does not have."""
 
     due: Due | None = None
     priority: int | None = None

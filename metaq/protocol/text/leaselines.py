@@ -13,7 +13,7 @@ from typing import Final
 from metaq.errors import BadRequest
 from metaq.protocol.text.commands import NO_OPAQUE, Ack, Extend, Nack, Pop, Ready, Subscribe, Unsubscribe
 from metaq.protocol.text.ids import MOST_PARTITION, MessageId, read_ids
-from metaq.protocol.text.tokens import INT32, choice, integer, is_option, opaque, read_options, word
+from metaq.protocol.text.tokens import INT32, choice, integer, is_option, opaque, option_values, word
 
 READY: Final = (0, 10_000)
 COUNT: Final = (1, 1024)
@@ -69,7 +69,7 @@ SUBSCRIBE_OPTIONS: Final = ("ready=", "invisible=", "from=", "partition=", "attr
 def read_subscribe(tokens: list[str]) -> Subscribe:
     """Parse ``subscribe``; ``BadRequest`` says what is wrong, here and below."""
     words, options, number = _split(tokens, 3, (2,), SUBSCRIBE_USAGE)
-    values = read_options("subscribe", options, SUBSCRIBE_OPTIONS)
+    values = option_values("subscribe", options, SUBSCRIBE_OPTIONS)
     return Subscribe(
         topic=word(words[0], "topic"),
         group=word(words[1], "group"),
@@ -88,14 +88,14 @@ def read_subscribe(tokens: list[str]) -> Subscribe:
 def read_unsubscribe(tokens: list[str]) -> Unsubscribe:
     """Parse ``unsubscribe``."""
     words, options, number = _split(tokens, 3, (2,), "TOPIC GROUP [OPAQUE]")
-    read_options("unsubscribe", options, ())
+    option_values("unsubscribe", options, ())
     return Unsubscribe(word(words[0], "topic"), word(words[1], "group"), number)
 
 
 def read_ready(tokens: list[str]) -> Ready:
     """Parse ``ready``."""
     words, options, number = _split(tokens, 2, (1, 3), "N [TOPIC GROUP] [OPAQUE]")
-    read_options("ready", options, ())
+    option_values("ready", options, ())
     ready = integer(words[0], "ready", READY)
     if len(words) == 1:
         return Ready(ready, None, None, number)
@@ -109,7 +109,7 @@ POP_OPTIONS: Final = ("invisible=", "wait=", "from=", "attribute=")
 def read_pop(tokens: list[str]) -> Pop:
     """Parse ``pop``. A number directly behind the group is the count."""
     words, options, number = _split(tokens, 3, (2, 3), POP_USAGE)
-    values = read_options("pop", options, POP_OPTIONS)
+    values = option_values("pop", options, POP_OPTIONS)
     return Pop(
         topic=word(words[0], "topic"),
         group=word(words[1], "group"),
@@ -125,7 +125,7 @@ def read_pop(tokens: list[str]) -> Pop:
 def read_ack(tokens: list[str]) -> Ack:
     """Parse ``ack``."""
     words, options, number = _split(tokens, _behind_ids(tokens), (1, 3), "[TOPIC GROUP] ID[,ID…] [OPAQUE]")
-    read_options("ack", options, ())
+    option_values("ack", options, ())
     topic, group, ids = _whose(words)
     return Ack(ids, topic, group, number)
 
@@ -134,7 +134,7 @@ def read_nack(tokens: list[str]) -> Nack:
     """Parse ``nack``."""
     usage = "[TOPIC GROUP] ID[,ID…] [delay=MS | dead] [OPAQUE]"
     words, options, number = _split(tokens, _behind_ids(tokens), (1, 3), usage)
-    values = read_options("nack", options, ("delay=", DEAD))
+    values = option_values("nack", options, ("delay=", DEAD))
     if len(values) > 1:
         raise BadRequest("nack takes one of delay=MS and dead, not both")
     topic, group, ids = _whose(words)
@@ -144,7 +144,7 @@ def read_nack(tokens: list[str]) -> Nack:
 def read_extend(tokens: list[str]) -> Extend:
     """Parse ``extend``."""
     words, options, number = _split(tokens, _behind_ids(tokens), (2, 4), "[TOPIC GROUP] ID[,ID…] MS [OPAQUE]")
-    read_options("extend", options, ())
+    option_values("extend", options, ())
     topic, group, ids = _whose(words[:-1])
     return Extend(ids, integer(words[-1], "time", INVISIBLE), topic, group, number)
 

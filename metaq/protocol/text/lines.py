@@ -33,7 +33,7 @@ from metaq.protocol.text.leaselines import (
     read_subscribe,
     read_unsubscribe,
 )
-from metaq.protocol.text.tokens import INT32, INT64, choice, integer, is_option, need, opaque, read_options, word
+from metaq.protocol.text.tokens import INT32, INT64, choice, integer, is_option, need, opaque, option_values, word
 
 TRANSACTION_TYPES: Final = frozenset(
     ("BEGIN", "END", "PREPARE", "COMMIT_ONE_PHASE", "COMMIT_TWO_PHASE", "ROLLBACK", "RECOVER", "FORGET")
@@ -94,7 +94,7 @@ def _read_quit(tokens: list[str]) -> Command:
 
 def _read_create(tokens: list[str]) -> Command:
     need(tokens, 3, CREATE_USAGE)
-    values = read_options("create", [token for token in tokens[3:] if is_option(token)], ("priority=",))
+    values = option_values("create", [token for token in tokens[3:] if is_option(token)], ("priority=",))
     priority = "priority=" in values and choice(values["priority="], "priority", "yes", "no")
     rest = [token for token in tokens[3:] if not is_option(token)]
     return Create(tokens[1], integer(tokens[2], "partitions", (1, INT32[1])), priority, opaque(rest[0]) if rest else NO_OPAQUE)
@@ -179,7 +179,7 @@ def read_put(tokens: list[str], body: bytes) -> Put | PutWith:
     options = [token for token in tokens[5:-1] if is_option(token)]
     if not options:
         return _read_plain_put(tokens, body)
-    values = read_options("put", options, PUT_OPTIONS)
+    values = option_values("put", options, PUT_OPTIONS)
     put = _read_plain_put([*tokens[:5], *[token for token in tokens[5:-1] if not is_option(token)], tokens[-1]], body)
     if "delay=" in values and "at=" in values:
         raise BadRequest("put takes one of delay=MS and at=MS, not both")

@@ -28,7 +28,7 @@ _MOST_INT32: Final = INT32[1]
 
 
 class PushedHead(NamedTuple):
-    """What the line of a message frame says."""
+    """The line of a message frame."""
 
     length: int
     opaque: int
@@ -50,8 +50,8 @@ class Pushed(NamedTuple):
     body: bytes
 
 
-class Given(NamedTuple):
-    """What a message frame says beyond the record."""
+class Push(NamedTuple):
+    """A message on its way to a client: what its frame says beyond the record."""
 
     opaque: str
     id: MessageId
@@ -61,13 +61,13 @@ class Given(NamedTuple):
     with_crc: bool
 
 
-def encode_pushed(given: Given, stored: Stored, out: list[bytes | memoryview]) -> int:
+def encode_pushed(push: Push, stored: Stored, out: list[bytes | memoryview]) -> int:
     """Append the frame of one intact record to ``out`` as buffers, the body as a view of the record; return its size.
 
     A priority that is no number, and a key that cannot be a word, stay out of the line.
     """
     crc, flag, prefix, body, pairs = text_body(stored)
-    opaque, message_id, topic, position, attempt, with_crc = given
+    opaque, message_id, topic, position, attempt, with_crc = push
     length = len(prefix) + len(body)
     line = f"message {length} {opaque} {message_id} {topic} {message_id.partition} {position} {attempt} {flag}"
     if pairs:

@@ -1,4 +1,4 @@
-"""What a broker sends in the text protocol: replies, and messages between them (specs: text protocol, sections 1.4, 3, 16).
+"""The frames that a broker sends: replies, and messages between them (specs: text protocol, sections 1.4, 3 and 16).
 
 ``result CODE LENGTH OPAQUE CR LF body`` and ``value LENGTH OPAQUE CR LF records``. This broker always writes ``value``; the 1.3
 manual calls it ``data``, so the reader accepts both words. Message frames are those of ``metaq.protocol.text.pushed``.
@@ -38,7 +38,7 @@ class Reply(NamedTuple):
 
 
 class _ReplyHead(NamedTuple):
-    """What the line of a reply says."""
+    """The line of a reply."""
 
     code: int
     length: int

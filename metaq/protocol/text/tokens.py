@@ -91,7 +91,7 @@ def is_option(token: str) -> bool:
     return _OPTION.match(token) is not None
 
 
-def read_options(command: str, tokens: list[str], known: tuple[str, ...]) -> dict[str, str]:
+def option_values(command: str, tokens: list[str], known: tuple[str, ...]) -> dict[str, str]:
     """Return options by name, ``=`` included. ``BadRequest`` for one that is not in ``known``, or that comes twice."""
     values: dict[str, str] = {}
     for token in tokens:
