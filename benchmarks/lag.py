@@ -9,9 +9,9 @@ from typing import Self
 
 from benchmarks.figures import MeasurementError
 from benchmarks.peers import REPLY_SECONDS
-from metaq.protocol.text.codec import write_get, write_put
 from metaq.protocol.text.messages import decode_text_messages
 from metaq.protocol.text.replies import NOT_FOUND, OK, VALUE, Reply, ReplyReader
+from metaq.protocol.text.writing import write_get, write_put
 
 TOPIC = "probe"
 GROUP = "bench"

@@ -19,6 +19,7 @@ from metaq.protocol.properties import (
     REAL_TOPIC,
     REPLY_TO,
     RETRY_TOPIC,
+    SHARDING_KEY,
     TIMER_DELAY,
     TIMER_DELIVER,
     TIMER_OUT,
@@ -30,7 +31,6 @@ from metaq.protocol.properties import (
 )
 from metaq.protocol.record import TAGS
 
-SHARDING_KEY: Final = "__SHARDINGKEY"
 CORRELATION_ID: Final = "CORRELATION_ID"
 TTL: Final = "TTL"
 MESSAGE_TYPE: Final = "MSG_TYPE"

@@ -40,7 +40,7 @@ from metaq.engine.timers.timers import Timers
 from metaq.engine.turn import Turns
 from metaq.errors import MetaqError
 from metaq.protocol.record import host_bytes
-from metaq.protocol.text.commands import Auth, Cancel, Create, Get, Help, Offset, PutLater, Stats, Sync, Transaction, Version
+from metaq.protocol.text.commands import Auth, Cancel, Create, Get, Help, Offset, PutWith, Stats, Sync, Transaction, Version
 from metaq.registry.kvconfig import KvConfig
 from metaq.server.access.authentication import LOOK_S, Authentication
 from metaq.server.endpoint import CommandHandler
@@ -309,7 +309,7 @@ class Broker:
             Help: admin.help,
             Create: admin.create,
             Auth: partial(log_in, self.authentication),
-            PutLater: later.put,
+            PutWith: later.put,
             Cancel: later.cancel,
             Transaction: self._branches.transaction,
             Sync: admin.sync,

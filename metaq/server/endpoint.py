@@ -18,8 +18,8 @@ from metaq.errors import MetaqError
 from metaq.protocol.remoting.codes import Response
 from metaq.protocol.remoting.frames import FrameReader, RemotingCommand
 from metaq.protocol.text.codec import CommandReader, PutHead, TextLimits
-from metaq.protocol.text.commands import Command
-from metaq.protocol.text.replies import write_result
+from metaq.protocol.text.commands import Command, Quit
+from metaq.protocol.text.replies import BAD_REQUEST, write_result
 from metaq.server.access.authentication import Authentication
 from metaq.server.remoting.admission import Admission, admission
 from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler, SendsHandler, failure
@@ -203,7 +203,11 @@ class Endpoint:
         return time.monotonic()
 
     def command(self, session: TextSession, command: Command) -> None:
-        self._commands[type(command)](session, command)
+        handler = self._commands.get(type(command))
+        if handler is not None:
+            handler(session, command)
+        elif not isinstance(command, Quit):  # the session ends by itself
+            session.reply(write_result(BAD_REQUEST, "this command is not available", command.opaque))
 
     def request(self, session: RemotingSession, request: RemotingCommand) -> None:
         found = self._requests.get(request.code)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from metaq.errors import BadRequest
-from metaq.protocol.text.codec import INT32, integer
+from metaq.protocol.text.tokens import INT32, integer
 
 MAX_ID_BYTES: Final = 64
 """The most bytes of a gtrid, and of a bqual (X/Open XA: MAXGTRIDSIZE, MAXBQUALSIZE)."""

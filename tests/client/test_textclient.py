@@ -140,7 +140,7 @@ def test_offset_create_version_and_stats(stack: contextlib.ExitStack) -> None:
     assert client.stats("topics") == "STATS\r\npid 7\r\nEND\r\n"
     assert broker.received == [
         Offset("orders", "g", 1, 600, "0"),
-        Create("orders", 4, "1"),
+        Create("orders", 4, False, "1"),
         Version("2"),
         Stats("", "3", item_only=False),
         Stats("topics", "4", item_only=False),

@@ -17,8 +17,8 @@ from metaq.message import TopicPartition
 from metaq.protocol.remoting.batch import BatchItem, encode_batch
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import Int32, QueryConsumerOffset, UpdateConsumerOffset, encode_header, with_letters
-from metaq.protocol.text.codec import write_put
 from metaq.protocol.text.replies import OK, UNAVAILABLE, Reply, ReplyReader
+from metaq.protocol.text.writing import write_put
 from tests.cluster.history import PARTITIONS, History, Progress
 from tests.support.messages import send_header
 from tests.support.remoting import ConnectionEnded, RemotingClient, check_open

@@ -11,8 +11,8 @@ from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import CheckTransaction, EndTransaction, Int32, decode_header, encode_header, with_letters
 from metaq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
-from metaq.protocol.text.codec import write_line, write_put
 from metaq.protocol.text.replies import OK, Reply
+from metaq.protocol.text.writing import write_line, write_put
 from tests.cluster.history import PARTITIONS
 from tests.cluster.load import Load, RemotingWorker, TextWorker, in_doubt
 from tests.crash.command import Violation

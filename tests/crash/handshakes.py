@@ -32,7 +32,7 @@ import metaq
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import FrameReader, encode_request
 from metaq.protocol.remoting.signature import ACCESS_KEY, is_signed_with
-from metaq.protocol.text.codec import write_line
+from metaq.protocol.text.writing import write_line
 from metaq.replication.feeder import MOST_NAMELESS
 from metaq.replication.frames import CONTROL, FRAME, HELLO_HEAD, LENGTH, MAGIC, Hello
 from metaq.replication.peers import SLAVE, Proof, prove

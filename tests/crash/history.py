@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 from metaq.client import TextClient
 from metaq.client.text.textclient import Batch
 from metaq.message import Message, TopicPartition
-from metaq.protocol.text.codec import write_put
 from metaq.protocol.text.commands import BROKER_CHOOSES, END_OF_LOG
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT, join_attribute
 from metaq.protocol.text.replies import OK, Reply
+from metaq.protocol.text.writing import write_put
 from tests.crash.command import expect
 
 CREATED: Final = {"orders": 4, "t": 2}

@@ -7,10 +7,10 @@ import time
 from collections import deque
 from typing import Final
 
-from metaq.protocol.text.codec import write_get
 from metaq.protocol.text.commands import BROKER_CHOOSES
 from metaq.protocol.text.messages import decode_text_messages
 from metaq.protocol.text.replies import NOT_FOUND, VALUE, Reply, ReplyReader
+from metaq.protocol.text.writing import write_get
 from tests.crash.command import Violation, expect
 from tests.crash.history import PARTITIONS, History
 from tests.support.broker import BrokerProcess

@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 
-from metaq.protocol.text.codec import write_get, write_put
 from metaq.protocol.text.replies import OK
+from metaq.protocol.text.writing import write_get, write_put
 from tests.crash.attack import hang_up, resident_kb, send_some
 from tests.crash.garbage import Control, run
 from tests.support.broker import BrokerProcess, wait_until

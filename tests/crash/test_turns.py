@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 from metaq.protocol.remoting.codes import Request, Response
-from metaq.protocol.text.codec import write_line
+from metaq.protocol.text.writing import write_line
 from tests.crash.turns import TextSpeaker, run
 from tests.support.admin import connect, fields_of
 from tests.support.broker import BrokerProcess

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from metaq.protocol.text.codec import write_line
 from metaq.protocol.text.replies import OK, Reply, ReplyReader
+from metaq.protocol.text.writing import write_line
 from tests.crash.command import expect
 from tests.support.broker import BrokerProcess
 

@@ -11,7 +11,7 @@ from metaq.checksum import body_crc
 from metaq.errors import CorruptRecord
 from metaq.message import Message, TextPosition
 from metaq.protocol.record import TAGS, encode_properties
-from metaq.protocol.text.codec import CommandReader, TextLimits, write_get, write_line, write_offset, write_put
+from metaq.protocol.text.codec import CommandReader, TextLimits
 from metaq.protocol.text.commands import (
     BROKER_CHOOSES,
     END_OF_LOG,
@@ -27,6 +27,7 @@ from metaq.protocol.text.commands import (
 )
 from metaq.protocol.text.messages import decode_text_messages, join_attribute, split_attribute
 from metaq.protocol.text.replies import VALUE, Reply, ReplyReader, write_result, write_value_head
+from metaq.protocol.text.writing import write_get, write_line, write_offset, write_put
 from tests.support.wire import feed, slicings, stored_record, text_form
 
 HEX: Final = {

@@ -10,19 +10,7 @@ from hypothesis import strategies as st
 
 from metaq.checksum import body_crc
 from metaq.errors import BadRequest, StreamLost
-from metaq.protocol.text.codec import (
-    INT32,
-    INT64,
-    OPAQUE,
-    TRANSACTION_TYPES,
-    CommandReader,
-    PutHead,
-    TextLimits,
-    write_get,
-    write_line,
-    write_offset,
-    write_put,
-)
+from metaq.protocol.text.codec import CommandReader, PutHead, TextLimits
 from metaq.protocol.text.commands import (
     NO_CHECKSUM,
     NO_OPAQUE,
@@ -40,7 +28,10 @@ from metaq.protocol.text.commands import (
     Transaction,
     Version,
 )
+from metaq.protocol.text.lines import TRANSACTION_TYPES
 from metaq.protocol.text.replies import VALUE, Reply, ReplyReader, write_result, write_value_head
+from metaq.protocol.text.tokens import INT32, INT64, OPAQUE, is_option
+from metaq.protocol.text.writing import write_get, write_line, write_offset, write_put
 from tests.support.wire import comparable, feed, random_slices
 
 Frame = tuple[bytes, list[Command]]
@@ -53,7 +44,7 @@ ODD_TOKENS: Final = ["", "0", "-1", "+1", "1_0", "9" * 30, "²", "wait=", "wait=
 int32 = st.integers(*INT32)
 opaques = st.integers(*OPAQUE)
 names = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=20)
-keys = names.filter(lambda key: not (key[0].isdigit() or key[0] == "-"))
+keys = names.filter(lambda key: not (key[0].isdigit() or key[0] == "-" or is_option(key)))
 bodies = st.binary(max_size=LIMITS.max_body_bytes) | st.sampled_from([b"", b"\r\n", b"\r\nquit\r\n", b"put t 0 1 0 1\r\n"])
 seeds = st.integers(0, 1 << 32)
 
@@ -105,7 +96,7 @@ def short_frames() -> st.SearchStrategy[Frame]:
         st.just((write_line("quit"), [Quit()])),
         st.just((b"\r\n", [])),
         st.tuples(names, st.integers(1, INT32[1]), opaques).map(
-            lambda t: (write_line("create", *t), [Create(t[0], t[1], str(t[2]))])
+            lambda t: (write_line("create", *t), [Create(t[0], t[1], False, str(t[2]))])
         ),
         st.tuples(names, names, opaques).map(lambda t: (write_line("auth", *t), [Auth(t[0], t[1], str(t[2]))])),
         st.tuples(names, int32, st.integers(*INT64), bodies, opaques).map(

@@ -17,8 +17,8 @@ from metaq.checksum import body_crc
 from metaq.client import TextClient, parse_stats
 from metaq.errors import Refused
 from metaq.message import Message
-from metaq.protocol.text.codec import write_get, write_put
 from metaq.protocol.text.replies import MOVED, NOT_FOUND, OK, VALUE, Reply, ReplyReader
+from metaq.protocol.text.writing import write_get, write_put
 from tests.support.broker import BrokerProcess, wait_until
 
 DEADLINE_S: Final = 60.0

@@ -20,7 +20,7 @@ import metaq.client.xa
 from metaq.config import load
 from metaq.errors import BadRequest, ConfigError, ConnectionFailed, MetaqError, Refused, SendFailed
 from metaq.protocol.remoting.codes import Request, Response
-from metaq.protocol.text.codec import write_line
+from metaq.protocol.text.writing import write_line
 from metaq.server.wire.listeners import resolve
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 from tests.support.tls import Certificates, issue

@@ -6,10 +6,10 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from metaq.message import Message
-from metaq.protocol.text.codec import write_get, write_line, write_offset, write_put
 from metaq.protocol.text.commands import END_OF_LOG
 from metaq.protocol.text.messages import decode_text_messages, join_attribute
 from metaq.protocol.text.replies import NOT_FOUND, OK, VALUE, Reply, ReplyReader
+from metaq.protocol.text.writing import write_get, write_line, write_offset, write_put
 from tests.support.broker import BrokerProcess
 
 SESSION = "S1"

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.errors import BadRequest
-from metaq.protocol.text.codec import INT32, CommandReader, TextLimits
+from metaq.protocol.text.codec import CommandReader, TextLimits
 from metaq.protocol.text.commands import Command, Put, Transaction
+from metaq.protocol.text.tokens import INT32
 from metaq.tx.xid import MAX_ID_BYTES, MAX_NAME_LENGTH, LocalKey, Xid, parse_key, qualifier_of
 from tests.protocol.test_golden_vectors import HEX
 

@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 import pytest
 
 from metaq.checksum import body_crc
-from metaq.protocol.text.codec import write_get, write_line
 from metaq.protocol.text.messages import HEADER
 from metaq.protocol.text.replies import write_result, write_value_head
+from metaq.protocol.text.writing import write_get, write_line
 from tests.crash.attack import converse
 from tests.crash.garbage import read_replies
 from tests.protocol.test_golden_vectors import HEX

@@ -15,7 +15,6 @@ from metaq.client.connecting.transport import Outcome
 from metaq.client.message import (
     CORRELATION_ID,
     MESSAGE_TYPE,
-    SHARDING_KEY,
     TTL,
     OutgoingMessage,
     ReceivedMessage,
@@ -29,7 +28,7 @@ from metaq.client.sending.replies import Replies
 from metaq.client.sending.sending import Outgoing, QueueChoice, Sending, deliver, send_fields
 from metaq.errors import BadRequest, ClientError, MetaqError
 from metaq.message import MessageQueue
-from metaq.protocol.properties import CLUSTER, KEYS, REPLY_TO, UNIQUE_KEY
+from metaq.protocol.properties import CLUSTER, KEYS, REPLY_TO, SHARDING_KEY, UNIQUE_KEY
 from metaq.protocol.remoting.batch import BatchItem, encode_batch
 from metaq.protocol.remoting.codes import Request
 

@@ -11,9 +11,9 @@ from typing import Final
 from metaq.address import Address
 from metaq.client.connecting.access import OPEN, Access
 from metaq.errors import ConnectionFailed, ProtocolError, Refused, RequestTimeout
-from metaq.protocol.text.codec import write_line
 from metaq.protocol.text.commands import NO_OPAQUE
 from metaq.protocol.text.replies import BAD_REQUEST, OK, Reply, ReplyReader
+from metaq.protocol.text.writing import write_line
 
 _RECEIVE_BYTES: Final = 256 * 1024
 _LEAST_TIMEOUT_S: Final = 0.001  # a socket takes 0 for "do not wait" and has no negative timeout

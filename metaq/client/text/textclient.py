@@ -16,10 +16,10 @@ from metaq.client.message import milliseconds, unix_ms
 from metaq.client.text.connection import Exchange, TextConnection
 from metaq.errors import BadRequest, ClientError, ConnectionFailed, Refused, RequestTimeout, TooLate, UnknownHandle
 from metaq.message import Message, PutResult, TextPosition
-from metaq.protocol.text.codec import write_get, write_line, write_offset, write_put
-from metaq.protocol.text.commands import BROKER_CHOOSES, END_OF_LOG
+from metaq.protocol.text.commands import BROKER_CHOOSES, END_OF_LOG, Due, PutOptions
 from metaq.protocol.text.messages import decode_text_messages, join_attribute
 from metaq.protocol.text.replies import CONFLICT, MOVED, NOT_FOUND, OK, VALUE, Reply
+from metaq.protocol.text.writing import write_get, write_line, write_offset, write_put
 
 DEFAULT_PORT: Final = 8123
 DEFAULT_GROUP: Final = "metaq"
@@ -142,11 +142,11 @@ class TextClient:
         checks.body(body)
         checks.delay(0, delay, deliver_at)
         flag, data = join_attribute(attribute, body)
-        option = None if delay is None else f"delay={milliseconds(delay)}"
+        due = None if delay is None else Due(milliseconds(delay), is_delay=True)
         if deliver_at is not None:
-            option = f"at={unix_ms(deliver_at)}"
-        reply = _ok(self.ask(lambda opaque: write_put(topic, partition, flag, data, opaque, option=option)))
-        return _put_result(reply) if option is None else _delayed_result(reply)
+            due = Due(unix_ms(deliver_at), is_delay=False)
+        reply = _ok(self.ask(lambda opaque: write_put(topic, partition, flag, data, opaque, options=PutOptions(due))))
+        return _put_result(reply) if due is None else _delayed_result(reply)
 
     def cancel(self, handle: str) -> None:
         """Cancel a delayed message by its ``PutResult.handle``; when this returns, it will not be delivered.

@@ -12,10 +12,10 @@ from metaq.client.connecting.identity import own_address
 from metaq.client.text.textclient import TextClient
 from metaq.client.transactions.xaerrors import OutcomeUnknown, XaFailed
 from metaq.errors import BadRequest, ClientError, ConnectionFailed, Refused, RequestTimeout
-from metaq.protocol.text.codec import write_line, write_put
 from metaq.protocol.text.commands import NO_KEY, NO_OPAQUE
 from metaq.protocol.text.messages import join_attribute
 from metaq.protocol.text.replies import OK, Reply
+from metaq.protocol.text.writing import write_line, write_put
 from metaq.tx.xacodes import XaCode
 from metaq.tx.xid import Xid, parse_key
 

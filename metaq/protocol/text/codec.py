@@ -1,50 +1,22 @@
-"""The text protocol's commands: the broker's parser, from bytes to commands, and the client's functions that write them.
+"""The broker's parser of the text protocol, from bytes to commands.
 
 A frame is a line ended by CR LF, for ``put`` and ``sync`` followed by a body of the announced length (specs: text protocol,
 section 1). Tokens are separated by exactly one blank; empty tokens at the end of a line are dropped.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from metaq.checksum import body_crc
 from metaq.errors import BadRequest, StreamLost
 from metaq.protocol.record import MAX_TOPIC_LENGTH
-from metaq.protocol.text.commands import (
-    NO_CHECKSUM,
-    NO_OPAQUE,
-    Auth,
-    Cancel,
-    Command,
-    Create,
-    Get,
-    Help,
-    Invalid,
-    Offset,
-    Put,
-    PutLater,
-    Quit,
-    Stats,
-    Sync,
-    Transaction,
-    Version,
-)
+from metaq.protocol.text.commands import NO_CHECKSUM, NO_OPAQUE, Command, Invalid, Put
+from metaq.protocol.text.lines import PUT_USAGE, READERS, read_put, read_sync
+from metaq.protocol.text.tokens import INT32, OPAQUE, fits, integer, need, opaque_or_default
 
-INT32: Final = (-(1 << 31), (1 << 31) - 1)
-INT64: Final = (-(1 << 63), (1 << 63) - 1)
-OPAQUE: Final = (-(1 << 31), (1 << 32) - 1)
-"""Signed in the Java client, unsigned in the C++ client."""
-
-TRANSACTION_TYPES: Final = frozenset(
-    ("BEGIN", "END", "PREPARE", "COMMIT_ONE_PHASE", "COMMIT_TWO_PHASE", "ROLLBACK", "RECOVER", "FORGET")
-)
-WAIT: Final = "wait="
-_OPAQUE_AT: Final = {"get": 6, "offset": 5, "stats": 2, "version": 1, "help": 1, "create": 3, "auth": 3, "cancel": 2}
-"""Where the opaque stands in commands that may have tokens after it; elsewhere it is the last token."""
+_REPLIES: Final = {"result": 2, "value": 1}
+"""Where a reply's length stands; a broker that receives replies skips them with their bodies."""
 _HEADS_KEPT: Final = 1024
 _SMALL_CHUNK: Final = 4096
-_OPTIONS: Final = ("delay=", "at=")
 _KEY_BEGINS: Final = ("T", "X")
 """First letters of transaction keys; a checksum and a flag begin with a digit or a sign."""
 _new: Final = tuple.__new__
@@ -67,193 +39,6 @@ class PutHead(NamedTuple):
     length: int
     flag: int | None
     """``None`` when the flag is not part of the head but the token after it."""
-
-
-def integer(token: str, field: str, bounds: tuple[int, int]) -> int:
-    """Return a decimal number with optional sign. ``BadRequest`` names the field when it is not one or out of ``bounds``."""
-    digits = token[1:] if token[:1] in ("-", "+") else token
-    # isdecimal: int() alone would also take "1_0", blanks and digits of other scripts
-    if not digits.isascii() or not digits.isdecimal() or len(digits) > 20:
-        raise BadRequest(f"{field} {token[:40]!r} is not a decimal number")
-    value = int(token)
-    if not bounds[0] <= value <= bounds[1]:
-        raise BadRequest(f"{field} {token} is not within {bounds[0]} … {bounds[1]}")
-    return value
-
-
-def _opaque(token: str) -> str:
-    if not (token.isdecimal() and len(token) < 10):
-        integer(token, "opaque", OPAQUE)
-    return token
-
-
-def _fits(token: str, bounds: tuple[int, int]) -> bool:
-    """Return whether ``integer`` would accept the token and it has no plus. Most are short and without sign."""
-    if token.isdecimal() and len(token) < 10:
-        return True
-    if token.startswith("+"):
-        return False  # as the sixth of seven tokens, one with a plus is a transaction key
-    try:
-        integer(token, "", bounds)
-    except BadRequest:
-        return False
-    return True
-
-
-def _opaque_or_default(tokens: list[str]) -> str:
-    """Return the opaque to answer a refused line with: the token in its place, or the last; ``NO_OPAQUE`` if it is not one."""
-    place = _OPAQUE_AT.get(tokens[0], -1)
-    try:
-        return _opaque(tokens[place if place < len(tokens) else -1])
-    except BadRequest:
-        return NO_OPAQUE
-
-
-def _need(tokens: list[str], least: int, usage: str) -> None:
-    if len(tokens) < least:
-        raise BadRequest(f"{tokens[0]} needs {usage}")
-
-
-GET_USAGE: Final = "TOPIC GROUP PARTITION POSITION MAXSIZE [OPAQUE [wait=MS]]"
-OFFSET_USAGE: Final = "TOPIC GROUP PARTITION POSITION [OPAQUE]"
-PUT_USAGE: Final = "TOPIC PARTITION LENGTH FLAG [CHECKSUM] [TRANSACTION] [delay=MS | at=MS] OPAQUE"
-
-
-def _read_get(tokens: list[str]) -> Command:
-    _need(tokens, 6, GET_USAGE)
-    wait_ms = 0
-    if len(tokens) > 7 and tokens[7].startswith(WAIT):
-        wait_ms = integer(tokens[7][len(WAIT) :], "wait", (0, INT32[1]))
-    return Get(
-        tokens[1],
-        tokens[2],
-        integer(tokens[3], "partition", INT32),
-        integer(tokens[4], "offset", INT64),
-        integer(tokens[5], "maxSize", INT32),
-        _opaque(tokens[6]) if len(tokens) > 6 else NO_OPAQUE,
-        wait_ms,
-    )
-
-
-def _read_offset(tokens: list[str]) -> Command:
-    _need(tokens, 5, OFFSET_USAGE)
-    partition = integer(tokens[3], "partition", INT32)
-    position = integer(tokens[4], "offset", INT64)
-    return Offset(tokens[1], tokens[2], partition, position, _opaque(tokens[5]) if len(tokens) > 5 else NO_OPAQUE)
-
-
-def _read_stats(tokens: list[str]) -> Command:
-    item = tokens[1] if len(tokens) > 1 else ""
-    if len(tokens) > 2:
-        return Stats(item, _opaque(tokens[2]), item_only=False)
-    return Stats(item, NO_OPAQUE, item_only=True)
-
-
-def _read_version(tokens: list[str]) -> Command:
-    return Version(_opaque(tokens[1]) if len(tokens) > 1 else NO_OPAQUE)
-
-
-def _read_help(tokens: list[str]) -> Command:
-    return Help(_opaque(tokens[1]) if len(tokens) > 1 else NO_OPAQUE)
-
-
-def _read_quit(tokens: list[str]) -> Command:
-    return Quit()
-
-
-def _read_create(tokens: list[str]) -> Command:
-    _need(tokens, 3, "TOPIC PARTITIONS [OPAQUE]")
-    opaque = _opaque(tokens[3]) if len(tokens) > 3 else NO_OPAQUE
-    return Create(tokens[1], integer(tokens[2], "partitions", (1, INT32[1])), opaque)
-
-
-def _read_auth(tokens: list[str]) -> Command:
-    _need(tokens, 3, "USER PASSWORD [OPAQUE]")
-    return Auth(tokens[1], tokens[2], _opaque(tokens[3]) if len(tokens) > 3 else NO_OPAQUE)
-
-
-def _read_cancel(tokens: list[str]) -> Command:
-    _need(tokens, 2, "HANDLE [OPAQUE]")
-    return Cancel(tokens[1], _opaque(tokens[2]) if len(tokens) > 2 else NO_OPAQUE)
-
-
-def _read_transaction(tokens: list[str]) -> Command:
-    """Parse a transaction command (section 1.7).
-
-    Of six tokens, a fifth made of digits only is the timeout, anything else the qualifier.
-    """
-    if len(tokens) == 5 and tokens[3] in TRANSACTION_TYPES:  # the most frequent form, at half of the cost
-        return _new(Transaction, (tokens[1], tokens[2], tokens[3], 0, "", _opaque(tokens[4])))
-    if not 5 <= len(tokens) <= 7:
-        raise BadRequest("transaction needs KEY SESSION TYPE [TIMEOUT] [QUALIFIER] OPAQUE")
-    key, session, kind = tokens[1:4]
-    if kind not in TRANSACTION_TYPES:
-        raise BadRequest(f"transaction type {kind[:40]!r} is unknown")
-    extra = tokens[4:-1]
-    timeout_s, qualifier = 0, ""
-    if len(extra) == 2:
-        timeout_s, qualifier = integer(extra[0], "timeout", INT32), extra[1]
-    elif extra and extra[0].isdecimal():
-        timeout_s = integer(extra[0], "timeout", INT32)
-    elif extra:
-        qualifier = extra[0]
-    return Transaction(key, session, kind, timeout_s, qualifier, _opaque(tokens[-1]))
-
-
-_READERS: Final[dict[str, Callable[[list[str]], Command]]] = {
-    "get": _read_get,
-    "offset": _read_offset,
-    "stats": _read_stats,
-    "version": _read_version,
-    "help": _read_help,
-    "quit": _read_quit,
-    "create": _read_create,
-    "auth": _read_auth,
-    "cancel": _read_cancel,
-    "transaction": _read_transaction,
-}
-_REPLIES: Final = {"result": 2, "value": 1}
-"""Where a reply's length stands; a broker that receives replies skips them with their bodies."""
-
-
-def _is_checksum(token: str) -> bool:
-    return token[:1] == "-" or token[:1].isdecimal()
-
-
-def _read_put(tokens: list[str], body: bytes) -> Put:
-    """Parse a put: the number of tokens, and the sixth one's first character, decide what each token is (section 1.5)."""
-    if not 5 <= len(tokens) <= 8:
-        raise BadRequest(f"put needs {PUT_USAGE}")
-    checksum, transaction = NO_CHECKSUM, None
-    opaque = _opaque(tokens[-1]) if len(tokens) > 5 else NO_OPAQUE
-    if len(tokens) == 8:
-        checksum, transaction = integer(tokens[5], "checksum", INT32), tokens[6]
-    elif len(tokens) == 7 and _is_checksum(tokens[5]):
-        checksum = integer(tokens[5], "checksum", INT32)
-    elif len(tokens) == 7:
-        transaction = tokens[5]
-    partition = integer(tokens[2], "partition", INT32)
-    return Put(tokens[1], partition, integer(tokens[4], "flag", INT32), checksum, transaction, opaque, body)
-
-
-def _read_put_with_options(tokens: list[str], body: bytes) -> Put | PutLater:
-    """Parse a put that may have an option between the flag and the opaque."""
-    options = [token for token in tokens[5:-1] if token.startswith(_OPTIONS)]
-    if not options:
-        return _read_put(tokens, body)
-    put = _read_put([token for token in tokens if token not in options], body)
-    name, _, value = options[0].partition("=")
-    if len(options) > 1:
-        raise BadRequest("put takes one of delay=MS and at=MS, not both")
-    if put.transaction is not None:
-        raise BadRequest(f"a put in a transaction cannot have the option {name}=")
-    return PutLater(put, integer(value, name, (0, INT64[1])), name == "delay")
-
-
-def _read_sync(tokens: list[str]) -> Sync:
-    if not 7 <= len(tokens) <= 8:
-        raise BadRequest("sync needs TOPIC PARTITION LENGTH FLAG ID [CHECKSUM] OPAQUE")
-    return Sync(_opaque(tokens[-1]))
 
 
 class CommandReader:
@@ -327,10 +112,10 @@ class CommandReader:
             if (known := heads.get(parts[0])) is not None:
                 _, sixth, tail = parts
                 # most numbers are short and without sign: to test that first saves a call
-                if (tail.isdecimal() and len(tail) < 10) or _fits(tail, OPAQUE):
+                if (tail.isdecimal() and len(tail) < 10) or fits(tail, OPAQUE):
                     topic, partition, length, flag = known
                     stop = start + length
-                    if (sixth.isdecimal() and len(sixth) < 10) or (sixth[0:1] not in _KEY_BEGINS and _fits(sixth, INT32)):
+                    if (sixth.isdecimal() and len(sixth) < 10) or (sixth[0:1] not in _KEY_BEGINS and fits(sixth, INT32)):
                         if stop > end:
                             self._need = stop - at
                             return at
@@ -375,10 +160,10 @@ class CommandReader:
         """
         head, _, checksum = parts[0].rpartition(" ")
         known, opaque = self._heads.get(head), parts[2]
-        if known is None or not _fits(checksum, INT32):
+        if known is None or not fits(checksum, INT32):
             return 0
         topic, partition, length, flag = known
-        if flag is None or not ((opaque.isdecimal() and len(opaque) < 10) or _fits(opaque, OPAQUE)):
+        if flag is None or not ((opaque.isdecimal() and len(opaque) < 10) or fits(opaque, OPAQUE)):
             return 0
         stop = start + length
         if stop <= len(data):
@@ -399,25 +184,25 @@ class CommandReader:
             return start  # the CR LF that a person types after a body
         tokens = stripped.split(" ")
         word = tokens[0]
-        reader = _READERS.get(word)
+        reader = READERS.get(word)
         if reader is None:
             if word in ("put", "sync"):
                 return self._read_body_command(tokens, data, start, commands)
             if word in _REPLIES:
                 return self._skip_reply(tokens, data, start, commands)
             unknown = BadRequest(f"unknown command {word[:40]!r}; type help for the list")
-            commands.append(Invalid(unknown, _opaque_or_default(tokens)))
+            commands.append(Invalid(unknown, opaque_or_default(tokens)))
             return start
         try:
             commands.append(reader(tokens))
         except BadRequest as error:
-            commands.append(Invalid(error, _opaque_or_default(tokens)))
+            commands.append(Invalid(error, opaque_or_default(tokens)))
         return start
 
     def _read_body_command(self, tokens: list[str], data: bytes, start: int, commands: list[Command]) -> int:
-        opaque = _opaque_or_default(tokens)
+        opaque = opaque_or_default(tokens)
         try:
-            _need(tokens, 4, PUT_USAGE)
+            need(tokens, 4, PUT_USAGE)
             length = integer(tokens[3], "length", (0, INT32[1]))
         except BadRequest as error:
             self._lose(str(error), opaque, commands)
@@ -432,9 +217,9 @@ class CommandReader:
             return -stop
         try:
             if tokens[0] == "sync":
-                commands.append(_read_sync(tokens))
+                commands.append(read_sync(tokens))
             else:
-                put = _read_put_with_options(tokens, data[start:stop])
+                put = read_put(tokens, data[start:stop])
                 commands.append(put)
                 if type(put) is Put:
                     self._remember(tokens, put, length)
@@ -453,10 +238,10 @@ class CommandReader:
 
     def _skip_reply(self, tokens: list[str], data: bytes, start: int, commands: list[Command]) -> int:
         try:
-            _need(tokens, _REPLIES[tokens[0]] + 2, "a length and an opaque")
+            need(tokens, _REPLIES[tokens[0]] + 2, "a length and an opaque")
             length = integer(tokens[_REPLIES[tokens[0]]], "length", (0, INT32[1]))
         except BadRequest as error:
-            self._lose(str(error), _opaque_or_default(tokens), commands)
+            self._lose(str(error), opaque_or_default(tokens), commands)
             return len(data)
         return self._skip(data, start, length)
 
@@ -464,37 +249,3 @@ class CommandReader:
         stop = start + length
         self._drain = max(0, stop - len(data))
         return min(stop, len(data))
-
-
-def write_put(
-    topic: str,
-    partition: int,
-    flag: int,
-    body: bytes,
-    opaque: int,
-    *,
-    transaction: str | None = None,
-    option: str | None = None,
-    old: bool = False,
-) -> bytes:
-    """Return a put with its checksum, or without one when it is ``old``: the form that brokers before 1.4.4 understand."""
-    middle = "" if old else f" {body_crc(body)}"
-    word = option if transaction is None else transaction  # a put in a transaction has no options
-    more = "" if word is None else f" {word}"
-    return f"put {topic} {partition} {len(body)} {flag}{middle}{more} {opaque}\r\n".encode("ascii") + body
-
-
-def write_get(topic: str, group: str, partition: int, position: int, max_size: int, opaque: int, wait_ms: int = 0) -> bytes:
-    """Return a get. ``wait_ms``, how long the broker may hold it, is metaq's own addition, which other brokers ignore."""
-    wait = f" {WAIT}{wait_ms}" if wait_ms else ""
-    return f"get {topic} {group} {partition} {position} {max_size} {opaque}{wait}\r\n".encode("ascii")
-
-
-def write_offset(topic: str, group: str, partition: int, position: int, opaque: int) -> bytes:
-    """Return an offset command, which asks for the valid position nearest to ``position``."""
-    return f"offset {topic} {group} {partition} {position} {opaque}\r\n".encode("ascii")
-
-
-def write_line(*tokens: str | int) -> bytes:
-    """Return any command without a body: its word and tokens, the opaque last."""
-    return (" ".join(map(str, tokens)) + "\r\n").encode("ascii")

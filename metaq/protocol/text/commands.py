@@ -6,6 +6,7 @@
 from typing import Final, NamedTuple
 
 from metaq.errors import ProtocolError
+from metaq.protocol.text.ids import MessageId
 
 NO_OPAQUE: Final = "2147483647"
 """Stands for an opaque that was left out or could not be read (specs: text protocol, section 1.3)."""
@@ -34,13 +35,33 @@ class Put(NamedTuple):
     body: bytes
 
 
-class PutLater(NamedTuple):
-    """Store one message that is delivered at a time of its own."""
+class Due(NamedTuple):
+    """The time at which a message is to be delivered."""
 
-    put: Put
     time_ms: int
     is_delay: bool
     """True when ``time_ms`` counts from now, false when it is a Unix time."""
+
+
+class PutOptions(NamedTuple):
+    """Options of a put; ``None`` for one that it does not have."""
+
+    due: Due | None = None
+    priority: int | None = None
+    id: str | None = None
+    """The producer's id of the message, by which a repeated put is known."""
+    key: str | None = None
+    """Messages with the same key are kept in order."""
+
+
+NO_OPTIONS: Final = PutOptions()
+
+
+class PutWith(NamedTuple):
+    """Store one message with options."""
+
+    put: Put
+    options: PutOptions
 
     @property
     def opaque(self) -> str:
@@ -106,6 +127,87 @@ class Create(NamedTuple):
 
     topic: str
     partitions: int
+    priority: bool
+    """True when the partitions are levels of priority."""
+    opaque: str
+
+
+class Subscribe(NamedTuple):
+    """Have messages of a topic leased to a group and pushed over this connection, at most ``ready`` of them unfinished."""
+
+    topic: str
+    group: str
+    ready: int
+    invisible_ms: int | None
+    from_first: bool | None
+    """Where a group without offset begins: at the first message, or behind the last one; ``None`` leaves it to the broker."""
+    partition: int | None
+    attribute: str | None
+    owns: bool
+    """True when each partition is to belong to one subscription, false when members share all of them."""
+    name: str | None
+    """The member's name, by which partitions are dealt."""
+    with_crc: bool
+    opaque: str
+
+
+class Unsubscribe(NamedTuple):
+    """End a subscription."""
+
+    topic: str
+    group: str
+    opaque: str
+
+
+class Ready(NamedTuple):
+    """Change how many messages may be out; without ``topic`` and ``group`` the connection has one subscription."""
+
+    ready: int
+    topic: str | None
+    group: str | None
+    opaque: str
+
+
+class Pop(NamedTuple):
+    """Lease up to ``most`` messages to a group, and wait up to ``wait_ms`` for the first."""
+
+    topic: str
+    group: str
+    most: int
+    invisible_ms: int | None
+    wait_ms: int
+    from_first: bool | None
+    attribute: str | None
+    opaque: str
+
+
+class Ack(NamedTuple):
+    """Finish leased messages. Without ``topic`` and ``group`` they are those of this connection's subscriptions."""
+
+    ids: tuple[MessageId, ...]
+    topic: str | None
+    group: str | None
+    opaque: str
+
+
+class Nack(NamedTuple):
+    """Give leased messages back, to be given again after ``delay_ms``, or to be ``dead`` at once."""
+
+    ids: tuple[MessageId, ...]
+    delay_ms: int | None
+    dead: bool
+    topic: str | None
+    group: str | None
+    opaque: str
+
+
+class Extend(NamedTuple):
+    """Let leases end ``ms`` milliseconds from now."""
+
+    ids: tuple[MessageId, ...]
+    ms: int
+    topic: str | None
+    group: str | None
     opaque: str
 
 
@@ -141,4 +243,26 @@ class Invalid(NamedTuple):
     opaque: str
 
 
-Command = Put | PutLater | Cancel | Get | Offset | Stats | Version | Help | Quit | Create | Auth | Transaction | Sync | Invalid
+Command = (
+    Put
+    | PutWith
+    | Cancel
+    | Get
+    | Offset
+    | Stats
+    | Version
+    | Help
+    | Quit
+    | Create
+    | Subscribe
+    | Unsubscribe
+    | Ready
+    | Pop
+    | Ack
+    | Nack
+    | Extend
+    | Auth
+    | Transaction
+    | Sync
+    | Invalid
+)

@@ -118,16 +118,35 @@ def encode_stored(stored: Stored, overhead: int, base: int, out: list[bytes | me
         out.append(HEADER.pack(length, crc, base | log_offset, flag))
         out.append(view[start : start + length])
         return HEADER_SIZE_TEXT + length
-    record = decode_record(view[at : at + size])
-    pairs = decode_properties(record.properties)
-    text_flag, prefix = join_attribute(pairs.get(TAGS), b"")
-    if prefix:
-        crc = body_crc(record.body, zlib.crc32(prefix))
+    crc, flag, prefix, body, pairs = text_body(stored)
     total = len(prefix) + length
     message_id = int(pairs[MESSAGE_ID]) if MESSAGE_ID in pairs else base | log_offset
-    out.append(HEADER.pack(total, crc, message_id, flag | text_flag) + prefix)
-    out.append(record.body)
+    out.append(HEADER.pack(total, crc, message_id, flag) + prefix)
+    out.append(body)
     return HEADER_SIZE_TEXT + total
+
+
+class TextBody(NamedTuple):
+    """A record's message without its place. In the text form ``prefix``, which holds the attribute, precedes ``body``."""
+
+    crc: int
+    flag: int
+    prefix: bytes
+    body: View
+    pairs: dict[str, str]
+
+
+def text_body(stored: Stored) -> TextBody:
+    """Return what the text form of an intact record says about its message."""
+    view, at, size, _ = stored
+    crc, flag, sys_flag, _ = _PLAIN_FIELDS.unpack_from(view, at)
+    flag = flag & _INT32_WITHOUT_BIT_0 | (sys_flag & COMPRESSED) << _COMPRESSED_SHIFT
+    record = decode_record(view[at : at + size])
+    pairs = decode_properties(record.properties)
+    attribute_flag, prefix = join_attribute(pairs.get(TAGS), b"")
+    if prefix:
+        crc = body_crc(record.body, zlib.crc32(prefix))
+    return TextBody(crc, flag | attribute_flag, prefix, record.body, pairs)
 
 
 def text_size_and_tag(stored: Stored, overhead: int) -> tuple[int, int]:

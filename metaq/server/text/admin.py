@@ -17,7 +17,7 @@ from metaq.errors import MetaqError, NotWritable, StoreError
 from metaq.message import INTERNAL_TOPICS, TopicPartition
 from metaq.protocol.remoting.codes import READ, WRITE
 from metaq.protocol.text.commands import Create, Help, Stats, Sync, Version
-from metaq.protocol.text.replies import FORBIDDEN, OK, UNAVAILABLE, write_result
+from metaq.protocol.text.replies import BAD_REQUEST, FORBIDDEN, OK, UNAVAILABLE, write_result
 from metaq.server.access.permissions import Action, allowed, demand, denied
 from metaq.server.stacks import stacks
 from metaq.server.wire.memory import Memory
@@ -27,7 +27,9 @@ from metaq.store.queues.consumequeue import ConsumeQueue
 
 HELP: Final = """\
 put TOPIC PARTITION LENGTH FLAG [CHECKSUM] OPAQUE, then LENGTH bytes   store a message; partition -1: the broker chooses
-put TOPIC PARTITION LENGTH FLAG delay=MS OPAQUE, or at=MS             store one for later; the answer ends with a handle
+put TOPIC PARTITION LENGTH FLAG OPTION=VALUE... OPAQUE                the same with options: priority=N, id=WORD, key=WORD,
+                                                                      and delay=MS or at=MS: store one for later; the answer
+                                                                      ends with a handle
 cancel HANDLE OPAQUE                                                  cancel it
 get TOPIC GROUP PARTITION POSITION MAXSIZE OPAQUE [wait=MS]           read messages from a position on
 offset TOPIC GROUP PARTITION POSITION OPAQUE                          the valid position nearest to one
@@ -100,6 +102,9 @@ class AdminHandler:
         session.reply(write_result(UNAVAILABLE, "sync is answered by synchronous slaves only", sync.opaque))
 
     def create(self, session: Session, create: Create) -> None:
+        if create.priority:
+            session.reply(write_result(BAD_REQUEST, "topics with priorities are not available", create.opaque))
+            return
         if not self._context.replicas.is_master:
             reason = f"this replica is a slave; create {create.topic} on its master"
             session.reply(write_result(UNAVAILABLE, reason, create.opaque))

@@ -1,4 +1,4 @@
-"""Messages for later: ``put`` with ``delay=`` or ``at=``, and ``cancel``."""
+"""``put`` with options, among them the time of a message for later, and ``cancel``."""
 
 from typing import Final
 
@@ -7,10 +7,11 @@ import gevent
 from metaq.engine.context import Context
 from metaq.engine.timers.cancelling import Cancels
 from metaq.engine.timers.timers import Timers
-from metaq.engine.writing import Draft, Placed
-from metaq.errors import MetaqError
+from metaq.engine.writing import Draft, Placed, stage
+from metaq.errors import BadRequest, MetaqError
+from metaq.protocol.properties import DEDUPE_ID, PRIORITY, SHARDING_KEY
 from metaq.protocol.record import TAGS
-from metaq.protocol.text.commands import Cancel, PutLater
+from metaq.protocol.text.commands import Cancel, Due, PutOptions, PutWith
 from metaq.protocol.text.messages import id_base, split_attribute
 from metaq.protocol.text.replies import OK, write_result
 from metaq.server.access.permissions import Action, demand
@@ -24,7 +25,7 @@ NO_POSITION: Final = -1
 
 
 class LaterHandler:
-    """Parks messages for their time, and cancels them."""
+    """Stores messages with options, parks those that have a time, and cancels these."""
 
     def __init__(self, context: Context, puts: PutHandler, timers: Timers, cancels: Cancels) -> None:
         self._context = context
@@ -33,17 +34,21 @@ class LaterHandler:
         self._cancels = cancels
         self._id_base = id_base(context.settings.broker_number, context.store.epoch)
 
-    def put(self, session: TextSession, command: PutLater) -> None:
-        """Park a message until its time; the reply ends with the handle that cancels it."""
-        put = command.put
+    def put(self, session: TextSession, command: PutWith) -> None:
+        """Store a message with its options. With a time it is parked, and the reply ends with the handle that cancels it."""
+        put, options = command
         try:
+            if put.transaction is not None:
+                raise BadRequest("the options priority= and key= are not available in a transaction")
             queue = self._puts.partition(session, put)
             check_body(put)
             now_ms, position = self._context.store.clock.now_ms(), queue.text_end
-            due_ms = now_ms + command.time_ms if command.is_delay else command.time_ms
-            placed = self._timers.send(self._draft(session, command, queue, now_ms), due_ms)
+            draft = self._draft(session, command, queue, now_ms)
+            due = options.due
+            placed = stage(self._context, draft) if due is None else self._timers.send(draft, _due_ms(due, now_ms))
         except MetaqError as error:
             self._context.counters.refuse(error, 1)
+            self._context.topic_counters(put.topic).put_failed.add(1)
             session.reply(self._puts.refusal(put, error).encode())
             return
         self._context.counters.put.add(1, len(put.body))
@@ -55,14 +60,14 @@ class LaterHandler:
             return f"{place} {position}"
         return f"{place} {NO_POSITION} {placed.handle}"
 
-    def _draft(self, session: TextSession, command: PutLater, queue: ConsumeQueue, now_ms: int) -> Draft:
+    def _draft(self, session: TextSession, command: PutWith, queue: ConsumeQueue, now_ms: int) -> Draft:
         put = command.put
         attribute, payload = split_attribute(put.flag, put.body) if put.flag & 1 else (None, put.body)
         return Draft(
             topic=queue.topic,
             partition=queue.partition,
             body=payload,
-            properties={} if attribute is None else {TAGS: attribute},
+            properties=_properties(attribute, command.options),
             flag=put.flag,
             sys_flag=0,
             born_ms=now_ms,
@@ -94,3 +99,13 @@ class LaterHandler:
             raise  # the broker's own state is wrong: the process ends
         except Exception:  # noqa: BLE001 - logged with its trace; see break_off
             session.break_off()
+
+
+def _due_ms(due: Due, now_ms: int) -> int:
+    return now_ms + due.time_ms if due.is_delay else due.time_ms
+
+
+def _properties(attribute: str | None, options: PutOptions) -> dict[str, str]:
+    priority = None if options.priority is None else str(options.priority)
+    pairs = {TAGS: attribute, PRIORITY: priority, DEDUPE_ID: options.id, SHARDING_KEY: options.key}
+    return {name: value for name, value in pairs.items() if value is not None}

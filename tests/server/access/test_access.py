@@ -14,7 +14,7 @@ import pytest
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import FrameReader, encode_request
 from metaq.protocol.remoting.signature import ACCESS_KEY, SIGNATURE, Credentials
-from metaq.protocol.text.codec import write_line, write_put
+from metaq.protocol.text.writing import write_line, write_put
 from metaq.replication.frames import Hello
 from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess
 from tests.support.ports import free_ports

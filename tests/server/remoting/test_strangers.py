@@ -12,7 +12,7 @@ from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import encode_response
 from metaq.protocol.remoting.headers import encode_header, with_letters
 from metaq.protocol.remoting.signature import Credentials
-from metaq.protocol.text.codec import write_line, write_put
+from metaq.protocol.text.writing import write_line, write_put
 from metaq.server.remoting.admission import ADMITTED
 from metaq.store.files.disk import RealDisk
 from metaq.store.files.documents import read_document, write_document

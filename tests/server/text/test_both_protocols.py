@@ -14,9 +14,9 @@ from metaq.protocol.remoting.batch import BatchItem, encode_batch
 from metaq.protocol.remoting.codes import PULL_HAS_SUBSCRIPTION, Request, Response
 from metaq.protocol.remoting.headers import Int32, PullMessage, encode_header
 from metaq.protocol.sysflag import COMPRESSED
-from metaq.protocol.text.codec import write_put
 from metaq.protocol.text.messages import COMPRESSED_FLAG, EPOCH_SHIFT, join_attribute
 from metaq.protocol.text.replies import OK, ReplyReader
+from metaq.protocol.text.writing import write_put
 from tests.support.broker import BrokerProcess
 from tests.support.messages import count, pairs_of, records, send, send_header, sent
 from tests.support.remoting import RemotingClient

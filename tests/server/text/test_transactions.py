@@ -10,8 +10,8 @@ import pytest
 from metaq.client.text.textclient import TextClient, parse_stats
 from metaq.protocol.properties import MESSAGE_ID
 from metaq.protocol.record import TAGS
-from metaq.protocol.text.codec import write_get
 from metaq.protocol.text.replies import BAD_REQUEST, ERROR, FORBIDDEN, NOT_FOUND, OK, UNAVAILABLE
+from metaq.protocol.text.writing import write_get
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.messages import pairs_of, records
 from tests.support.remoting import RemotingClient

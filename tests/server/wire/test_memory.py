@@ -12,7 +12,7 @@ import pytest
 from metaq.client import TextClient, parse_stats
 from metaq.protocol.remoting.codes import PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
 from metaq.protocol.remoting.frames import encode_request
-from metaq.protocol.text.codec import write_line
+from metaq.protocol.text.writing import write_line
 from tests.support.admin import connect, create_topic, fields_of
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.users import TOPIC, WRITER, write_users

@@ -1,0 +1,153 @@
+"""``put`` with options: what is stored and answered, without sockets (``tests.support.inprocess``)."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from metaq.engine.timers.cancelling import Cancels
+from metaq.engine.timers.timers import Timers
+from metaq.protocol.properties import DEDUPE_ID, PRIORITY, SHARDING_KEY, TIMER_OUT
+from metaq.protocol.record import TAGS, decode_properties, decode_record
+from metaq.protocol.text.commands import Create, Get, PutWith
+from metaq.protocol.text.messages import EPOCH_SHIFT
+from metaq.server.text.admin import AdminHandler
+from metaq.server.text.get import GetHandler
+from metaq.server.text.later import LaterHandler
+from metaq.server.text.put import PutHandler
+from metaq.store.files.filecache import run_here
+from tests.support.inprocess import Parts, Text
+
+PUT: Final = b"put orders 0 4 0"
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Iterator[Parts]:
+    parts = Parts(tmp_path / "data", topics={"orders": {"partitions": 2}}, auto_create_topics=False)
+    gets = GetHandler(parts.context, parts.holds, parts.reads, parts.loop)
+    puts = PutHandler(parts.context, parts.turns)
+    timers = Timers(parts.context, parts.turns, run_here)
+    later = LaterHandler(parts.context, puts, timers, Cancels(timers, run_here))
+    admin = AdminHandler(parts.context, parts.endpoint, lambda: None, lambda read: {})
+    parts.endpoint.answer_text({Get: gets.get, PutWith: later.put, Create: admin.create}, puts.puts, puts.puts)
+    yield parts
+    timers.close()
+    parts.close()
+
+
+@pytest.fixture
+def client(parts: Parts) -> Text:
+    return Text(parts)
+
+
+def answer(parts: Parts, client: Text, data: bytes) -> tuple[int, list[str]]:
+    """The code and the words of the reply to one put."""
+    at_once = client.send(data)
+    parts.end_turn()
+    line, _, body = (at_once + client.answers()).decode().partition("\r\n")
+    return int(line.split(" ")[1]), body.split(" ")
+
+
+def stored(parts: Parts, words: list[str]) -> tuple[bytes, dict[str, str]]:
+    """Body and properties of the record that an answer tells of: an id ends with its log offset."""
+    found = parts.store.log.record_at(int(words[0]) & (1 << EPOCH_SHIFT) - 1)
+    assert found is not None
+    record = decode_record(found.buffer[found.at : found.at + found.size])
+    return bytes(record.body), decode_properties(record.properties)
+
+
+def test_options_become_properties(parts: Parts, client: Text) -> None:
+    """MY-005, MY-029, E-07, E-22: the answer is that of an ordinary put."""
+    code, words = answer(parts, client, PUT + b" priority=7 id=a-1 key=gr\xc3\xbcn 2\r\npaid")
+    assert (code, words[1:]) == (200, ["0", "0"])
+    body, pairs = stored(parts, words)
+    assert body == b"paid"
+    assert {name: pairs[name] for name in (PRIORITY, DEDUPE_ID, SHARDING_KEY)} == {
+        PRIORITY: "7",
+        DEDUPE_ID: "a-1",
+        SHARDING_KEY: "grün",
+    }
+    assert TAGS not in pairs
+
+
+def test_an_option_and_an_attribute(parts: Parts, client: Text) -> None:
+    code, words = answer(parts, client, b"put orders 1 11 1 key=k 2\r\n\0\0\0\3redpaid")
+    assert (code, words[1]) == (200, "1")
+    body, pairs = stored(parts, words)
+    assert body == b"paid"
+    assert (pairs[TAGS], pairs[SHARDING_KEY]) == ("red", "k")
+    assert DEDUPE_ID not in pairs
+    assert PRIORITY not in pairs
+
+
+def test_puts_with_and_without_options_follow_each_other(parts: Parts, client: Text) -> None:
+    """Each is answered in its order, at the position where a get finds it."""
+    client.send(PUT + b" 1\r\npaid" + PUT + b" priority=0 2\r\nsent" + PUT + b" 3\r\ndone")
+    parts.end_turn()  # what follows a reply that is owed waits for it
+    parts.end_turn()
+    parts.end_turn()
+    assert re.findall(rb"\r\n\d+ 0 (\d+)(?=result 200 |$)", client.answers()) == [b"0", b"24", b"48"]
+    got = client.send(b"get orders billing 0 24 1000 4\r\n")
+    assert got.startswith(b"value 48 4\r\n")
+    assert b"sent" in got
+    assert got.endswith(b"done")
+
+
+def test_a_put_with_a_time_is_parked_with_its_properties(parts: Parts, client: Text) -> None:
+    """ES-001: the answer ends with a handle."""
+    code, words = answer(parts, client, PUT + b" delay=60000 priority=7 key=k 2\r\npaid")
+    assert code == 200
+    assert words[1:3] == ["0", "-1"]
+    assert len(words) == 4
+    _, pairs = stored(parts, words)
+    assert (pairs[PRIORITY], pairs[SHARDING_KEY]) == ("7", "k")
+    assert int(pairs[TIMER_OUT]) == parts.clock.now_ms() + 60_000
+
+
+def test_a_put_whose_time_is_over_has_its_position_at_once(parts: Parts, client: Text) -> None:
+    code, words = answer(parts, client, PUT + b" at=1 2\r\npaid")
+    assert (code, words[1:]) == (200, ["0", "0"])
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "text"),
+    [
+        (b"put orders 7 4 0 key=k 2\r\npaid", 500, "wrong partition 7"),
+        (b"put nothing 0 4 0 key=k 2\r\npaid", 500, "The server do not accept topic nothing"),
+        (b"put orders 0 4 0 5 key=k 2\r\npaid", 500, "Checksum failure"),
+        (b"put orders 0 4 1 key=k 2\r\npaid", 400, "flag bit 0 announces an attribute"),
+        (b"put orders 0 4 0 TX:a:1 key=k 2\r\npaid", 400, "priority= and key= are not available in a transaction"),
+    ],
+)
+def test_a_put_with_options_that_is_refused(parts: Parts, client: Text, data: bytes, code: int, text: str) -> None:
+    found, words = answer(parts, client, data)
+    assert found == code
+    assert text in " ".join(words)
+    assert parts.store.log.end == 0
+    assert parts.context.counters.put_failed.count == 1
+
+
+COMMANDS_WITHOUT_HANDLER: Final = [
+    b"subscribe orders billing",
+    b"unsubscribe orders billing",
+    b"ready 5",
+    b"pop orders billing 1",
+    b"ack 0-1-a",
+    b"nack 0-1-a",
+    b"extend 0-1-a 1000",
+    b"offset orders billing 0 0",
+]
+
+
+@pytest.mark.parametrize("line", COMMANDS_WITHOUT_HANDLER)
+def test_a_command_without_handler_is_refused_and_the_session_goes_on(client: Text, line: bytes) -> None:
+    answers = client.send(line + b" 3\r\nget orders billing 0 0 100 4\r\n")
+    assert answers.startswith(b"result 400 29 3\r\nthis command is not availableresult 404 ")
+
+
+def test_a_topic_with_priorities_is_refused(parts: Parts, client: Text) -> None:
+    """It is not made as another kind of topic."""
+    assert client.send(b"create levels 4 priority=yes 3\r\n") == b"result 400 40 3\r\ntopics with priorities are not available"
+    assert parts.context.topics.get("levels") is None
