@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import gevent
 from gevent.event import AsyncResult, Event
 
+from metaq.engine.priorities import partition_of_copy
 from metaq.engine.timers.timers import Timers
 from metaq.engine.writing import Draft, again, new_record, note
 from metaq.errors import IndexFailed, MetaqError, StoreError
@@ -199,7 +200,7 @@ class Delivery:
             return None
         pairs[properties.TIMER_ENQUEUE] = str(record.store_ms)
         pairs[properties.TIMER_DEQUEUE] = str(self._store.clock.now_ms())
-        draft = again(record, name, number % topic.all_partitions, pairs)  # the topic may have shrunk
+        draft = again(record, name, partition_of_copy(topic, pairs, number), pairs)
         try:
             size = new_record(self._context, draft).size
         except MetaqError as error:
