@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from metaq.engine.context import Context
-from metaq.engine.priorities import partition_of_copy
+from metaq.engine.priorities.levels import partition_of_copy
 from metaq.engine.turn import Turns
 from metaq.engine.writing import Draft, Placed, again, delayed, internal, new_record, note, stage
 from metaq.errors import MessageIllegal, MetaqError, StoreError, UnknownTopic

@@ -18,10 +18,10 @@ from metaq.cli.common import (
 from metaq.cli.messages.messages import DEFAULT_COUNT, describe, print_messages
 from metaq.cli.tables import Row, print_rows
 from metaq.client import Producer, ReceivedMessage
-from metaq.client.message import RESERVED, SHARDING_KEY
+from metaq.client.message import RESERVED
 from metaq.errors import BadRequest
 from metaq.message import DEAD_PREFIX
-from metaq.protocol.properties import ORIGIN_ID
+from metaq.protocol.properties import ORIGIN_ID, SHARDING_KEY
 
 ORIGIN: Final = "DLQ_ORIGIN_MESSAGE_ID"
 """Property of a replayed message: the id of the dead letter. RocketMQ 5 uses the same name on its dead letters."""
@@ -138,6 +138,7 @@ def send_again(producer: Producer, group: str, letter: ReceivedMessage) -> str:
         keys=[*letter.keys, letter.id],
         properties={**properties, **marks},
         ordering_key=letter.properties.get(SHARDING_KEY),
+        priority=letter.priority,
     )
     return result.id
 

@@ -154,7 +154,7 @@ def _attributes_of(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def with_changes(group: Group, known: Group | None) -> Group:
-    """Return a group as a request describes it: its attributes are changes of those of the ``known`` one (``attributes.changed``)."""
+    """Return a group as a request describes it: its attributes are changes of those of the ``known`` one."""
     return replace(group, attributes=changed(GROUP_ATTRIBUTES, {} if known is None else known.attributes, group.attributes))
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import gevent
 from gevent.event import AsyncResult, Event
 
-from metaq.engine.priorities import partition_of_copy
+from metaq.engine.priorities.levels import partition_of_copy
 from metaq.engine.timers.timers import Timers
 from metaq.engine.writing import Draft, again, new_record, note
 from metaq.errors import IndexFailed, MetaqError, StoreError

@@ -16,7 +16,7 @@ LATEST_MS: Final = 86_400_000 * 366
 """A year: more than any length of time that an attribute sets."""
 
 MESSAGE_TYPE: Final = "message.type"
-PRIORITY_TYPE: Final = "PRIORITY"
+NORMAL_TYPE, PRIORITY_TYPE = "NORMAL", "PRIORITY"
 PRIORITY_MAX_WAIT_MS: Final = "priority.max.wait.ms"
 PRIORITY_FACTOR: Final = "priority.factor"
 MAX_IN_FLIGHT: Final = "max_in_flight"
@@ -57,7 +57,7 @@ Known = Mapping[str, Number | Choice]
 
 TOPIC_ATTRIBUTES: Final[Known] = {
     # only PRIORITY means something to this broker; the others are what RocketMQ's tools set
-    MESSAGE_TYPE: Choice(("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", PRIORITY_TYPE), "NORMAL"),
+    MESSAGE_TYPE: Choice(("UNSPECIFIED", NORMAL_TYPE, "FIFO", "DELAY", "TRANSACTION", "MIXED", PRIORITY_TYPE), NORMAL_TYPE),
     PRIORITY_MAX_WAIT_MS: Number(0, LATEST_MS, 60_000),
 }
 GROUP_ATTRIBUTES: Final[Known] = {
@@ -93,8 +93,8 @@ def check_attributes(known: Known, attributes: Mapping[str, str]) -> None:
 def changed(known: Known, current: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
     """Return the attributes after changes, sorted by name.
 
-    As RocketMQ does, refuse with ``BadRequest`` a name without sign, one that is not known or named twice, and the removal of one
-    that is not set.
+    As RocketMQ does, refuse with ``BadRequest`` a name without sign, one that is not known or named twice, and the removal of
+    one that is not set.
     """
     result, named = dict(current), set[str]()
     for signed, value in changes.items():

@@ -299,7 +299,7 @@ class CreateTopic(NamedTuple):
     topic_filter_type: str = "SINGLE_TAG"
     topic_sys_flag: Int32 = Int32(0)
     order: bool = False
-    attributes: str = ""
+    attributes: str | None = None
     """Changes of attributes (``metaq.protocol.remoting.attributes``); only 5.x tools send them."""
 
 

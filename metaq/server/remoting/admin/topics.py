@@ -86,7 +86,7 @@ class TopicsHandler:
             sys_flag=header.topic_sys_flag,
             order=header.order,
         )
-        changes = read_changes(header.attributes)
+        changes = read_changes(header.attributes or "")
         self._later.run(session, request, partial(self._create, session.principal, topic, changes))
 
     def _check_allowed(self, principal: Principal, name: str) -> None:

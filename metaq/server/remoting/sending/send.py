@@ -2,7 +2,7 @@
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -11,7 +11,7 @@ from metaq.engine.context import Context
 from metaq.engine.deadletters import most_retries
 from metaq.engine.halfmessages import HalfMessages, is_half, is_transactional
 from metaq.engine.placing import place
-from metaq.engine.priorities import level_of, prioritize
+from metaq.engine.priorities.levels import prioritize
 from metaq.engine.tables.topics import Topic
 from metaq.engine.timers.timers import Timers
 from metaq.engine.turn import Turns
@@ -19,6 +19,7 @@ from metaq.engine.writing import CLEARED, Placed
 from metaq.errors import MessageIllegal, MetaqError
 from metaq.message import HALF_TOPIC, RETRY_PREFIX
 from metaq.protocol import properties
+from metaq.protocol.priority import one_level
 from metaq.protocol.record import CHECKSUM_SIZE, CONSTANT_MIDDLE, HEADER_SIZE, constant_middle, java_hash, longer_tail
 from metaq.protocol.remoting.batch import decode_batch
 from metaq.protocol.remoting.codes import ONEWAY_FLAG, Request
@@ -242,15 +243,10 @@ class SendHandler:
         return None
 
     def _batch_level(self, topic: Topic, queue: ConsumeQueue, shared: str, data: bytes) -> ConsumeQueue:
-        """Return the partition of a batch in a topic with priorities. Raise ``MessageIllegal`` when its messages have several."""
+        """Return the partition of a batch in a topic with priorities, whose messages have one. Raise ``MessageIllegal``."""
         common = _deciding(shared)
-        levels: set[int] = set()
-        for item in decode_batch(data):
-            pairs = common | _deciding(item.properties)
-            levels.add(queue.partition if properties.SHARDING_KEY in pairs else level_of(topic, pairs))
-        if len(levels) > 1:
-            raise MessageIllegal(f"the messages of a batch have several priorities: {topic.name} takes one batch for each")
-        return self._store.queue(topic.name, levels.pop()) if levels else queue
+        several: list[Mapping[str, str]] = [common | _deciding(item.properties) for item in decode_batch(data)]
+        return self._store.queue(topic.name, one_level(several, topic.partitions, queue.partition))
 
     def _read_batch(self, queue: ConsumeQueue, middle: bytes, shared: str, data: bytes) -> tuple[list[Fields], int]:
         """Return the records of a batch, and their bytes in the log; ``shared`` are properties of all messages.
