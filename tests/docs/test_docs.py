@@ -103,6 +103,7 @@ def test_the_topics_that_the_settings_file_shows_load(tmp_path: Path) -> None:
     topics = load(example, {}, {}).topics
     assert {name: topic.model_dump(exclude_defaults=True) for name, topic in topics.items()} == {
         "orders": {"partitions": 8},
+        "alarms": {"partitions": 3, "priority": True},
         "audit": {"accept_subscribe": False},
         "archive": {"accept_publish": False},
     }
