@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 import metaq.aio
-from metaq.client import Client, ConsumeFrom, OutgoingMessage
+from metaq.client import Client, ConsumeFrom, OutgoingMessage, connect
 from metaq.client.admin.views import GroupView
 from metaq.errors import BadRequest, Refused
 from tests.client.test_pull import read
@@ -67,31 +67,32 @@ def test_consumers_take_the_highest_first(client: Client) -> None:
         assert [message and message.partition for message in bodies] == [2] * 10 + [1] * 10 + [0] * 10
 
 
-def test_asyncio(broker_process: BrokerProcess) -> None:
+def test_asyncio(process: BrokerProcess) -> None:
     """MY-029: the same names."""
 
     async def main() -> int:
-        async with metaq.aio.connect(broker_process.registry) as client:
+        async with metaq.aio.connect(process.registry) as client:
             await client.admin().create_topic(TOPIC, 3, priority=True)
             return (await client.producer().send(TOPIC, b"x", priority=2)).queue.partition
 
     assert asyncio.run(main()) == 2
 
 
-def test_administration(real_client: Client) -> None:
+def test_administration(process: BrokerProcess) -> None:
     """MY-034: settings of topics and groups by typed names; a value that is none is refused before it is sent."""
-    admin = real_client.admin()
-    admin.create_topic(TOPIC, 3, priority=True, priority_max_wait_ms=5)
-    admin.create_topic(TOPIC, 4)
-    (view,) = [view for view in admin.all_topic_configs() if view.topic == TOPIC]
-    assert (view.priority, view.write_partitions) == (True, 4)
-    admin.create_topic(TOPIC, 4, priority=False)
-    assert not any(view.priority for view in admin.all_topic_configs())
-    group = GroupView("g", priority_factor=50, order="key")
-    admin.update_group(group)
-    assert group in admin.groups()
-    admin.update_group(group._replace(priority_factor=100))
-    assert group._replace(priority_factor=100) in admin.groups()
-    for wrong in (group._replace(order="topic"), group._replace(priority_factor=101)):
-        with pytest.raises(BadRequest):
-            admin.update_group(wrong)
+    with connect(process.registry) as client:
+        admin = client.admin()
+        admin.create_topic(TOPIC, 3, priority=True, priority_max_wait_ms=5)
+        admin.create_topic(TOPIC, 4)
+        (view,) = [view for view in admin.all_topic_configs() if view.topic == TOPIC]
+        assert (view.priority, view.write_partitions) == (True, 4)
+        admin.create_topic(TOPIC, 4, priority=False)
+        assert not any(view.priority for view in admin.all_topic_configs())
+        group = GroupView("g", priority_factor=50, order="key")
+        admin.update_group(group)
+        assert group in admin.groups()
+        admin.update_group(group._replace(priority_factor=100))
+        assert group._replace(priority_factor=100) in admin.groups()
+        for wrong in (group._replace(order="topic"), group._replace(priority_factor=101)):
+            with pytest.raises(BadRequest):
+                admin.update_group(wrong)

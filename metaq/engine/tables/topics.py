@@ -102,12 +102,6 @@ def config_of(topic: Topic, permission: int) -> TopicConfig:
     )
 
 
-def with_priorities(attributes: Mapping[str, str], wanted: bool) -> dict[str, str]:
-    """Return the attributes of a topic that is to have priorities, or none; its other attributes stay."""
-    kept = {name: value for name, value in attributes.items() if (name, value) != (MESSAGE_TYPE, PRIORITY_TYPE)}
-    return {**kept, MESSAGE_TYPE: PRIORITY_TYPE} if wanted else kept
-
-
 def reply_topic(cluster: str) -> str:
     """Return the name of the topic to which a cluster's replies to requests are sent."""
     return f"{cluster}_REPLY_TOPIC"
@@ -299,7 +293,7 @@ class TopicTable:
         for name, wanted in settings.items():
             permission = READ * wanted.accept_subscribe | WRITE * wanted.accept_publish
             topic = self.ensure(name, wanted.partitions)
-            attributes = topic.attributes if wanted.priority is None else with_priorities(topic.attributes, wanted.priority)
+            attributes = {**topic.attributes, MESSAGE_TYPE: PRIORITY_TYPE} if wanted.priority else topic.attributes
             self.put(replace(topic, permission=permission, attributes=attributes))
 
     def load(self, disk: Disk, known: Mapping[TopicPartition, int]) -> list[str]:

@@ -48,7 +48,7 @@ def test_so_many_of_a_hundred_pops_go_by_priority(factor: int, start: int, level
     st.integers(1, 3),
 )
 def test_every_message_is_given_after_its_wait_and_what_is_older(arrivals: list[list[int]], factor: int, most: int) -> None:
-    """R-2: one pop each 10 ms, whatever comes meanwhile: once a message has aged, each pop takes one that is at least as old."""
+    """R-2: one pop each 10 ms, whatever comes: once a message has aged, each pop takes one that is at least as old."""
     queues: dict[int, deque[int]] = {partition: deque() for partition in range(5)}
     wait_ms, now, pops = 300, 0, 0
     due: dict[tuple[int, int], int] = {}  # messages of a partition and a time: the pops after which they are given

@@ -160,5 +160,5 @@ def test_a_text_put_without_priority_has_the_lowest(broker: BrokerProcess, clien
             ((status, text),) = talk.ask(f"put {TOPIC} {number} 1 0 1\r\nx".encode())
             assert (status, text.split()[1]) == (200, "0")
         ((status, _),) = talk.ask(f"put {TOPIC} 3 1 0 1\r\nx".encode())
-        assert status == 400
+        assert status == 500
     assert count(client, TOPIC, 0) == before + 4
