@@ -9,7 +9,7 @@ from metaq.protocol.properties import PRIORITY, SHARDING_KEY
 MOST_DIGITS: Final = 18
 
 
-def level_of(pairs: Mapping[str, str], levels: int, asked: int) -> int:
+def priority_level(pairs: Mapping[str, str], levels: int, asked: int) -> int:
     """Return the partition of a message with these properties, in a topic with so many levels.
 
     Without a priority it is 0; a message with a key stays in the partition that was ``asked`` for. Raise ``MessageIllegal`` for
@@ -25,7 +25,7 @@ def level_of(pairs: Mapping[str, str], levels: int, asked: int) -> int:
 
 def one_level(several: list[Mapping[str, str]], levels: int, asked: int) -> int:
     """Return the partition of a batch of messages with these properties; ``MessageIllegal`` when they differ in it."""
-    found = {level_of(pairs, levels, asked) for pairs in several}
+    found = {priority_level(pairs, levels, asked) for pairs in several}
     if len(found) > 1:
         raise MessageIllegal("the messages of a batch have several priorities; send one batch for each")
     return found.pop() if found else asked

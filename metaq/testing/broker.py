@@ -238,7 +238,8 @@ class InMemoryBroker:
 
     def _send(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = decode_header(headers.SendMessage, with_names(dict(request.fields or {})))
-        self._log.create(header.topic, self._partitions)
+        if header.topic not in self._log.topics:
+            self._log.create(header.topic, self._partitions)
         partition = header.queue_id if header.queue_id >= 0 else random.randrange(self._partitions)
         common = names.parse(header.properties or "")
         if names.REPLY_TO in common:

@@ -59,6 +59,7 @@ def test_consumers_take_the_highest_first(client: Client) -> None:
             producer.send(TOPIC, b"%d" % (number % 3), priority=number % 3)
     with client.pull_consumer(TOPIC, by_priority=True) as pull:
         pull.assign(pull.partitions())
+        pull.fetch()
         wait_until(lambda: len(pull._inbox._batches) == 3, DEADLINE_S, "all partitions are fetched")
         assert read(pull, 30) == [2] * 10 + [1] * 10 + [0] * 10
     with client.consumer(TOPIC, "g", consume_from=ConsumeFrom.FIRST, by_priority=True) as consumer:

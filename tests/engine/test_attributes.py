@@ -78,7 +78,8 @@ def test_the_settings_of_a_group_have_types_and_defaults() -> None:
     for bad in ({"+priority.factor": "101"}, {"+order": "topic"}, {"priority.factor": "5"}, {"+max_in_flight": "0"}):
         with pytest.raises(BadRequest):
             with_changes(group_of({"groupName": "g", "attributes": bad}), group)
-    for wrong in ([], {"+order": 1}):
+    wrongs: list[object] = [[], {"+order": 1}]
+    for wrong in wrongs:
         with pytest.raises(BadRequest):
             group_of({"groupName": "g", "attributes": wrong})
 
@@ -103,12 +104,12 @@ def test_a_restart_keeps_them(tmp_path: Path) -> None:
 
 def test_the_configuration_gives_priorities(tmp_path: Path) -> None:
     topics = TopicTable(tmp_path, 10)
-    topics.configure({"alarms": TopicSettings(partitions=3, priority=True)})
+    topics.configure({"alarms": TopicSettings.model_validate({"partitions": 3, "priority": True})})
     topic = topics.get("alarms")
     assert topic is not None
     assert topic.attributes == LEVELS
-    topics.put(replace(topic, attributes=topic.attributes | {"priority.max.wait.ms": "7"}))
-    topics.configure({"alarms": TopicSettings(partitions=3)})
+    topics.put(replace(topic, attributes={**topic.attributes, "priority.max.wait.ms": "7"}))
+    topics.configure({"alarms": TopicSettings.model_validate({"partitions": 3})})
     assert topics.get("alarms") == replace(topic, attributes=LEVELS | {"priority.max.wait.ms": "7"})
 
 

@@ -196,7 +196,7 @@ def create(
 
 
 class Wanted(NamedTuple):
-    """What a topic shall be; ``None``: as it is."""
+    """The properties that a topic shall have; ``None``: those that it has."""
 
     permission: str | None
     ordered: bool

@@ -5,19 +5,19 @@ from collections.abc import Mapping
 from metaq.engine.tables.topics import Topic, TopicTable
 from metaq.engine.writing import Draft
 from metaq.errors import MessageIllegal
-from metaq.protocol.priority import level_of
+from metaq.protocol.priority import priority_level
 from metaq.protocol.properties import PRIORITY, SHARDING_KEY
 
 
 def prioritize(topics: TopicTable, draft: Draft) -> None:
     """Move a message to the partition of its priority, whatever its sender asked for, if its topic has priorities.
 
-    One with a key stays where its sender puts that key, and loses its priority. Raise ``MessageIllegal`` as ``level_of`` does.
+    One with a key stays where its sender puts that key, and loses its priority. Raise ``MessageIllegal`` as ``priority_level`` does.
     """
     topic = topics.get(draft.topic)
     if topic is None or not topic.has_priorities:
         return
-    draft.partition = level_of(draft.properties, topic.partitions, draft.partition)
+    draft.partition = priority_level(draft.properties, topic.partitions, draft.partition)
     if SHARDING_KEY in draft.properties:
         draft.properties.pop(PRIORITY, None)
 
@@ -29,6 +29,6 @@ def partition_of_copy(topic: Topic, pairs: Mapping[str, str], asked: int) -> int
     """
     partition = asked % topic.all_partitions  # the topic may have shrunk
     try:
-        return level_of(pairs, topic.partitions, partition) if topic.has_priorities else partition
+        return priority_level(pairs, topic.partitions, partition) if topic.has_priorities else partition
     except MessageIllegal:
         return 0

@@ -85,7 +85,7 @@ def check_attributes(broker: BrokerProcess) -> None:
         assert "attributes" not in ask_body(client, Request.GET_TOPIC_CONFIG, topic=TOPIC)
 
 
-def send_batch(client: RemotingClient, items: list[tuple[bytes, str]]) -> int:
+def send_several(client: RemotingClient, items: list[tuple[bytes, str]]) -> int:
     """Send a batch of bodies with properties, without waiting."""
     fields = with_letters(encode_header(send_header(TOPIC)._replace(batch=True)))
     return client.send(Request.SEND_BATCH_MESSAGE, fields, encode_batch(BatchItem(0, body, pairs) for body, pairs in items))
@@ -147,9 +147,9 @@ def test_a_half_message_goes_there_when_it_is_committed(broker: BrokerProcess, c
 def test_a_batch_has_one_priority(client: RemotingClient) -> None:
     before = count(client, TOPIC, 1)
     one = PRIORITY.format(1)
-    assert sent(client, send_batch(client, TOPIC, [(b"a", one), (b"b", one)]))["queueId"] == "1"
+    assert sent(client, send_several(client, [(b"a", one), (b"b", one)]))["queueId"] == "1"
     assert count(client, TOPIC, 1) == before + 2
-    answer = client.response(send_batch(client, TOPIC, [(b"a", one), (b"b", "")]))
+    answer = client.response(send_several(client, [(b"a", one), (b"b", "")]))
     assert answer.code == Response.MESSAGE_ILLEGAL
 
 
