@@ -278,7 +278,9 @@ def update(
             retry_max_times=view.retry_max_times if retry_max_times is None else retry_max_times,
         )
         admin.update_group(view)
-    print_record({"group": group, **{name: value for name, value in view._asdict().items() if name != "name"}}, as_json=as_json)
+    row = {"group": group, **{name: value for name, value in view._asdict().items() if name != "name"}}
+    row["max_invisible_s"] = row.pop("max_invisible_ms") / 1000  # a key in _ms is a point of time
+    print_record(row, as_json=as_json)
 
 
 @group.command(epilog=examples("metaq group delete billing", "metaq group delete billing --yes"))

@@ -12,7 +12,8 @@ from metaq.protocol.properties import PRIORITY, SHARDING_KEY
 def prioritize(topics: TopicTable, draft: Draft) -> None:
     """Move a message to the partition of its priority, whatever its sender asked for, if its topic has priorities.
 
-    One with a key stays where its sender puts that key, and loses its priority. Raise ``MessageIllegal`` as ``priority_level`` does.
+    One with a key stays where its sender puts that key, and loses its priority. Raise ``MessageIllegal`` for a priority that is
+    not a number from 0 up.
     """
     topic = topics.get(draft.topic)
     if topic is None or not topic.has_priorities:

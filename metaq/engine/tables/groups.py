@@ -64,7 +64,7 @@ class Group:
 
     @property
     def priority_factor(self) -> int:
-        """Of 100 pops from a topic with priorities, the number that begin with the highest one."""
+        """The number of pops, of 100 from a topic with priorities, that begin with the highest one."""
         return number(GROUP_ATTRIBUTES, self.attributes, names.PRIORITY_FACTOR)
 
     @property
@@ -84,7 +84,7 @@ class Group:
 
     @property
     def order(self) -> str:
-        """Which messages are given one after the other: ``none``, those of a ``partition`` or of a ``key``."""
+        """The messages that are given one after the other: ``none``, those of a ``partition`` or of a ``key``."""
         return word(GROUP_ATTRIBUTES, self.attributes, names.ORDER)
 
     @property
@@ -94,7 +94,7 @@ class Group:
 
     @property
     def lease_aged_out(self) -> str:
-        """What becomes of an open message whose segment is deleted: ``dead`` letter or ``drop``."""
+        """The end of an open message whose segment is deleted: ``dead`` letter or ``drop``."""
         return word(GROUP_ATTRIBUTES, self.attributes, names.LEASE_AGED_OUT)
 
     @property

@@ -75,7 +75,7 @@ class Topic:
 
     @property
     def has_priorities(self) -> bool:
-        """Whether each partition is a level of priority, the greater the more urgent."""
+        """True when each partition is a level of priority, the greater the more urgent."""
         return self.attributes.get(MESSAGE_TYPE) == PRIORITY_TYPE
 
     @property
