@@ -75,6 +75,9 @@ class TopicSettings(BaseModel):
     )
     accept_publish: bool = Field(True, description="whether the topic accepts puts")
     accept_subscribe: bool = Field(True, description="whether the topic answers gets")
+    priority: bool = Field(
+        False, description="whether each partition is a level of priority, the greater the more urgent; false has no effect"
+    )
 
 
 class Settings(BaseModel):

@@ -14,6 +14,8 @@ from metaq.protocol.subscription import BLANKS, EVERYTHING, SEPARATOR
 
 _TOPIC: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 _GROUP: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,120}")
+MOST_PRIORITY: Final = 1023
+"""The greatest priority: a topic has at most 1,024 partitions."""
 _MOST_TAGS: Final = f"{EVERYTHING}, or tags with {SEPARATOR} between them, in one text"
 E = TypeVar("E", bound=enum.Enum)
 
@@ -144,6 +146,12 @@ def delay(level: object, span: object, at: object) -> None:
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
         raise BadRequest(f"{' and '.join(names)} contradict each other; give one of them")
+
+
+def priority(value: object) -> None:
+    """Refuse what is no priority."""
+    if value is not None:
+        number("priority", value, 0, MOST_PRIORITY)
 
 
 def function(name: str, value: object, does: str) -> None:

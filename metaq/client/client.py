@@ -224,6 +224,7 @@ class Client:
         consume_from: ConsumeFrom | datetime = ConsumeFrom.LAST,
         assign: Assign = average,
         auto_commit: bool = False,
+        by_priority: bool = False,
         max_reconsume_times: int = MAX_RECONSUME_TIMES,
         offsets_folder: Path = OFFSETS_FOLDER,
     ) -> SimpleConsumer:
@@ -238,6 +239,8 @@ class Client:
             consume_from: where the group begins when it has no offset yet.
             assign: the strategy that assigns queues to members; all members must use the same (``metaq.registry.assign``).
             auto_commit: mark a message as done when the next one is requested.
+            by_priority: take what is fetched of greater partitions first, as in a topic with priorities; retries come last. A
+                steady stream of urgent messages keeps the others waiting.
             max_reconsume_times: how often a message is delivered again before ``retry_later`` makes it a dead letter.
 
         Raises:
@@ -255,6 +258,7 @@ class Client:
             consume_from=consume_from,
             assign=assign,
             auto_commit=auto_commit,
+            by_priority=by_priority,
             max_reconsume_times=max_reconsume_times,
             offsets_folder=offsets_folder,
         )
@@ -302,11 +306,20 @@ class Client:
         )
 
     def pull_consumer(
-        self, topic: str, group: str = PULL_GROUP, *, tags: str = EVERYTHING, sql: str | None = None
+        self,
+        topic: str,
+        group: str = PULL_GROUP,
+        *,
+        tags: str = EVERYTHING,
+        sql: str | None = None,
+        by_priority: bool = False,
     ) -> PullConsumer:
-        """Return a consumer that reads chosen queues from chosen offsets. The group is only used for offsets it commits."""
+        """Return a consumer that reads chosen queues from chosen offsets. The group is only used for offsets it commits.
+
+        With ``by_priority`` it takes what is fetched of greater partitions first, as in a topic with priorities.
+        """
         self._core.check_open()
-        return PullConsumer(self._core, topic, group, tags=tags, sql=sql)
+        return PullConsumer(self._core, topic, group, tags=tags, sql=sql, by_priority=by_priority)
 
     def xa_session(
         self,

@@ -15,6 +15,7 @@ from metaq.protocol.properties import (
     CHECKSUM,
     DELAY,
     KEYS,
+    PRIORITY,
     REAL_QUEUE,
     REAL_TOPIC,
     REPLY_TO,
@@ -38,13 +39,28 @@ MESSAGE_TYPE: Final = "MSG_TYPE"
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 RESERVED: Final = frozenset(
-    {KEYS, TAGS, DELAY, UNIQUE_KEY, SHARDING_KEY, RETRY_TOPIC, WAIT, REAL_TOPIC, REAL_QUEUE, TRANSACTION, *TIMERS, TIMER_OUT}
+    {
+        KEYS,
+        TAGS,
+        DELAY,
+        UNIQUE_KEY,
+        SHARDING_KEY,
+        PRIORITY,
+        RETRY_TOPIC,
+        WAIT,
+        REAL_TOPIC,
+        REAL_QUEUE,
+        TRANSACTION,
+        *TIMERS,
+        TIMER_OUT,
+    }
 )
 """Properties with a meaning for brokers or clients: they are set by parameters of their own, or only by brokers and clients."""
 
 COMPRESS_FROM_BYTES: Final = 4096
 _ZLIB_LEVEL: Final = 5
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
+_MOST_DIGITS: Final = 18
 _MS: Final = timedelta(milliseconds=1)
 _SEPARATORS: Final = frozenset("\x01\x02")
 
@@ -84,6 +100,7 @@ class OutgoingMessage(NamedTuple):
     tag: str | None = None
     keys: str | Iterable[str] = ()
     properties: Mapping[str, str] = _NONE
+    priority: int | None = None
 
 
 class ReceivedMessage:
@@ -207,6 +224,12 @@ class ReceivedMessage:
         return int(level) if level.isdecimal() else 0
 
     @property
+    def priority(self) -> int | None:
+        """The priority with which it was sent; ``None`` for one without."""
+        value = self.properties.get(PRIORITY, "")
+        return int(value) if value.isascii() and value.isdecimal() and len(value) <= _MOST_DIGITS else None
+
+    @property
     def is_request(self) -> bool:
         """True when its sender waits for a reply (``Producer.reply``)."""
         return REPLY_TO in self.properties and CORRELATION_ID in self.properties
@@ -249,9 +272,9 @@ def _properties(data: bytes) -> Mapping[str, str]:
 
 
 def message_properties(
-    unique_id: str, tag: str | None, keys: str | Iterable[str], properties: Mapping[str, str], delays: Mapping[str, str] = _NONE
+    unique_id: str, tag: str | None, keys: str | Iterable[str], properties: Mapping[str, str], own: Mapping[str, str] = _NONE
 ) -> dict[str, str]:
-    """Return the properties of a message to send; ``delays`` is one of ``delay_properties``.
+    """Return the properties of a message to send; ``own`` are those of further parameters.
 
     ``BadRequest`` names a parameter or a property that cannot be sent.
     """
@@ -263,8 +286,8 @@ def message_properties(
         found[KEYS] = joined
     if tag:
         found[TAGS] = tag
-    if delays:
-        found |= delays
+    if own:
+        found |= own
     for name, value in found.items():
         if not name or not _SEPARATORS.isdisjoint(name + value):
             raise BadRequest(f"property {name[:40]!r} is empty, or it or its value contains the byte 1 or 2")
@@ -278,6 +301,11 @@ def delay_properties(level: int, delay: timedelta | None, deliver_at: datetime |
     if delay is not None:
         return {TIMER_DELAY: str(milliseconds(delay))}
     return _NONE if deliver_at is None else {TIMER_DELIVER: str(unix_ms(deliver_at))}
+
+
+def priority_properties(priority: int | None) -> Mapping[str, str]:
+    """Return the property by which a message has a priority; none without one."""
+    return _NONE if priority is None else {PRIORITY: str(priority)}
 
 
 def milliseconds(delay: timedelta) -> int:

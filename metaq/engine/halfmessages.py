@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final
 
 from metaq.engine.context import Context
+from metaq.engine.priorities.levels import partition_of_copy
 from metaq.engine.turn import Turns
 from metaq.engine.writing import Draft, Placed, again, delayed, internal, new_record, note, stage
 from metaq.errors import MessageIllegal, MetaqError, StoreError, UnknownTopic
@@ -116,7 +117,6 @@ class HalfMessages:
         topic = self.context.topics.of_parked(name, number)
         if topic is None:
             raise UnknownTopic(f"the topic {name} was deleted: create it again, or the message is finally given up")
-        partition = number % topic.all_partitions  # the topic may have shrunk
-        draft = again(record, name, partition, _committed(pairs, str(ordinal)))
+        draft = again(record, name, partition_of_copy(topic, pairs, number), _committed(pairs, str(ordinal)))
         draft.sys_flag |= TRANSACTION_COMMIT
         return delayed(draft)

@@ -26,6 +26,7 @@ from gevent.event import AsyncResult, Event
 
 from metaq.engine.context import Context
 from metaq.engine.hold import Holds
+from metaq.engine.priorities.levels import partition_of_copy
 from metaq.engine.tables.topics import FOLDER, LEVELS
 from metaq.engine.turn import Turns
 from metaq.engine.writing import again, note, stage
@@ -331,8 +332,7 @@ class _Level:
         if topic is None:
             self._dropped(record, f"the topic {name} was deleted")
             return
-        partition = number % topic.all_partitions  # the topic may have shrunk
-        copy = again(record, name, partition, pairs)
+        copy = again(record, name, partition_of_copy(topic, pairs, number), pairs)
         placed = stage(self._context, copy, {properties.SCHEDULED: f"{self.number}:{ordinal}"})
         if self.in_flight_from is None:
             self.in_flight_from = placed.log_offset

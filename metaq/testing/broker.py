@@ -227,17 +227,19 @@ class InMemoryBroker:
     def _create_topic(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = _fields(headers.CreateTopic, request)
         self.create_topic(header.topic, header.write_queue_nums)
+        self._log.change_attributes(header.topic, header.attributes or "")
         return ClientAnswer()
 
     def _delete_topic(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
-        self._log.topics.pop(_fields(headers.TopicOnly, request).topic, None)
+        self._log.delete(_fields(headers.TopicOnly, request).topic)
         return ClientAnswer()
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def _send(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = decode_header(headers.SendMessage, with_names(dict(request.fields or {})))
-        self._log.create(header.topic, self._partitions)
+        if header.topic not in self._log.topics:
+            self._log.create(header.topic, self._partitions)
         partition = header.queue_id if header.queue_id >= 0 else random.randrange(self._partitions)
         common = names.parse(header.properties or "")
         if names.REPLY_TO in common:
@@ -255,6 +257,7 @@ class InMemoryBroker:
                 first._replace(body=item.body, flag=item.flag, properties={**names.parse(item.properties), **common})
                 for item in decode_batch(request.body)
             ]
+        letters = self._log.prioritized(letters)
         one_by_one = request.code != Request.SEND_BATCH_MESSAGE and common.get(names.TRANSACTION) != "true"
         if not one_by_one and any(name in letter.properties for name in names.TIMERS for letter in letters):
             raise MessageIllegal("a message of a batch or a transaction cannot be delayed")
@@ -266,7 +269,7 @@ class InMemoryBroker:
         placed = [put(letter) for letter in letters]
         fields = {
             "msgId": ",".join(place.offset_id for place in placed),
-            "queueId": str(partition),
+            "queueId": str(letters[0].partition),
             "queueOffset": str(placed[0].queue_offset),
         }
         if (handle := placed[0].handle) is not None:

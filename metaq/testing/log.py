@@ -13,7 +13,9 @@ from metaq.errors import MessageIllegal, TimerDelivered, UnknownTimer
 from metaq.message import LogOffset
 from metaq.protocol import properties as names
 from metaq.protocol.ids import OffsetId, encode_offset_id
+from metaq.protocol.priority import one_level
 from metaq.protocol.record import FIXED_SIZE, HEADER, MAGIC
+from metaq.protocol.remoting.attributes import MESSAGE_TYPE, PRIORITY_TYPE, TOPIC_ATTRIBUTES, changed, read_changes
 from metaq.timers.handles import Handle, handle_of
 from metaq.timers.records import key_of
 
@@ -64,6 +66,7 @@ class Log:
     def __init__(self) -> None:
         self.topics: dict[str, list[list[bytes]]] = {}
         """Records by topic, partition and queue offset."""
+        self._attributes: dict[str, dict[str, str]] = {}
         self._records: dict[int, bytes] = {}
         self._end = 0
         self._advanced_s = 0.0
@@ -85,6 +88,26 @@ class Log:
         """Make sure that a topic has at least ``partitions`` partitions; none are taken away."""
         rows = self.topics.setdefault(topic, [])
         rows += [[] for _ in range(partitions - len(rows))]
+
+    def change_attributes(self, topic: str, changes: str) -> None:
+        """Change the attributes of a topic as the header of 17 asks for it; ``BadRequest`` when it may not."""
+        self._attributes[topic] = changed(TOPIC_ATTRIBUTES, self._attributes.get(topic, {}), read_changes(changes))
+
+    def delete(self, topic: str) -> None:
+        """Forget a topic with its messages."""
+        self.topics.pop(topic, None)
+        self._attributes.pop(topic, None)
+
+    def prioritized(self, letters: list[Letter]) -> list[Letter]:
+        """Return messages sent together with the partition of their priority, if their topic has priorities.
+
+        ``MessageIllegal`` when it is no number, or when they have several.
+        """
+        topic, asked = letters[0].topic, letters[0].partition
+        if self._attributes.get(topic, {}).get(MESSAGE_TYPE) != PRIORITY_TYPE:
+            return letters
+        partition = one_level([letter.properties for letter in letters], len(self.topics[topic]), asked)
+        return [letter._replace(partition=partition) for letter in letters]
 
     def put(self, letter: Letter) -> LogPlace:
         """Store a message, or park it when it is delayed. ``MessageIllegal`` for a time that is not a number."""

@@ -126,6 +126,10 @@ def test_update_and_delete(cli: Cli, client: Client) -> None:
     consume(client, "short", "leavers", 2)
     assert cli.row("group", "update", "leavers", "--retry-max-times", "3")["retry_max_times"] == 3
     assert cli.row("group", "update", "leavers", "--no-consume")["retry_max_times"] == 3
+    row = cli.row("group", "update", "leavers", "--attribute", "priority.factor=50", "--attribute", "order=key")
+    assert (row["priority_factor"], row["order"]) == (50, "key")
+    row = cli.row("group", "update", "leavers", "--attribute", "order=")
+    assert (row["priority_factor"], row["order"], row["retry_max_times"]) == (50, "none", 3)
     (row,) = [row for row in cli.rows("group", "list") if row["group"] == "leavers"]
     assert row["enabled"] is False
     assert "would delete leavers" in cli.text("group", "delete", "leavers")

@@ -40,10 +40,32 @@ def test_create_grow_and_list(cli: Cli) -> None:
         "brokers": ["metaq"],
     }
     (row,) = [row for row in cli.rows("topic", "list") if row["topic"] == "grown"]
-    assert row == {"topic": "grown", "partitions": 3, "permission": "R-", "ordered": False, "brokers": ["metaq"]}
+    assert row == {
+        "topic": "grown",
+        "partitions": 3,
+        "permission": "R-",
+        "ordered": False,
+        "brokers": ["metaq"],
+        "priority": False,
+    }
     assert "SCHEDULE_TOPIC_XXXX" not in names(cli)
     assert "SCHEDULE_TOPIC_XXXX" in names(cli, "--all")
-    assert ["grown", "3", "R-", "no", "metaq"] in [line.split() for line in cli.text("topic", "list").splitlines()]
+    assert ["grown", "3", "R-", "no", "metaq", "no"] in [line.split() for line in cli.text("topic", "list").splitlines()]
+
+
+def test_a_topic_gets_and_loses_priorities(cli: Cli, broker: BrokerProcess) -> None:
+    """MY-034: a change that does not name them leaves them."""
+
+    def has_priorities() -> bool:
+        return any(row["priority"] for row in cli.rows("topic", "list") if row["topic"] == "alarms")
+
+    cli.run("topic", "create", "alarms", "3", "--priority", "--priority-max-wait-ms", "5")
+    cli.run("topic", "create", "alarms", "3", "--permission", "rw")
+    assert has_priorities()
+    sent = cli.row("message", "send", "alarms", "x", "--priority", "1")
+    assert sent["partition"] == 1
+    cli.run("topic", "create", "alarms", "--no-priority")
+    assert not has_priorities()
 
 
 def test_an_ordered_topic_is_known_to_the_registry(cli: Cli, broker: BrokerProcess) -> None:

@@ -138,6 +138,7 @@ def send_again(producer: Producer, group: str, letter: ReceivedMessage) -> str:
         keys=[*letter.keys, letter.id],
         properties={**properties, **marks},
         ordering_key=letter.properties.get(SHARDING_KEY),
+        priority=letter.priority,
     )
     return result.id
 

@@ -26,6 +26,7 @@ from metaq.cli.times import TIMES, When
 from metaq.client import Admin, ConsumeFrom
 from metaq.client.admin.views import GroupView, LagView, MemberView
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX
+from metaq.protocol.remoting.attributes import GROUP_ATTRIBUTES, check_attributes
 
 SYSTEM_GROUP: Final = re.compile(r"CID_RMQ_SYS_.*|CID_ONS.*|TOOLS_CONSUMER|FILTERSRV_CONSUMER|SELF_TEST_.*")
 """Groups of brokers and of their tools."""
@@ -229,7 +230,11 @@ def reset_offset(
 
 
 @group.command(
-    epilog=examples("metaq group update billing --retry-max-times 3", "metaq group update billing --no-consume      # pause it")
+    epilog=examples(
+        "metaq group update billing --retry-max-times 3",
+        "metaq group update billing --no-consume      # pause it",
+        "metaq group update billing --attribute priority.factor=80 --attribute order=key",
+    )
 )
 @click.argument("group")
 @click.option("--consume/--no-consume", default=None, help="Whether the group may consume.")
@@ -240,22 +245,42 @@ def reset_offset(
     metavar="N",
     help="Retries of a message before it is a dead letter.",
 )
+@click.option(
+    "--attribute",
+    "attributes",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help=f"A further setting: {', '.join(GROUP_ATTRIBUTES)}; may be repeated. Without a value: the default.",
+)
 @registry_option
 @json_option
 def update(
-    group: str, consume: bool | None, broadcast: bool | None, retry_max_times: int | None, registry: str, as_json: bool
+    group: str,
+    consume: bool | None,
+    broadcast: bool | None,
+    retry_max_times: int | None,
+    attributes: tuple[str, ...],
+    registry: str,
+    as_json: bool,
 ) -> None:
     """Change the settings of GROUP on all brokers, or create it. Other settings stay."""
+    values = {name: value for name, _, value in (pair.partition("=") for pair in attributes)}
+    unset = {
+        name: str(GROUP_ATTRIBUTES[name].default) for name, value in values.items() if not value and name in GROUP_ATTRIBUTES
+    }
+    check_attributes(GROUP_ATTRIBUTES, values := values | unset)
     with connect_registry(registry) as client:
         admin = client.admin()
         view = view_of(admin, group) or GroupView(group)
-        view = view._replace(
+        view = view.with_attributes(values)._replace(
             consume_enable=view.consume_enable if consume is None else consume,
             consume_broadcast_enable=view.consume_broadcast_enable if broadcast is None else broadcast,
             retry_max_times=view.retry_max_times if retry_max_times is None else retry_max_times,
         )
         admin.update_group(view)
-    print_record({"group": group, **{name: value for name, value in view._asdict().items() if name != "name"}}, as_json=as_json)
+    row = {"group": group, **{name: value for name, value in view._asdict().items() if name != "name"}}
+    row["max_invisible_s"] = row.pop("max_invisible_ms") / 1000  # a key in _ms is a point of time
+    print_record(row, as_json=as_json)
 
 
 @group.command(epilog=examples("metaq group delete billing", "metaq group delete billing --yes"))

@@ -125,6 +125,9 @@ def wanted(topic: str, tag: str | None, sql: str | None) -> Matches:
 @click.option("--key", "keys", multiple=True, metavar="KEY", help="A key by which it can be found; may be repeated.")
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="A property; may be repeated.")
 @click.option("--ordering-key", metavar="KEY", help="Messages with the same key go to the same partition.")
+@click.option(
+    "--priority", type=click.IntRange(0), metavar="N", help="The greater the more urgent, in a topic with priorities."
+)
 @click.option("--delay-level", type=click.IntRange(0, 18), default=0, metavar="N", help="Delay from 1 s (1) to 2 h (18).")
 @later_options
 @registry_option
@@ -137,6 +140,7 @@ def send(
     keys: tuple[str, ...],
     properties: tuple[str, ...],
     ordering_key: str | None,
+    priority: int | None,
     delay_level: int,
     delay: timedelta | None,
     at: datetime | None,
@@ -164,6 +168,7 @@ def send(
             delay_level=delay_level,
             delay=delay,
             deliver_at=at,
+            priority=priority,
         )
     queue = sent.queue
     if as_json:

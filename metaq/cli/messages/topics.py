@@ -1,7 +1,7 @@
 """``metaq topic``: topics of all brokers through the registry, or of one broker over the text protocol."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 from click.core import ParameterSource
@@ -77,7 +77,8 @@ def list_topics(show_all: bool, registry: str, broker: Address, as_json: bool) -
         admin = client.admin()
         hidden = set() if show_all else set(admin.system_topics())
         views = [view for view in admin.all_topic_configs() if show_all or is_of_users(view.topic, hidden)]
-    print_rows(merged(views), as_json=as_json)
+    levels = {view.topic for view in views if view.priority}
+    print_rows([{**row, "priority": row["topic"] in levels} for row in merged(views)], as_json=as_json)
 
 
 def is_of_users(name: str, system: set[str]) -> bool:
@@ -130,6 +131,7 @@ def describe_topics(text: str, config: str) -> list[dict[str, Any]]:
     epilog=examples(
         "metaq topic create orders 8",
         "metaq topic create orders --permission r      # from now on nobody sends",
+        "metaq topic create alarms 3 --priority       # priorities 0 to 2",
         "metaq topic create trades 4 --ordered --on broker-a --on broker-b",
     )
 )
@@ -137,6 +139,17 @@ def describe_topics(text: str, config: str) -> list[dict[str, Any]]:
 @click.argument("partitions", type=click.IntRange(1), default=1)
 @click.option("--permission", type=click.Choice(list(PERMISSIONS)), help="What clients may do.  [default: unchanged, or rw]")
 @click.option("--ordered", is_flag=True, help="Mark it as ordered, in the registries, too.")
+@click.option(
+    "--priority/--no-priority",
+    default=None,
+    help="Whether each partition is a level of priority, the greater the more urgent.  [default: unchanged, or no]",
+)
+@click.option(
+    "--priority-max-wait-ms",
+    type=click.IntRange(0),
+    metavar="MS",
+    help="How long a message waits before its partition is served first; 0: for ever.  [default: unchanged, or 60000]",
+)
 @click.option(
     "--on", "names", multiple=True, metavar="NAME", help="Only on this broker; may be repeated.  [default: all masters]"
 )
@@ -147,6 +160,8 @@ def create(
     partitions: int,
     permission: str | None,
     ordered: bool,
+    priority: bool | None,
+    priority_max_wait_ms: int | None,
     names: tuple[str, ...],
     registry: str,
     broker: Address,
@@ -157,13 +172,21 @@ def create(
     PARTITIONS is how many it shall have on each broker, 1 if left out; a topic that has more keeps them.
     """
     if means_one_broker():
-        if permission or ordered or names:
-            raise click.UsageError(f"{'--permission' if permission else '--ordered' if ordered else '--on'} {_ROUTE_ONLY}")
+        given: dict[str, object] = {
+            "--permission": permission,
+            "--ordered": ordered or None,
+            "--on": names or None,
+            "--priority": priority,
+        }
+        given["--priority-max-wait-ms"] = priority_max_wait_ms
+        if refused := [name for name, value in given.items() if value is not None]:
+            raise click.UsageError(f"{refused[0]} {_ROUTE_ONLY}")
         with connect_text(broker) as client:
             row: dict[str, Any] = {"topic": topic, "partitions": client.create(topic, partitions)}
     else:
         with connect_registry(registry) as remote:
-            row = create_on_brokers(remote.admin(), topic, partitions, permission, ordered, names)
+            wanted = Wanted(permission, ordered, priority, priority_max_wait_ms)
+            row = create_on_brokers(remote.admin(), topic, partitions, wanted, names)
     if as_json:
         print_json(row)
     else:
@@ -172,15 +195,30 @@ def create(
         click.echo(f"{topic} has {now} partition{'s' if now > 1 else ''}{where}")
 
 
-def create_on_brokers(
-    admin: Admin, topic: str, partitions: int, permission: str | None, ordered: bool, names: tuple[str, ...]
-) -> dict[str, Any]:
+class Wanted(NamedTuple):
+    """The properties that a topic shall have; ``None``: those that it has."""
+
+    permission: str | None
+    ordered: bool
+    priority: bool | None
+    priority_max_wait_ms: int | None
+
+
+def create_on_brokers(admin: Admin, topic: str, partitions: int, wanted: Wanted, names: tuple[str, ...]) -> dict[str, Any]:
     """Create or change a topic. Return its state afterwards."""
     existing = known_views(admin, topic)
     now = max([partitions, *(view.write_partitions for view in existing if not names or view.broker_name in names)])
     kept = existing[0].permission if existing else READ | WRITE
-    bits = kept if permission is None else PERMISSIONS[permission]
-    admin.create_topic(topic, now, permission=bits, ordered=ordered, broker_names=names)
+    bits = kept if wanted.permission is None else PERMISSIONS[wanted.permission]
+    admin.create_topic(
+        topic,
+        now,
+        permission=bits,
+        ordered=wanted.ordered,
+        priority=wanted.priority,
+        priority_max_wait_ms=wanted.priority_max_wait_ms,
+        broker_names=names,
+    )
     brokers = list(names) or [broker.name for broker in admin.masters()]
     return {"topic": topic, "partitions": now, "permission": permission_text(bits), "brokers": brokers}
 

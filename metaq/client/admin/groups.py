@@ -28,6 +28,7 @@ from metaq.client.connecting.transport import RemotingRequest, call, successful
 from metaq.client.consuming.beginning import ConsumeFrom
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue
 from metaq.protocol.remoting import headers
+from metaq.protocol.remoting.attributes import GROUP_ATTRIBUTES, check_attributes
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import Int32
 from metaq.protocol.remoting.routes import decode_topic_list
@@ -57,9 +58,14 @@ class GroupAdmin(TopicAdmin):
         return sorted(set(self._on_topic(topic, Request.QUERY_TOPIC_CONSUME_BY_WHO, header, read_group_names)))
 
     def update_group(self, group: GroupView) -> None:
-        """Create a group, or change its configuration, on all masters."""
+        """Create a group, or change its configuration, on all masters. ``BadRequest`` for a value that it cannot have."""
+        check_attributes(GROUP_ATTRIBUTES, group.attributes())
         for broker in self.masters():
-            self._ask(broker.address, Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, orjson.dumps(group_row(group)))
+            before = next(
+                (known for known in self.groups_at(broker.address) if known.name == group.name), GroupView(group.name)
+            )
+            body = orjson.dumps(group_row(group, before))
+            self._ask(broker.address, Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)
 
     def delete_group(self, group: str, *, with_offsets: bool = True) -> None:
         """Delete a group with its retry topic and its dead-letter topic, and by default with its offsets."""

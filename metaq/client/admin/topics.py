@@ -10,6 +10,13 @@ from metaq.client.connecting.transport import RemotingRequest, successful
 from metaq.errors import BadRequest, RouteNotFound, RouteProblem
 from metaq.message import DEFAULT_TOPIC, MessageQueue
 from metaq.protocol.remoting import headers
+from metaq.protocol.remoting.attributes import (
+    MESSAGE_TYPE,
+    NORMAL_TYPE,
+    PRIORITY_MAX_WAIT_MS,
+    PRIORITY_TYPE,
+    write_changes,
+)
 from metaq.protocol.remoting.codes import INHERIT, ORDER_TOPICS, READ, WRITE, Request
 from metaq.protocol.remoting.headers import Int32
 from metaq.protocol.remoting.routes import TopicRoute, decode_topic_list, decode_topic_table
@@ -40,7 +47,15 @@ class TopicAdmin(BrokerAdmin):
     def all_topic_configs(self) -> list[TopicView]:
         """Return the configurations of all topics on all masters, including the brokers' own topics."""
         return sorted(
-            TopicView(topic.name, broker.name, topic.read_queues, topic.write_queues, topic.permission, topic.order)
+            TopicView(
+                topic=topic.name,
+                broker_name=broker.name,
+                read_partitions=topic.read_queues,
+                write_partitions=topic.write_queues,
+                permission=topic.permission,
+                ordered=topic.order,
+                priority=topic.attributes.get(MESSAGE_TYPE) == PRIORITY_TYPE,
+            )
             for broker in self.masters()
             for topic in decode_topic_table(self._ask(broker.address, Request.GET_ALL_TOPIC_CONFIG).body).topics.values()
         )
@@ -57,14 +72,35 @@ class TopicAdmin(BrokerAdmin):
         *,
         permission: int = READ | WRITE,
         ordered: bool = False,
+        priority: bool | None = None,
+        priority_max_wait_ms: int | None = None,
         broker_names: tuple[str, ...] = (),
     ) -> None:
-        """Create or change a topic on all masters, or on those of ``broker_names``; ``BadRequest`` for invalid arguments."""
+        """Create or change a topic on all masters, or on those of ``broker_names``; ``BadRequest`` for invalid arguments.
+
+        Args:
+            topic: its name.
+            partitions: on each broker; in a topic with priorities they are the levels.
+            permission: the sum of 4 to read and 2 to write.
+            ordered: mark it as ordered in the registries.
+            priority: whether each partition is a level of priority, the greater the more urgent; by default as before.
+            priority_max_wait_ms: how long a message waits before its partition is served first; 0: for ever.
+            broker_names: the masters to ask; by default all.
+        """
         checks.topic(topic)
         checks.partitions(partitions)
         checks.number("permission", permission, 0, READ | WRITE | INHERIT)
-        count = Int32(partitions)
-        header = headers.CreateTopic(topic, DEFAULT_TOPIC, count, count, Int32(permission), order=ordered)
+        changes = {}
+        if priority is not None:
+            checks.flag("priority", priority)
+            changes[f"+{MESSAGE_TYPE}"] = PRIORITY_TYPE if priority else NORMAL_TYPE
+        if priority_max_wait_ms is not None:
+            checks.number("priority_max_wait_ms", priority_max_wait_ms)
+            changes[f"+{PRIORITY_MAX_WAIT_MS}"] = str(priority_max_wait_ms)
+        count, attributes = Int32(partitions), write_changes(changes) or None
+        header = headers.CreateTopic(
+            topic, DEFAULT_TOPIC, count, count, Int32(permission), order=ordered, attributes=attributes
+        )
         brokers = self._chosen(broker_names)
         if ordered:
             # brokers get the configuration of ordered topics from the registries with every registration

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 from metaq.errors import BadRequest, ClientError
 from metaq.message import MessageQueue
 from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.attributes import GROUP_ATTRIBUTES, Number
 from metaq.protocol.remoting.codes import READ, WRITE
 from metaq.protocol.remoting.timers import RecurringRow, TimerRow
 from metaq.protocol.remoting.undecided import Branch, BranchMessage, HalfRow, Page, read_row
@@ -109,6 +110,32 @@ class GroupView(NamedTuple):
     consume_broadcast_enable: bool = True
     retry_queues: int = 1
     retry_max_times: int = 16
+    priority_factor: int = 100
+    """Of 100 pops from a topic with priorities, the number that begin with the highest one."""
+    max_in_flight: int = 20_000
+    """Messages of one partition that may be leased at once."""
+    max_open: int = 1_000_000
+    """Messages of one partition that may be given and not finished."""
+    max_invisible_ms: int = 43_200_000
+    """The longest lease."""
+    order: str = "none"
+    """Which messages are given one after the other: ``none``, those of a ``partition`` or of a ``key``."""
+    lease_acks: str = "appended"
+    """When an ack is answered: when it is ``appended``, or ``safe`` as a put."""
+    lease_aged_out: str = "dead"
+    """What becomes of an open message that retention deletes: ``dead`` letter or ``drop``."""
+
+    def attributes(self) -> dict[str, str]:
+        """Return the settings that brokers keep as attributes: texts by name."""
+        return {name: str(getattr(self, _field_of(name))) for name in GROUP_ATTRIBUTES}
+
+    def with_attributes(self, values: Mapping[str, str]) -> "GroupView":
+        """Return the same configuration with these attributes, which brokers know."""
+        return self._replace(**_attribute_values(values))
+
+
+def _field_of(attribute: str) -> str:
+    return attribute.replace(".", "_")
 
 
 class TopicView(NamedTuple):
@@ -121,6 +148,8 @@ class TopicView(NamedTuple):
     permission: int
     ordered: bool = False
     """Always false when the configuration comes from a route, because routes do not carry it."""
+    priority: bool = False
+    """Whether each partition is a level of priority; always false when the configuration comes from a route."""
 
     @property
     def permission_text(self) -> str:
@@ -249,9 +278,18 @@ def read_groups(content: Any) -> list[GroupView]:
             bool(row.get("consumeBroadcastEnable", True)),
             row.get("retryQueueNums", 1),
             row.get("retryMaxTimes", 16),
+            **_attribute_values(row.get("attributes") or {}),
         )
         for name, row in content["subscriptionGroupTable"].items()
     ]
+
+
+def _attribute_values(attributes: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of a ``GroupView`` that brokers keep as attributes; those of other brokers are left out."""
+    known = {name: value for name, value in attributes.items() if name in GROUP_ATTRIBUTES}
+    return {
+        _field_of(name): int(value) if isinstance(GROUP_ATTRIBUTES[name], Number) else value for name, value in known.items()
+    }
 
 
 @_reader("producers")
@@ -366,9 +404,16 @@ def read_lines(body: bytes) -> dict[str, str]:
     return {name.strip(): value.strip() for name, separator, value in lines if separator}
 
 
-def group_row(group: GroupView) -> dict[str, Any]:
-    """Return the body that creates or changes a group (200). Fields that ``GroupView`` does not have get brokers' defaults."""
+def group_row(group: GroupView, before: GroupView) -> dict[str, Any]:
+    """Return the body that creates or changes a group (200). Fields that ``GroupView`` does not have get brokers' defaults.
+
+    Of attributes it has only those that differ from ``before``: other brokers do not know all of them.
+    """
+    known = before.attributes()
+    changes = {f"+{name}": value for name, value in group.attributes().items() if value != known[name]}
+    own = {"attributes": changes} if changes else {}
     return {
+        **own,
         "brokerId": 0,
         "consumeBroadcastEnable": group.consume_broadcast_enable,
         "consumeEnable": group.consume_enable,

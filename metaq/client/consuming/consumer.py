@@ -33,9 +33,13 @@ class _Cursor:
 
 
 class Inbox:
-    """A queue of batches, from the threads that read connections to the thread that consumes."""
+    """A queue of batches, from the threads that read connections to the thread that consumes.
 
-    def __init__(self) -> None:
+    With ``by_priority``, those of greater partitions come first.
+    """
+
+    def __init__(self, *, by_priority: bool = False) -> None:
+        self._by_priority = by_priority
         self._batches: deque[PulledBatch] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -50,7 +54,10 @@ class Inbox:
         self.on_change()
 
     def get(self, timeout_s: float | None) -> PulledBatch | None:
-        """Return the oldest batch; ``None`` when none comes within ``timeout_s`` or the inbox is closed."""
+        """Return the next batch, the oldest or that of the greatest partition.
+
+        Return ``None`` when none comes within ``timeout_s`` or the inbox is closed.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             while not self._batches:
@@ -58,6 +65,12 @@ class Inbox:
                 if self._closed or (left is not None and left <= 0):
                     return None
                 self._changed.wait(left)
+            if self._by_priority:  # as many batches as partitions that are read
+                first = max(range(len(self._batches)), key=lambda at: self._batches[at].fetcher.queue.partition)
+                self._batches.rotate(-first)
+                batch = self._batches.popleft()
+                self._batches.rotate(first)
+                return batch
             return self._batches.popleft()
 
     def close(self) -> None:
@@ -95,16 +108,18 @@ class SimpleConsumer(GroupConsumer):
         consume_from: ConsumeFrom | datetime = ConsumeFrom.LAST,
         assign: Assign = average,
         auto_commit: bool = False,
+        by_priority: bool = False,
         max_reconsume_times: int = MAX_RECONSUME_TIMES,
         offsets_folder: Path = OFFSETS_FOLDER,
     ) -> None:
         checks.subscription(topic, tags, sql)
         checks.flag("auto_commit", auto_commit)
+        checks.flag("by_priority", by_priority)
         checks.number("max_reconsume_times", max_reconsume_times)
         super().__init__(core, group, model=model, consume_from=consume_from, assign=assign, offsets_folder=offsets_folder)
         self._auto_commit = auto_commit
         self._max_reconsume_times = max_reconsume_times
-        self._inbox = Inbox()
+        self._inbox = Inbox(by_priority=by_priority)
         self._cursors: dict[Fetcher, _Cursor] = {}
         self._cursor: _Cursor | None = None
         """The cursor of the batch that is being handed out."""

@@ -36,9 +36,17 @@ class PullConsumer:
     """
 
     def __init__(
-        self, core: Core, topic: str, group: str = DEFAULT_GROUP, *, tags: str = EVERYTHING, sql: str | None = None
+        self,
+        core: Core,
+        topic: str,
+        group: str = DEFAULT_GROUP,
+        *,
+        tags: str = EVERYTHING,
+        sql: str | None = None,
+        by_priority: bool = False,
     ) -> None:
         checks.subscription(topic, tags, sql)
+        checks.flag("by_priority", by_priority)
         checks.group(group)
         self.topic = topic
         self.group = group
@@ -46,7 +54,7 @@ class PullConsumer:
         self._subscription = subscription_to(topic, tags, sql)
         self._ends = QueueEnds(core)
         self._offsets = BrokerOffsets(core, group)
-        self._inbox = Inbox()
+        self._inbox = Inbox(by_priority=by_priority)
         self._source = FetchContext(core, group, self._inbox.put, Budget())
         self._fetchers: dict[MessageQueue, Fetcher] = {}
         self._positions: dict[MessageQueue, QueueOffset] = {}

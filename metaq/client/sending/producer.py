@@ -22,6 +22,7 @@ from metaq.client.message import (
     compressed,
     delay_properties,
     message_properties,
+    priority_properties,
     properties_text,
 )
 from metaq.client.sending.replies import Replies
@@ -95,6 +96,7 @@ class Producer(GroupProducer):
         delay_level: int = 0,
         delay: timedelta | None = None,
         deliver_at: datetime | None = None,
+        priority: int | None = None,
         timeout_s: float | None = None,
     ) -> SendResult:
         """Send one message and wait until a broker has accepted it.
@@ -109,6 +111,8 @@ class Producer(GroupProducer):
             delay_level: 1 to 18 for 1 s, 5 s, 10 s, 30 s, 1 to 10 min, 20 min, 30 min, 1 h, 2 h; 0 for none.
             delay: the time after which it is delivered; the result then has a ``handle`` for ``Client.cancel``.
             deliver_at: instead of ``delay``, the time at which it is delivered; with a time zone. One that has passed is now.
+            priority: 0 and more, the greater the more urgent; counts in a topic with priorities, unless there is an
+                ``ordering_key``.
             timeout_s: the time limit of the whole call; by default the client's.
 
         Raises:
@@ -120,8 +124,8 @@ class Producer(GroupProducer):
             BadRequest: an argument is invalid.
         """
         deadline = self._core.deadline(timeout_s)
-        delays = _delays(delay_level, delay, deliver_at)
-        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, delays)
+        own = _own(delay_level, delay, deliver_at, priority)
+        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, own)
         return self._send(outgoing, deadline)[0]
 
     def send_async(
@@ -136,6 +140,7 @@ class Producer(GroupProducer):
         delay_level: int = 0,
         delay: timedelta | None = None,
         deliver_at: datetime | None = None,
+        priority: int | None = None,
         timeout_s: float | None = None,
     ) -> Future[SendResult]:
         """Send one message like ``send``, without waiting: the future gets the result or the error.
@@ -144,8 +149,8 @@ class Producer(GroupProducer):
         send, but should not block for long.
         """
         deadline = self._core.deadline(timeout_s)
-        delays = _delays(delay_level, delay, deliver_at)
-        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, delays)
+        own = _own(delay_level, delay, deliver_at, priority)
+        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, own)
         future: Future[SendResult] = Future()
         future.set_running_or_notify_cancel()
         _AsyncSend(self._core, Sending(outgoing, self._choice, deadline), future).step()
@@ -163,11 +168,12 @@ class Producer(GroupProducer):
         delay_level: int = 0,
         delay: timedelta | None = None,
         deliver_at: datetime | None = None,
+        priority: int | None = None,
     ) -> None:
         """Write one message to a connection without waiting for an answer: the fastest way to send, but it may be lost."""
         deadline = self._core.deadline()
-        delays = _delays(delay_level, delay, deliver_at)
-        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, delays)
+        own = _own(delay_level, delay, deliver_at, priority)
+        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, own)
         attempt = self._choice.choose(outgoing, "", deadline)
         self._core.transport.tell(attempt.address, attempt.request, deadline)
 
@@ -176,8 +182,8 @@ class Producer(GroupProducer):
     ) -> list[SendResult]:
         """Send messages to one partition in one request, and return one result for each. All are stored, or none.
 
-        A batch has at most 1,024 messages and 4 MiB; bodies are not compressed. Messages of a batch cannot be delayed. It
-        raises the errors of ``send``.
+        A batch has at most 1,024 messages and 4 MiB; bodies are not compressed. Messages of a batch cannot be delayed,
+        and in a topic with priorities they have the same one. It raises the errors of ``send``.
         """
         deadline = self._core.deadline(timeout_s)
         checks.topic(topic)
@@ -187,12 +193,16 @@ class Producer(GroupProducer):
         for number, message in enumerate(_several(messages)):
             if not isinstance(message, bytes | OutgoingMessage):
                 raise checks.wrong(f"messages[{number}]", message, "bytes, or a metaq.OutgoingMessage")
-            body, tag, keys, properties = message if isinstance(message, OutgoingMessage) else OutgoingMessage(message)
+            body, tag, keys, properties, priority = (
+                message if isinstance(message, OutgoingMessage) else OutgoingMessage(message)
+            )
+            checks.priority(priority)
             checks.message(body, tag, properties)
             keys = checks.keys(keys)
             all_keys += [keys] if isinstance(keys, str) else keys
             ids.append(self._core.unique_ids.next())
-            items.append(BatchItem(0, body, properties_text(message_properties(ids[-1], tag, keys, properties))))
+            pairs = message_properties(ids[-1], tag, keys, properties, priority_properties(priority))
+            items.append(BatchItem(0, body, properties_text(pairs)))
         if not items:
             return []
         packed = encode_batch(items)
@@ -277,10 +287,10 @@ class Producer(GroupProducer):
         keys: str | Iterable[str],
         properties: Mapping[str, str],
         ordering_key: str | None = None,
-        delays: Mapping[str, str] = _NONE,
+        own: Mapping[str, str] = _NONE,
     ) -> Outgoing:
         checks.message(body, tag, properties)
-        pairs = message_properties(self._core.unique_ids.next(), tag, checks.keys(keys), properties, delays)
+        pairs = message_properties(self._core.unique_ids.next(), tag, checks.keys(keys), properties, own)
         if ordering_key is not None:
             checks.text("ordering_key", ordering_key, "a text, or None")
         if ordering_key:
@@ -338,9 +348,11 @@ def compose(group: str, topic: str, body: bytes, properties: Mapping[str, str], 
     return Outgoing(topic, fields, packed, Request.SEND_MESSAGE_V2, (properties[UNIQUE_KEY],), None, keys=keys)
 
 
-def _delays(level: int, delay: timedelta | None, deliver_at: datetime | None) -> Mapping[str, str]:
+def _own(level: int, delay: timedelta | None, deliver_at: datetime | None, priority: int | None) -> Mapping[str, str]:
+    """Return the properties of these parameters."""
     checks.delay(level, delay, deliver_at)
-    return delay_properties(level, delay, deliver_at)
+    checks.priority(priority)
+    return {**delay_properties(level, delay, deliver_at), **priority_properties(priority)}
 
 
 def _several(messages: Iterable[bytes | OutgoingMessage]) -> Iterable[bytes | OutgoingMessage]:

@@ -7,7 +7,7 @@ It is kept in ``config/subscriptionGroup.json`` in RocketMQ's form. The members 
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +15,8 @@ from metaq.engine.tables.topics import FOLDER
 from metaq.errors import BadRequest, Overloaded, RequestFailed
 from metaq.message import DEAD_PREFIX, MAX_PARTITIONS, RETRY_PREFIX
 from metaq.protocol.record import MAX_TOPIC_LENGTH
+from metaq.protocol.remoting import attributes as names
+from metaq.protocol.remoting.attributes import GROUP_ATTRIBUTES, changed, check_attributes, number, word
 from metaq.protocol.remoting.codes import Response
 from metaq.protocol.remoting.fastjson import shown
 from metaq.store.files.disk import Disk
@@ -57,6 +59,43 @@ class Group:
     broker_id: int = 0
     which_broker_when_consume_slowly: int = 1
     notify_consumer_ids_changed_enable: bool = True
+    attributes: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Further settings by name (``metaq.protocol.remoting.attributes``); the properties below have their values."""
+
+    @property
+    def priority_factor(self) -> int:
+        """The number of pops, of 100 from a topic with priorities, that begin with the highest one."""
+        return number(GROUP_ATTRIBUTES, self.attributes, names.PRIORITY_FACTOR)
+
+    @property
+    def max_in_flight(self) -> int:
+        """Messages of one partition that may be leased at once."""
+        return number(GROUP_ATTRIBUTES, self.attributes, names.MAX_IN_FLIGHT)
+
+    @property
+    def max_open(self) -> int:
+        """Messages of one partition that may be given and not finished, leased or waiting."""
+        return number(GROUP_ATTRIBUTES, self.attributes, names.MAX_OPEN)
+
+    @property
+    def max_invisible_ms(self) -> int:
+        """The longest lease."""
+        return number(GROUP_ATTRIBUTES, self.attributes, names.MAX_INVISIBLE_MS)
+
+    @property
+    def order(self) -> str:
+        """The messages that are given one after the other: ``none``, those of a ``partition`` or of a ``key``."""
+        return word(GROUP_ATTRIBUTES, self.attributes, names.ORDER)
+
+    @property
+    def lease_acks(self) -> str:
+        """When an ack is answered: when it is ``appended``, or ``safe`` as a put."""
+        return word(GROUP_ATTRIBUTES, self.attributes, names.LEASE_ACKS)
+
+    @property
+    def lease_aged_out(self) -> str:
+        """The end of an open message whose segment is deleted: ``dead`` letter or ``drop``."""
+        return word(GROUP_ATTRIBUTES, self.attributes, names.LEASE_AGED_OUT)
 
     @property
     def retry_topic(self) -> str:
@@ -68,7 +107,8 @@ class Group:
 
     def row(self) -> dict[str, Any]:
         """Return the group in the form of request bodies and the file."""
-        return {wire: getattr(self, name) for name, wire in _WIRE.items()}
+        own = {"attributes": dict(self.attributes)} if self.attributes else {}
+        return {wire: getattr(self, name) for name, wire in _WIRE.items()} | own
 
 
 _WIRE: Final = {
@@ -101,7 +141,21 @@ def group_of(row: Mapping[str, Any]) -> Group:
         values[name] = value
     if "name" not in values:
         raise BadRequest("subscription group: groupName is missing")
-    return Group(**values)
+    return Group(**values, attributes=_attributes_of(row))
+
+
+def _attributes_of(row: Mapping[str, Any]) -> dict[str, str]:
+    pairs = row.get("attributes")
+    if pairs is None:
+        return {}
+    if not isinstance(pairs, dict) or not all(type(value) is str for value in pairs.values()):
+        raise BadRequest(f"subscription group: attributes is {shown(pairs)}, not texts by name")
+    return pairs
+
+
+def with_changes(group: Group, known: Group | None) -> Group:
+    """Return a group as a request describes it: its attributes are changes of those of the ``known`` one."""
+    return replace(group, attributes=changed(GROUP_ATTRIBUTES, {} if known is None else known.attributes, group.attributes))
 
 
 def check_group_name(name: str) -> None:
@@ -154,13 +208,14 @@ class GroupTable:
     def put(self, group: Group) -> Group:
         """Create or replace a group and return it.
 
-        Raises ``BadRequest`` for a bad name or too many retry partitions, ``Overloaded`` beyond ``max_groups``.
+        Raises ``BadRequest`` for a bad name or attribute or too many retry partitions, ``Overloaded`` beyond ``max_groups``.
         """
         known = self._groups.get(group.name)
         if known == group:
             return known
         if group.retry_queue_nums > MAX_PARTITIONS:
             raise BadRequest(f"retryQueueNums is {group.retry_queue_nums}: a topic has at most {MAX_PARTITIONS} partitions")
+        check_attributes(GROUP_ATTRIBUTES, group.attributes)
         if known is None:
             check_group_name(group.name)
             if len(self._groups) - len(SYSTEM_GROUPS) >= self.max_groups:

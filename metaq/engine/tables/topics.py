@@ -7,7 +7,7 @@ partitions in the log and in the queue folders.
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +31,14 @@ from metaq.message import (
     TopicPartition,
 )
 from metaq.protocol.record import MAX_TOPIC_LENGTH
+from metaq.protocol.remoting.attributes import (
+    MESSAGE_TYPE,
+    PRIORITY_MAX_WAIT_MS,
+    PRIORITY_TYPE,
+    TOPIC_ATTRIBUTES,
+    check_attributes,
+    number,
+)
 from metaq.protocol.remoting.codes import INHERIT, READ, WRITE
 from metaq.protocol.remoting.routes import TopicConfig
 from metaq.store.files.disk import Disk
@@ -43,6 +51,8 @@ FOLDER: Final = "config"
 TOPICS: Final = "topics.json"
 LEVELS: Final = 18
 """The number of delay levels: each is one partition of the schedule topic."""
+MANY_LEVELS: Final = 10
+"""Levels of priority above which a topic is worth a warning: each pop looks at all of them."""
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
@@ -61,6 +71,18 @@ class Topic:
     permission: int = READ | WRITE
     sys_flag: int = 0
     order: bool = False
+    attributes: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Settings by name (``metaq.protocol.remoting.attributes``)."""
+
+    @property
+    def has_priorities(self) -> bool:
+        """True when each partition is a level of priority, the greater the more urgent."""
+        return self.attributes.get(MESSAGE_TYPE) == PRIORITY_TYPE
+
+    @property
+    def priority_max_wait_ms(self) -> int:
+        """How long a message may wait before its partition is served first, whatever its level; 0: for ever."""
+        return number(TOPIC_ATTRIBUTES, self.attributes, PRIORITY_MAX_WAIT_MS)
 
     @property
     def all_partitions(self) -> int:
@@ -70,7 +92,15 @@ class Topic:
 
 def config_of(topic: Topic, permission: int) -> TopicConfig:
     """Return a topic in the form in which registries and clients receive it."""
-    return TopicConfig(topic.name, topic.read_partitions, topic.partitions, permission, topic.sys_flag, topic.order)
+    return TopicConfig(
+        name=topic.name,
+        read_queues=topic.read_partitions,
+        write_queues=topic.partitions,
+        permission=permission,
+        sys_flag=topic.sys_flag,
+        order=topic.order,
+        attributes=topic.attributes,
+    )
 
 
 def reply_topic(cluster: str) -> str:
@@ -172,17 +202,20 @@ class TopicTable:
     def put(self, topic: Topic) -> Topic:
         """Create or replace a topic and return it.
 
-        Raises ``BadRequest`` for a bad name or too many partitions, ``Overloaded`` beyond ``max_topics``.
+        Raises ``BadRequest`` for a bad name or attribute or too many partitions, ``Overloaded`` beyond ``max_topics``.
         """
         known = self._topics.get(topic.name)
         if known == topic:
             return known
         if not 0 <= topic.all_partitions <= MAX_PARTITIONS:
             raise BadRequest(f"{topic.all_partitions} partitions are more than {MAX_PARTITIONS}")
+        check_attributes(TOPIC_ATTRIBUTES, topic.attributes)
         if known is None:
             check_topic_name(topic.name)
             if topic.name not in self._system and self._count_of_users() >= self.max_topics:
                 raise Overloaded(f"there are already {self.max_topics} topics (max_topics)", retry_after_ms=60_000)
+        if topic.has_priorities and topic.partitions > MANY_LEVELS:
+            logger.warning("topic has many priorities topic=%s levels=%d", topic.name, topic.partitions)
         return self._set(topic)
 
     def _set(self, topic: Topic) -> Topic:
@@ -261,8 +294,8 @@ class TopicTable:
         for name, wanted in settings.items():
             permission = READ * wanted.accept_subscribe | WRITE * wanted.accept_publish
             topic = self.ensure(name, wanted.partitions)
-            if topic.permission != permission:
-                self.put(replace(topic, permission=permission))
+            attributes = {**topic.attributes, MESSAGE_TYPE: PRIORITY_TYPE} if wanted.priority else topic.attributes
+            self.put(replace(topic, permission=permission, attributes=attributes))
 
     def load(self, disk: Disk, known: Mapping[TopicPartition, int]) -> list[str]:
         """Read the file and add the partitions that the store knows; return the problems that were found in the file.
@@ -272,7 +305,13 @@ class TopicTable:
         content, problems = read_document(disk, self._path)
         for name, row in {} if content is None else content["topicConfigTable"].items():
             self._topics[name] = topic = Topic(
-                name, row["writeQueueNums"], row["readQueueNums"], row["perm"], row["topicSysFlag"], row["order"]
+                name=name,
+                partitions=row["writeQueueNums"],
+                read_partitions=row["readQueueNums"],
+                permission=row["perm"],
+                sys_flag=row["topicSysFlag"],
+                order=row["order"],
+                attributes=row.get("attributes", {}),
             )
             self._most[name] = row.get("mostQueueNums", topic.all_partitions)
         if content is not None:
@@ -332,6 +371,7 @@ class TopicTable:
                 "topicFilterType": "SINGLE_TAG",
                 "topicSysFlag": topic.sys_flag,
                 "order": topic.order,
+                "attributes": dict(topic.attributes),
                 "mostQueueNums": self._most[topic.name],
             }
             for topic in self._topics.values()

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import gevent
 from gevent.event import AsyncResult, Event
 
+from metaq.engine.priorities.levels import partition_of_copy
 from metaq.engine.timers.recurring import Runs
 from metaq.engine.timers.staged import NextRun
 from metaq.engine.timers.timers import RESERVED_BYTES, Timers
@@ -230,7 +231,7 @@ class Delivery:
         own = {properties.CRON: pairs[properties.CRON]} if properties.CRON in pairs else properties.NONE
         pairs[properties.TIMER_ENQUEUE] = str(record.store_ms)
         pairs[properties.TIMER_DEQUEUE] = str(self._store.clock.now_ms())
-        draft = again(record, name, number % topic.all_partitions, pairs)  # the topic may have shrunk
+        draft = again(record, name, partition_of_copy(topic, pairs, number), pairs)
         try:
             return [new_record(self._context, draft, own)]
         except MetaqError as error:

@@ -299,6 +299,8 @@ class CreateTopic(NamedTuple):
     topic_filter_type: str = "SINGLE_TAG"
     topic_sys_flag: Int32 = Int32(0)
     order: bool = False
+    attributes: str | None = None
+    """Changes of attributes (``metaq.protocol.remoting.attributes``); only 5.x tools send them."""
 
 
 class DeleteGroup(NamedTuple):

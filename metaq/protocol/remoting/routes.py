@@ -31,6 +31,7 @@ NO_LIVE_BROKER: Final = "no live broker has it"
 _LENGTH: Final = struct.Struct(">i")
 SINGLE_TAG: Final = "SINGLE_TAG"
 NO_STATE: Final = -1
+NO_ATTRIBUTES: Final[Mapping[str, str]] = {}
 
 T = TypeVar("T")
 
@@ -59,6 +60,8 @@ class TopicConfig(NamedTuple):
     sys_flag: int = 0
     order: bool = False
     filter_type: str = SINGLE_TAG
+    attributes: Mapping[str, str] = NO_ATTRIBUTES
+    """Settings by name (``metaq.protocol.remoting.attributes``)."""
 
 
 class TopicConfigs(NamedTuple):
@@ -148,6 +151,7 @@ def _topic(name: str, row: Mapping[str, Any]) -> TopicConfig:
         _number(row.get("topicSysFlag", 0)),
         bool(row.get("order", False)),
         _text(row.get("topicFilterType", SINGLE_TAG)),
+        {name: _text(value) for name, value in (row.get("attributes") or NO_ATTRIBUTES).items()},
     )
 
 
@@ -277,8 +281,10 @@ def _version_value(version: DataVersion) -> dict[str, int]:
 
 
 def topic_row(topic: TopicConfig) -> dict[str, Any]:
-    """Return a topic as JSON values."""
+    """Return a topic as JSON values; attributes only if there are any, as 4.9 knows none."""
+    own = {"attributes": dict(topic.attributes)} if topic.attributes else {}
     return {
+        **own,
         "order": topic.order,
         "perm": topic.permission,
         "readQueueNums": topic.read_queues,
@@ -310,7 +316,7 @@ def encode_topic_table(table: TopicConfigs) -> bytes:
 
 
 def encode_registration(table: TopicConfigs, *, compressed: bool = False) -> bytes:
-    """Return the body that ``decode_registration`` reads. The compressed form carries neither order nor flags."""
+    """Return the body that ``decode_registration`` reads. The compressed form carries no order, flags or attributes."""
     if not compressed:
         return _dump({"filterServerList": [], "topicConfigSerializeWrapper": _table_value(table)})
     parts = [_part(encode_data_version(table.version)), _LENGTH.pack(len(table.topics))]

@@ -141,9 +141,11 @@ class PutHandler:
             self._rotation[topic.name] = number + 1
         if not 0 <= number < topic.partitions:
             raise WrongPartition(f"wrong partition {put.partition}")
+        if topic.has_priorities:
+            number = 0  # a message without a priority has the lowest
         queue = self._store.queue(topic.name, number)
-        if put.partition == number:
-            self._partitions[topic.name, number] = queue
+        if put.partition == number or topic.has_priorities:
+            self._partitions[topic.name, put.partition] = queue
         return queue
 
     def _put_with_attribute(self, queue: ConsumeQueue, put: Put, middle: bytes) -> int:

@@ -10,7 +10,7 @@ from metaq.address import Address
 from metaq.engine.context import Context
 from metaq.engine.duties import Duties
 from metaq.engine.tables.consumergroup import ConsumerGroup, Member
-from metaq.engine.tables.groups import Group, group_of
+from metaq.engine.tables.groups import Group, group_of, with_changes
 from metaq.errors import BadRequest, RequestFailed
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.adminbodies import (
@@ -76,7 +76,7 @@ class GroupAdminHandler:
         self._later.run(session, request, partial(self._put, group))
 
     def _put(self, group: Group) -> Answer:
-        self._groups.put(group)
+        self._groups.put(with_changes(group, self._groups.get(group.name)))
         self._duties.save_groups()
         return DONE
 

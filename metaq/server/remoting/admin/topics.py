@@ -4,7 +4,8 @@ A topic is deleted at once, together with its consumers' offsets. Its messages s
 are no longer visible: a later topic of the same name begins after them, with a minimum offset above 0.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from metaq.errors import BadRequest, RequestFailed, UnknownTopic
 from metaq.message import INTERNAL_TOPICS, MessageQueue, TopicPartition
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.adminbodies import QueueSpan, encode_topic_stats
+from metaq.protocol.remoting.attributes import TOPIC_ATTRIBUTES, changed, read_changes
 from metaq.protocol.remoting.codes import INHERIT, READ, WRITE, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import CreateTopic, TopicOnly, decode_header
@@ -84,14 +86,17 @@ class TopicsHandler:
             sys_flag=header.topic_sys_flag,
             order=header.order,
         )
-        self._later.run(session, request, partial(self._create, session.principal, topic))
+        changes = read_changes(header.attributes or "")
+        self._later.run(session, request, partial(self._create, session.principal, topic, changes))
 
     def _check_allowed(self, principal: Principal, name: str) -> None:
         demand(principal, Action.CREATE if self._topics.get(name) is None else Action.ADMINISTER, name)
 
-    def _create(self, principal: Principal, topic: Topic) -> Answer:
+    def _create(self, principal: Principal, topic: Topic, changes: Mapping[str, str]) -> Answer:
         self._check_allowed(principal, topic.name)  # another request may have created it meanwhile
-        self._topics.put(topic)
+        known = self._topics.get(topic.name)
+        attributes = changed(TOPIC_ATTRIBUTES, {} if known is None else known.attributes, changes)
+        self._topics.put(replace(topic, attributes=attributes))
         self._duties.save_topics()
         self._wait_told()  # clients look for the new topic's route next
         return DONE

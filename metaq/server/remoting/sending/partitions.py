@@ -73,7 +73,8 @@ class Partitions:
         if number >= topic.all_partitions:
             raise WrongPartition(f"the topic {name} has {topic.partitions} partitions, and {number} is not one of them")
         queue = self._store.queue(name, number)
-        if number == header.queue_id and not name.startswith(RETRY_PREFIX):
+        # in a topic with priorities the properties decide, which only the slow path reads
+        if number == header.queue_id and not name.startswith(RETRY_PREFIX) and not topic.has_priorities:
             self.known[name, str(number)] = queue
         return queue
 

@@ -2,21 +2,24 @@
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
 from metaq.config import Settings
 from metaq.engine.context import Context
 from metaq.engine.deadletters import most_retries
-from metaq.engine.halfmessages import HalfMessages, is_transactional
+from metaq.engine.halfmessages import HalfMessages, is_half, is_transactional
 from metaq.engine.placing import place
+from metaq.engine.priorities.levels import prioritize
+from metaq.engine.tables.topics import Topic
 from metaq.engine.timers.timers import Timers
 from metaq.engine.turn import Turns
 from metaq.engine.writing import CLEARED, Placed
 from metaq.errors import MessageIllegal, MetaqError
 from metaq.message import HALF_TOPIC, RETRY_PREFIX
 from metaq.protocol import properties
+from metaq.protocol.priority import one_level
 from metaq.protocol.record import CHECKSUM_SIZE, CONSTANT_MIDDLE, HEADER_SIZE, constant_middle, java_hash, longer_tail
 from metaq.protocol.remoting.batch import decode_batch
 from metaq.protocol.remoting.codes import ONEWAY_FLAG, Request
@@ -48,6 +51,12 @@ _KNOWN_TAGS: Final = 1024
 
 Filled = tuple[int, bytes | None, int, tuple[str, ...]]
 """The last fields of a ``NewRecord``: text size, tail, tag and keys."""
+
+
+def _deciding(text: str) -> dict[str, str]:
+    """Return those properties that decide about the partition in a topic with priorities."""
+    names = (properties.PRIORITY, properties.SHARDING_KEY)
+    return {name: value for name, value in properties.parse(text).items() if name in names}
 
 
 class SendHandler:
@@ -179,13 +188,15 @@ class SendHandler:
             raise MessageIllegal(
                 f"sysFlag {header.sys_flag} marks a transaction, the property {properties.TRANSACTION} does not"
             )
+        if not is_half(draft):
+            prioritize(self._context.topics, draft)
         placed = place(self._halves, self._timers, draft, header.producer_group, given_up_by)
         # A delayed or transactional message is answered with the partition that was requested, and the place where it is
         # parked.
         sent = Sent(
             opaque=request.opaque,
             serialization=request.serialization,
-            partition=queue.partition,
+            partition=draft.partition,
             queue_offset=placed.ordinal,
             ids=b"%b%016X" % (self._host, placed.log_offset),
             more=self._more(header.topic, draft.properties.get(properties.UNIQUE_KEY, ""), placed),
@@ -211,6 +222,9 @@ class SendHandler:
         if header.sys_flag & TRANSACTION_TYPE:
             raise MessageIllegal(NO_BATCH)
         queue = self._partitions.admit(session, header, request.body)
+        topic = self._context.topics.get(queue.topic)
+        if topic is not None and topic.has_priorities:
+            queue = self._batch_level(topic, queue, header.properties or "", request.body)
         store, ordinal = self._store, queue.next
         middle = constant_middle(
             sys_flag=header.sys_flag & CLEARED,
@@ -227,6 +241,12 @@ class SendHandler:
         sent = Sent(request.opaque, request.serialization, queue.partition, ordinal, ids[:-1], None)
         self._owe(session, len(request.body), [] if request.is_oneway else [sent])
         return None
+
+    def _batch_level(self, topic: Topic, queue: ConsumeQueue, shared: str, data: bytes) -> ConsumeQueue:
+        """Return the partition of a batch in a topic with priorities, whose messages have one. Raise ``MessageIllegal``."""
+        common = _deciding(shared)
+        several: list[Mapping[str, str]] = [common | _deciding(item.properties) for item in decode_batch(data)]
+        return self._store.queue(topic.name, one_level(several, topic.partitions, queue.partition))
 
     def _read_batch(self, queue: ConsumeQueue, middle: bytes, shared: str, data: bytes) -> tuple[list[Fields], int]:
         """Return the records of a batch, and their bytes in the log; ``shared`` are properties of all messages.

@@ -1,0 +1,1 @@
+"""Topics with priorities: where messages go, and the order in which they are served."""
