@@ -42,9 +42,9 @@ class Popped(NamedTuple):
     pop_ms: int
     due_ms: int
     first: int
-    count: int
+    length: int
     bits: int
-    """Those that were given; the others of the ``count`` were passed."""
+    """Those that were given; the others of the ``length`` messages were passed."""
 
 
 class Passed(NamedTuple):

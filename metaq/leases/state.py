@@ -148,7 +148,8 @@ class PartitionLeases:
 
     def first_waiting(self, most: int) -> list[int]:
         """Return the lowest waiting ordinals, in order, at most so many."""
-        heap, found = self._waiting_heap, []
+        heap = self._waiting_heap
+        found: list[int] = []
         while heap and len(found) < most:
             ordinal = heappop(heap)
             if ordinal in self._waiting and (not found or found[-1] != ordinal):
@@ -182,9 +183,7 @@ class PartitionLeases:
     def events(self, shift_ms: int) -> list[LeaseEvent]:
         """Return the whole state as events."""
         bunches = sorted((*self._wide, *self._single.values()), key=lambda bunch: bunch.first)
-        rows = [
-            Row(each.first, each.open, each.pop_ms, each.due_ms + shift_ms, each.times, each.first_ms) for each in bunches
-        ]
+        rows = [Row(each.first, each.open, each.pop_ms, each.due_ms + shift_ms, each.times, each.first_ms) for each in bunches]
         whole = Whole(self.base, self.next, rows[:ROWS])
         return [whole, *(More(rows[start : start + ROWS]) for start in range(ROWS, len(rows), ROWS))]
 

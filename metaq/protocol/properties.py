@@ -59,10 +59,6 @@ TIMER: Final = "METAQ_TIMER"
 
 CRON: Final = "METAQ_CRON"
 """On a run of a recurring message: *name:number* of its definition (``metaq.timers.definitions``). Only the broker sets it."""
-SHARDING_KEY: Final = "__SHARDINGKEY"
-"""The key whose messages are kept in order."""
-PRIORITY: Final = "_SYS_MSG_PRIORITY_"
-"""A number from 0 up; greater is more urgent."""
 DEDUPE_ID: Final = "DEDUPE_ID"
 """The producer's id of a message, by which a repeated put is known."""
 

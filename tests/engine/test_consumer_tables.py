@@ -160,7 +160,9 @@ class Offsets(RuleBasedStateMachine):
 
 
 def contents(table: OffsetTable) -> dict[GroupPartition, int]:
-    return {GroupPartition(group, topic, number): offset for group, topic, offsets in table for number, offset in offsets.items()}
+    return {
+        GroupPartition(group, topic, number): offset for group, topic, offsets in table for number, offset in offsets.items()
+    }
 
 
 TestLocks: Any = Locks.TestCase

@@ -1,0 +1,172 @@
+"""The state of leases, against a dictionary of messages that does the same one by one."""
+
+from dataclasses import dataclass, replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from metaq.leases.events import Acked, Changed, Dead, LeaseEvent, Passed, Popped, Repeated, Reset, Whole
+from metaq.leases.state import PartitionLeases, Standing
+
+SHIFT_MS = 1_700_000_000_000
+END = 200
+
+
+@dataclass
+class Given:
+    """An open message."""
+
+    pop_ms: int
+    due_ms: int
+    times: int
+    first_ms: int
+
+
+class Leases(RuleBasedStateMachine):
+    """Pops, acks and all else in any order; the invariants L-1 and L-4 to L-6 after each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = PartitionLeases(0)
+        self.now_ms, self.last_pop_ms, self.next = 1000, 0, 0
+        self.open: dict[int, Given] = {}
+
+    def _apply(self, event: LeaseEvent) -> None:
+        self.state.apply(event, self.now_ms, SHIFT_MS)
+
+    def _pop_ms(self) -> int:
+        self.last_pop_ms = max(self.now_ms + SHIFT_MS, self.last_pop_ms + 1)
+        return self.last_pop_ms
+
+    @property
+    def _waiting(self) -> list[int]:
+        return sorted(ordinal for ordinal, each in self.open.items() if each.due_ms <= self.now_ms)
+
+    @rule(skipped=st.integers(0, 3), bits=st.integers(0, 0xFF), lease_ms=st.integers(0, 50))
+    def pop(self, skipped: int, bits: int, lease_ms: int) -> None:
+        length = bits.bit_length()
+        first, pop_ms = self.next + skipped, self._pop_ms()
+        self._apply(Popped(pop_ms, pop_ms + lease_ms, first, length, bits))
+        self.next = first + length
+        for index in range(length):
+            if bits >> index & 1:
+                self.open[first + index] = Given(pop_ms, self.now_ms + lease_ms, 1, pop_ms)
+
+    @rule(further=st.integers(0, 5))
+    def pass_some(self, further: int) -> None:
+        self._apply(Passed(self.next + further))
+        self.next += further
+
+    @rule(ms=st.integers(1, 30))
+    def time_passes(self, ms: int) -> None:
+        self.now_ms += ms
+
+    @rule(most=st.integers(1, 5), lease_ms=st.integers(0, 50))
+    def give_again(self, most: int, lease_ms: int) -> None:
+        self.state.settle(self.now_ms)
+        ordinals = self.state.first_waiting(most)
+        assert ordinals == self._waiting[:most]
+        pop_ms = self._pop_ms()
+        self._apply(Repeated(pop_ms, pop_ms + lease_ms, ordinals))
+        for ordinal in ordinals:
+            before = self.open[ordinal]
+            self.open[ordinal] = replace(before, pop_ms=pop_ms, due_ms=self.now_ms + lease_ms, times=before.times + 1)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), bits=st.integers(1, 0xFF), is_last=st.booleans())
+    def ack(self, data: st.DataObject, bits: int, is_last: bool) -> None:
+        first = data.draw(st.sampled_from(sorted(self.open)))
+        pop_ms = self.open[first].pop_ms - (not is_last)
+        self._apply(Acked(pop_ms, first, bits))
+        for index in range(bits.bit_length()):
+            known = self.open.get(first + index)
+            if bits >> index & 1 and known is not None and known.pop_ms == pop_ms:
+                del self.open[first + index]
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), lease_ms=st.integers(0, 50), is_last=st.booleans())
+    def change(self, data: st.DataObject, lease_ms: int, is_last: bool) -> None:
+        ordinal = data.draw(st.sampled_from(sorted(self.open)))
+        known = self.open[ordinal]
+        pop_ms = known.pop_ms - (not is_last)
+        due_ms = self.now_ms + min(lease_ms, self.now_ms + lease_ms + SHIFT_MS - pop_ms)
+        self._apply(Changed(pop_ms, ordinal, self.now_ms + lease_ms + SHIFT_MS))
+        if is_last:
+            self.open[ordinal] = replace(known, due_ms=max(due_ms, self.now_ms))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def give_up(self, data: st.DataObject) -> None:
+        ordinal = data.draw(st.sampled_from(sorted(self.open)))
+        self._apply(Dead(ordinal))
+        del self.open[ordinal]
+
+    @rule(offset=st.integers(0, END))
+    def reset(self, offset: int) -> None:
+        self._apply(Reset(offset))
+        self.next, self.open = offset, {}
+
+    @rule()
+    def read_again(self) -> None:
+        """Replace the state by what its own events say, as an opening does."""
+        events, self.state = self.state.events(SHIFT_MS), PartitionLeases(0)
+        for event in events:
+            self._apply(event)
+        for (
+            ordinal,
+            each,
+        ) in self.open.items():  # a lease is never longer than it was, also one that was given ahead of the clock
+            left_ms = min(each.due_ms - self.now_ms, each.due_ms + SHIFT_MS - each.pop_ms)
+            self.open[ordinal] = replace(each, due_ms=self.now_ms + max(0, left_ms))
+
+    @rule(end=st.integers(0, END))
+    def log_ends(self, end: int) -> None:
+        for event in self.state.cut(end):
+            assert isinstance(event, Whole)
+            rows = [row._replace(due_ms=row.due_ms + SHIFT_MS) for row in event.rows]
+            self._apply(event._replace(rows=rows))
+        self.next = min(self.next, end)
+        self.open = {ordinal: each for ordinal, each in self.open.items() if ordinal < end}
+
+    @invariant()
+    def state_is_that_of_the_dictionary(self) -> None:
+        self.state.settle(self.now_ms)
+        waiting = self._waiting
+        assert (self.state.open, self.state.waiting) == (len(self.open), len(waiting))
+        assert self.state.leased == len(self.open) - len(waiting)
+        assert self.state.first_waiting(END) == waiting
+        assert self.state.next == self.next
+        assert self.state.base == min(self.open, default=self.next)
+        due = [each.due_ms for each in self.open.values() if each.due_ms > self.now_ms]
+        assert self.state.next_due_ms == min(due, default=None)
+        for ordinal, each in self.open.items():
+            found = self.state.find(ordinal)
+            assert found is not None
+            assert (found.pop_ms, found.times, found.first_ms) == (each.pop_ms, each.times, each.first_ms)
+            over = Standing.OVER if each.due_ms <= self.now_ms else Standing.LEASED
+            assert self.state.standing(ordinal, each.pop_ms) is over
+            assert self.state.standing(ordinal, each.pop_ms - 1) is Standing.AGAIN
+        assert self.state.standing(self.next, 0) is Standing.UNKNOWN
+        closed = next((ordinal for ordinal in range(self.next) if ordinal not in self.open), None)
+        assert closed is None or self.state.standing(closed, 0) is Standing.DONE
+
+
+Leases.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLeases = Leases.TestCase
+
+
+def test_a_claimed_message_is_given_to_nobody() -> None:
+    state = PartitionLeases(0)
+    state.apply(Popped(SHIFT_MS, SHIFT_MS, 0, 2, 3), 0, SHIFT_MS)
+    state.settle(0)
+    state.claim(0)
+    assert state.first_waiting(2) == [1]
+    state.release(0)
+    assert state.first_waiting(2) == [0, 1]
+
+
+def test_a_clock_that_was_set_back_lengthens_no_lease_beyond_its_length() -> None:
+    state = PartitionLeases(0)
+    state.apply(Popped(SHIFT_MS, SHIFT_MS + 60_000, 0, 1, 1), 500, SHIFT_MS - 3_600_000)
+    assert state.next_due_ms == 60_500
