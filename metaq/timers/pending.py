@@ -36,8 +36,8 @@ from typing import Final
 from metaq.store.files.filecache import Run, run_here
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.ordered.engine import DeleteKey, DeleteRange, Entry, Operation, SetKey
+from metaq.store.ordered.following import checksum_before
 from metaq.store.ordered.ordered import Covered, Ordered
-from metaq.timers.fold import checksum_before
 from metaq.timers.records import Cancelled, Delivered, Key, Park, Secret, TimerEvent, key_of, parts_of
 
 TIMER, CANCEL, SEGMENT, SECRET, BEGIN = b"T", b"X", b"S", b"Z", b"B"
