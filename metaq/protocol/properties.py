@@ -12,6 +12,8 @@ from metaq.protocol.record import CHECKSUM_SIZE, MAX_PROPERTIES_LENGTH, TAGS
 
 KEYS: Final = "KEYS"
 UNIQUE_KEY: Final = "UNIQ_KEY"
+DEDUPE_ID: Final = "DEDUPE_ID"
+"""The id by which a topic with a window (``dedupe_window_ms``) knows a message; without it, UNIQ_KEY."""
 WAIT: Final = "WAIT"
 DELAY: Final = "DELAY"
 REAL_TOPIC: Final = "REAL_TOPIC"

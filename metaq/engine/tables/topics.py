@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 FOLDER: Final = "config"
 TOPICS: Final = "topics.json"
+DEDUPE_WINDOW: Final = "dedupeWindowMs"
+"""The key of a topic's window in the file; left out when it has none."""
 LEVELS: Final = 18
 """The number of delay levels: each is one partition of the schedule topic."""
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
@@ -60,6 +62,8 @@ class Topic:
     permission: int = READ | WRITE
     sys_flag: int = 0
     order: bool = False
+    dedupe_window_ms: int = 0
+    """How long after a message another one with its id is not stored again; 0: it always is."""
 
     @property
     def all_partitions(self) -> int:
@@ -261,7 +265,9 @@ class TopicTable:
             permission = READ * wanted.accept_subscribe | WRITE * wanted.accept_publish
             topic = self.ensure(name, wanted.partitions)
             if topic.permission != permission:
-                self.put(replace(topic, permission=permission))
+                topic = self.put(replace(topic, permission=permission))
+            if wanted.dedupe_window_ms is not None:
+                self.put(replace(topic, dedupe_window_ms=wanted.dedupe_window_ms))
 
     def load(self, disk: Disk, known: Mapping[TopicPartition, int]) -> list[str]:
         """Read the file and add the partitions that the store knows; return the problems that were found in the file.
@@ -273,6 +279,8 @@ class TopicTable:
             self._topics[name] = topic = Topic(
                 name, row["writeQueueNums"], row["readQueueNums"], row["perm"], row["topicSysFlag"], row["order"]
             )
+            if window_ms := row.get(DEDUPE_WINDOW, 0):
+                self._topics[name] = topic = replace(topic, dedupe_window_ms=window_ms)
             self._most[name] = row.get("mostQueueNums", topic.all_partitions)
         if content is not None:
             self._version = self._saved_version = content["dataVersion"]["counter"]
@@ -332,6 +340,7 @@ class TopicTable:
                 "topicSysFlag": topic.sys_flag,
                 "order": topic.order,
                 "mostQueueNums": self._most[topic.name],
+                **({DEDUPE_WINDOW: topic.dedupe_window_ms} if topic.dedupe_window_ms else {}),
             }
             for topic in self._topics.values()
         }
