@@ -8,8 +8,7 @@ from typing import Final
 from metaq.dedupe.records import WAITING, Seen, seen_in, topic_in
 from metaq.dedupe.seen import SeenIds, Windows, windows_in
 from metaq.errors import CorruptRecord, IndexFailed, StoreError
-from metaq.protocol.record import store_ms
-from metaq.store.files.filecache import Read, Run
+from metaq.store.files.filecache import Read, Run, read_here
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.log.window import Window
 from metaq.store.messagestore import MessageStore
@@ -90,8 +89,8 @@ def _misfit(log: CommitLog, index: Ordered, windows: Windows) -> str | None:
 def _place_of(log: CommitLog, since_ms: int) -> int:
     """Return the base of a segment before which nothing is as new as ``since_ms``."""
     for segment in reversed(log.segments):
-        stored = log.record_at(segment.base)
-        if stored is not None and store_ms(stored.buffer) < since_ms:
+        begun_ms = log.begun_ms(segment, read_here)
+        if begun_ms is not None and begun_ms < since_ms:
             return segment.base
     return log.begin
 

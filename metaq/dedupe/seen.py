@@ -135,8 +135,7 @@ class SeenIds:
         known = self._known
         before = known.pop(key, None)
         known[key] = first
-        if now_ms > self._latest_ms:
-            self._latest_ms = now_ms
+        self._latest_ms = max(self._latest_ms, now_ms)
         self._staged.append((key, first, end, before))
 
     def appended(self, *, is_stored: bool) -> None:

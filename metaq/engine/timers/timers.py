@@ -418,6 +418,10 @@ class Timers:
 
     # -- handles ------------------------------------------------------------------------------------------------------
 
+    def handle(self, due_ms: int, ident: int) -> Handle:
+        """Return the handle of a timer that was parked. Raise ``Overloaded`` while the secret is not known."""
+        return handle_of(key_of(due_ms, ident), self._current_secret())
+
     def is_genuine(self, handle: Handle) -> bool:
         """Return whether this broker gave a handle. Raise ``NotWritable`` while that is not known."""
         if self._secret is None:

@@ -1,10 +1,13 @@
 """Messages for later: ``put`` with ``delay=`` or ``at=``, and ``cancel``."""
 
+from functools import partial
 from typing import Final
 
 import gevent
 
+from metaq.dedupe.records import First
 from metaq.engine.context import Context
+from metaq.engine.dedupe.dedupe import ColdIds, Dedupe
 from metaq.engine.timers.cancelling import Cancels
 from metaq.engine.timers.timers import Timers
 from metaq.engine.writing import Draft, Placed
@@ -26,11 +29,12 @@ NO_POSITION: Final = -1
 class LaterHandler:
     """Parks messages for their time, and cancels them."""
 
-    def __init__(self, context: Context, puts: PutHandler, timers: Timers, cancels: Cancels) -> None:
+    def __init__(self, context: Context, puts: PutHandler, timers: Timers, cancels: Cancels, dedupe: Dedupe) -> None:
         self._context = context
         self._puts = puts
         self._timers = timers
         self._cancels = cancels
+        self._dedupe = dedupe
         self._id_base = id_base(context.settings.broker_number, context.store.epoch)
 
     def put(self, session: TextSession, command: PutLater) -> None:
@@ -41,18 +45,41 @@ class LaterHandler:
             check_body(put)
             now_ms, position = self._context.store.clock.now_ms(), queue.text_end
             due_ms = now_ms + command.time_ms if command.is_delay else command.time_ms
-            placed = self._timers.send(self._draft(session, command, queue, now_ms), due_ms)
+            draft = self._draft(session, command, queue, now_ms)
+            placed, first = self._dedupe.once(draft, partial(self._timers.send, draft, due_ms))
+        except ColdIds as cold:
+            self._ask(session, command, cold)
+            return
         except MetaqError as error:
             self._context.counters.refuse(error, 1)
             session.reply(self._puts.refusal(put, error).encode())
             return
         self._context.counters.put.add(1, len(put.body))
-        self._puts.owe(session, [result(OK, self._reply(placed, queue, position), put.opaque)], len(put.body))
+        self._puts.owe(session, [result(OK, self._reply(placed, queue, position, first), put.opaque)], len(put.body))
 
-    def _reply(self, placed: Placed, queue: ConsumeQueue, position: int) -> str:
-        place = f"{self._id_base | placed.log_offset} {queue.partition}"
+    def _ask(self, session: TextSession, command: PutLater, cold: ColdIds) -> None:
+        """Have the index asked for the id of a message, and handle its command again."""
+
+        def handle_again() -> None:
+            try:
+                self.put(session, command)
+                session.answer(1, 0)  # it is owed once more, or refused
+            except AssertionError:
+                raise  # the broker's own state is wrong: the process ends
+            except Exception:  # noqa: BLE001 - logged with its trace; see break_off
+                session.break_off()
+
+        try:
+            self._dedupe.ask(cold, handle_again)
+        except MetaqError as error:
+            session.reply(self._puts.refusal(command.put, error).encode())
+        else:
+            session.owed += 1
+
+    def _reply(self, placed: Placed, queue: ConsumeQueue, position: int, first: First | None) -> str:
+        place = f"{self._id_base | placed.log_offset} {queue.partition if first is None else first.partition}"
         if placed.handle is None:
-            return f"{place} {position}"
+            return f"{place} {position if first is None else first.detail}"
         return f"{place} {NO_POSITION} {placed.handle}"
 
     def _draft(self, session: TextSession, command: PutLater, queue: ConsumeQueue, now_ms: int) -> Draft:
