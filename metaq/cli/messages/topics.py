@@ -1,6 +1,7 @@
 """``metaq topic``: topics of all brokers through the registry, or of one broker over the text protocol."""
 
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from typing import Any, Final
 
 import click
@@ -21,6 +22,7 @@ from metaq.cli.common import (
     yes_option,
 )
 from metaq.cli.tables import Row, print_record, print_rows
+from metaq.cli.times import SpanOption
 from metaq.client import Admin
 from metaq.client.admin.views import TopicView, permission_text
 from metaq.errors import RouteNotFound, RouteProblem
@@ -138,6 +140,12 @@ def describe_topics(text: str, config: str) -> list[dict[str, Any]]:
 @click.option("--permission", type=click.Choice(list(PERMISSIONS)), help="What clients may do.  [default: unchanged, or rw]")
 @click.option("--ordered", is_flag=True, help="Mark it as ordered, in the registries, too.")
 @click.option(
+    "--dedupe-window",
+    "window",
+    type=SpanOption(),
+    help="How long a message is not stored again under an id that was stored; 0s: it always is.  [default: unchanged]",
+)
+@click.option(
     "--on", "names", multiple=True, metavar="NAME", help="Only on this broker; may be repeated.  [default: all masters]"
 )
 @either_option
@@ -147,6 +155,7 @@ def create(
     partitions: int,
     permission: str | None,
     ordered: bool,
+    window: timedelta | None,
     names: tuple[str, ...],
     registry: str,
     broker: Address,
@@ -157,13 +166,14 @@ def create(
     PARTITIONS is how many it shall have on each broker, 1 if left out; a topic that has more keeps them.
     """
     if means_one_broker():
-        if permission or ordered or names:
-            raise click.UsageError(f"{'--permission' if permission else '--ordered' if ordered else '--on'} {_ROUTE_ONLY}")
+        given = {"--permission": permission, "--ordered": ordered, "--dedupe-window": window is not None, "--on": names}
+        if option := next((name for name, value in given.items() if value), None):
+            raise click.UsageError(f"{option} {_ROUTE_ONLY}")
         with connect_text(broker) as client:
             row: dict[str, Any] = {"topic": topic, "partitions": client.create(topic, partitions)}
     else:
         with connect_registry(registry) as remote:
-            row = create_on_brokers(remote.admin(), topic, partitions, permission, ordered, names)
+            row = create_on_brokers(remote.admin(), topic, partitions, permission, ordered, window, names)
     if as_json:
         print_json(row)
     else:
@@ -173,14 +183,21 @@ def create(
 
 
 def create_on_brokers(
-    admin: Admin, topic: str, partitions: int, permission: str | None, ordered: bool, names: tuple[str, ...]
+    admin: Admin,
+    topic: str,
+    partitions: int,
+    permission: str | None,
+    ordered: bool,
+    window: timedelta | None,
+    names: tuple[str, ...],
 ) -> dict[str, Any]:
     """Create or change a topic. Return its state afterwards."""
     existing = known_views(admin, topic)
     now = max([partitions, *(view.write_partitions for view in existing if not names or view.broker_name in names)])
     kept = existing[0].permission if existing else READ | WRITE
     bits = kept if permission is None else PERMISSIONS[permission]
-    admin.create_topic(topic, now, permission=bits, ordered=ordered, broker_names=names)
+    window_ms = None if window is None else round(window.total_seconds() * 1000)
+    admin.create_topic(topic, now, permission=bits, ordered=ordered, dedupe_window_ms=window_ms, broker_names=names)
     brokers = list(names) or [broker.name for broker in admin.masters()]
     return {"topic": topic, "partitions": now, "permission": permission_text(bits), "brokers": brokers}
 

@@ -7,6 +7,7 @@ from metaq.client import checks
 from metaq.client.admin.brokers import BrokerAdmin
 from metaq.client.admin.views import BrokerView, QueueView, TopicView, read_queues
 from metaq.client.connecting.transport import RemotingRequest, successful
+from metaq.config import LONGEST_WINDOW_MS
 from metaq.errors import BadRequest, RouteNotFound, RouteProblem
 from metaq.message import DEFAULT_TOPIC, MessageQueue
 from metaq.protocol.remoting import headers
@@ -57,14 +58,25 @@ class TopicAdmin(BrokerAdmin):
         *,
         permission: int = READ | WRITE,
         ordered: bool = False,
+        dedupe_window_ms: int | None = None,
         broker_names: tuple[str, ...] = (),
     ) -> None:
-        """Create or change a topic on all masters, or on those of ``broker_names``; ``BadRequest`` for invalid arguments."""
+        """Create or change a topic on all masters, or on those of ``broker_names``; ``BadRequest`` for invalid arguments.
+
+        ``dedupe_window_ms`` is how long a message is not stored again under an id that was stored; 0: it always is; ``None``
+        leaves it unchanged.
+        """
         checks.topic(topic)
         checks.partitions(partitions)
         checks.number("permission", permission, 0, READ | WRITE | INHERIT)
         count = Int32(partitions)
-        header = headers.CreateTopic(topic, DEFAULT_TOPIC, count, count, Int32(permission), order=ordered)
+        attributes = ""
+        if dedupe_window_ms is not None:
+            checks.number("dedupe_window_ms", dedupe_window_ms, 0, LONGEST_WINDOW_MS)
+            attributes = f"+dedupe.window.ms={dedupe_window_ms}"
+        header = headers.CreateTopic(
+            topic, DEFAULT_TOPIC, count, count, Int32(permission), order=ordered, attributes=attributes
+        )
         brokers = self._chosen(broker_names)
         if ordered:
             # brokers get the configuration of ordered topics from the registries with every registration

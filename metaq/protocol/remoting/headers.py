@@ -299,6 +299,8 @@ class CreateTopic(NamedTuple):
     topic_filter_type: str = "SINGLE_TAG"
     topic_sys_flag: Int32 = Int32(0)
     order: bool = False
+    attributes: str = ""
+    """Changes of attributes, ``+name=value`` and ``-name``, with commas between them."""
 
 
 class DeleteGroup(NamedTuple):

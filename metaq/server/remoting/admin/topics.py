@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from metaq.config import LONGEST_WINDOW_MS
 from metaq.engine.context import Context
 from metaq.engine.duties import Duties
 from metaq.engine.tables.topics import Topic, config_of
@@ -24,6 +25,8 @@ from metaq.server.remoting.later import Later
 from metaq.server.remoting.session import DONE, Answer, RemotingSession, RequestHandler
 from metaq.store.files.filecache import Read
 
+WINDOW_ATTRIBUTE: Final = "dedupe.window.ms"
+"""The attribute of a topic in requests that is its window (``dedupe_window_ms``)."""
 ANY_PERMISSION: Final = READ | WRITE | INHERIT
 
 
@@ -83,8 +86,23 @@ class TopicsHandler:
             permission=header.perm,
             sys_flag=header.topic_sys_flag,
             order=header.order,
+            dedupe_window_ms=self._window_ms(header),
         )
         self._later.run(session, request, partial(self._create, session.principal, topic))
+
+    def _window_ms(self, header: CreateTopic) -> int:
+        """Return the window that a topic shall have: the one in the request, else the one that it has."""
+        known = self._topics.get(header.topic)
+        window_ms = 0 if known is None else known.dedupe_window_ms
+        for change in header.attributes.split(","):
+            name, _, value = change.strip().partition("=")
+            if name == f"-{WINDOW_ATTRIBUTE}":
+                window_ms = 0
+            elif name == f"+{WINDOW_ATTRIBUTE}":
+                if not (value.isascii() and value.isdecimal() and int(value[:18]) <= LONGEST_WINDOW_MS):
+                    raise BadRequest(f"{WINDOW_ATTRIBUTE} is {value[:20]!r}, not a number of ms up to {LONGEST_WINDOW_MS}")
+                window_ms = int(value)
+        return window_ms
 
     def _check_allowed(self, principal: Principal, name: str) -> None:
         demand(principal, Action.CREATE if self._topics.get(name) is None else Action.ADMINISTER, name)
