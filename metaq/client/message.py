@@ -13,6 +13,7 @@ from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue, QueueOffset
 from metaq.protocol.inflating import COMPRESSED_ZLIB, COMPRESSION, inflated
 from metaq.protocol.properties import (
     CHECKSUM,
+    DEDUPE_ID,
     DELAY,
     KEYS,
     REAL_QUEUE,
@@ -38,7 +39,21 @@ MESSAGE_TYPE: Final = "MSG_TYPE"
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 RESERVED: Final = frozenset(
-    {KEYS, TAGS, DELAY, UNIQUE_KEY, SHARDING_KEY, RETRY_TOPIC, WAIT, REAL_TOPIC, REAL_QUEUE, TRANSACTION, *TIMERS, TIMER_OUT}
+    {
+        KEYS,
+        TAGS,
+        DELAY,
+        UNIQUE_KEY,
+        DEDUPE_ID,
+        SHARDING_KEY,
+        RETRY_TOPIC,
+        WAIT,
+        REAL_TOPIC,
+        REAL_QUEUE,
+        TRANSACTION,
+        *TIMERS,
+        TIMER_OUT,
+    }
 )
 """Properties with a meaning for brokers or clients: they are set by parameters of their own, or only by brokers and clients."""
 

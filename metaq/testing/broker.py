@@ -71,6 +71,8 @@ class InMemoryBroker:
         renewed_in_children(self)
         self._log = Log()
         self._halves = Halves(self._log)
+        self._sent_once: dict[tuple[str, str], ClientAnswer] = {}
+        """The answer to the first message with an id, by topic and id: every topic has a window without an end."""
         self._held: list[_Held] = []
         self._beats: dict[InMemorySession, Heartbeat] = {}
         self._offsets: dict[tuple[str, str, int], int] = {}
@@ -258,6 +260,9 @@ class InMemoryBroker:
         one_by_one = request.code != Request.SEND_BATCH_MESSAGE and common.get(names.TRANSACTION) != "true"
         if not one_by_one and any(name in letter.properties for name in names.TIMERS for letter in letters):
             raise MessageIllegal("a message of a batch or a transaction cannot be delayed")
+        once = (topic, letters[0].properties.get(names.DEDUPE_ID, ""))
+        if once in self._sent_once:
+            return self._sent_once[once]
         put = self._log.put
         if common.get(names.TRANSACTION) == "true":
             put = self._halves.put
@@ -272,7 +277,10 @@ class InMemoryBroker:
         if (handle := placed[0].handle) is not None:
             key = common.get(names.UNIQUE_KEY, "")
             fields["recallHandle"] = encode_recall(RecallHandle(topic, BROKER_NAME, handle.due_ms, key, str(handle)))
-        return ClientAnswer(fields=fields)
+        answer = ClientAnswer(fields=fields)
+        if once[1] and not topic.startswith((RETRY_PREFIX, DEAD_PREFIX)):
+            self._sent_once[once] = answer
+        return answer
 
     def _cancel(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = _fields(headers.RecallMessage, request)

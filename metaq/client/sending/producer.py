@@ -26,10 +26,10 @@ from metaq.client.message import (
     properties_text,
 )
 from metaq.client.sending.replies import Replies
-from metaq.client.sending.sending import Outgoing, QueueChoice, Sending, deliver, send_fields
+from metaq.client.sending.sending import Once, Outgoing, QueueChoice, Sending, deliver, send_fields
 from metaq.errors import BadRequest, ClientError, MetaqError
 from metaq.message import MessageQueue
-from metaq.protocol.properties import CLUSTER, KEYS, REPLY_TO, UNIQUE_KEY
+from metaq.protocol.properties import CLUSTER, DEDUPE_ID, KEYS, REPLY_TO, UNIQUE_KEY
 from metaq.protocol.remoting.batch import BatchItem, encode_batch
 from metaq.protocol.remoting.codes import Request
 
@@ -96,6 +96,8 @@ class Producer(GroupProducer):
         delay_level: int = 0,
         delay: timedelta | None = None,
         deliver_at: datetime | None = None,
+        dedupe_id: str | None = None,
+        or_elsewhere: bool = False,
         timeout_s: float | None = None,
     ) -> SendResult:
         """Send one message and wait until a broker has accepted it.
@@ -110,6 +112,9 @@ class Producer(GroupProducer):
             delay_level: 1 to 18 for 1 s, 5 s, 10 s, 30 s, 1 to 10 min, 20 min, 30 min, 1 h, 2 h; 0 for none.
             delay: the time after which it is delivered; the result then has a ``handle`` for ``Client.cancel``.
             deliver_at: instead of ``delay``, the time at which it is delivered; with a time zone. One that has passed is now.
+            dedupe_id: an id by which brokers know the message: a topic with a window (``dedupe_window_ms``) stores only one of
+                the messages with it. Sends with one id go to one broker; to another one only when that has refused the message.
+            or_elsewhere: with ``dedupe_id``, go to another broker also when the first gave no answer: it may be stored twice.
             timeout_s: the time limit of the whole call; by default the client's.
 
         Raises:
@@ -122,7 +127,8 @@ class Producer(GroupProducer):
         """
         deadline = self._core.deadline(timeout_s)
         delays = _delays(delay_level, delay, deliver_at)
-        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, delays)
+        once = Once(dedupe_id, or_elsewhere)
+        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, delays, once)
         return self._send(outgoing, deadline)[0]
 
     def send_async(
@@ -137,6 +143,8 @@ class Producer(GroupProducer):
         delay_level: int = 0,
         delay: timedelta | None = None,
         deliver_at: datetime | None = None,
+        dedupe_id: str | None = None,
+        or_elsewhere: bool = False,
         timeout_s: float | None = None,
     ) -> Future[SendResult]:
         """Send one message like ``send``, without waiting: the future gets the result or the error.
@@ -146,7 +154,8 @@ class Producer(GroupProducer):
         """
         deadline = self._core.deadline(timeout_s)
         delays = _delays(delay_level, delay, deliver_at)
-        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, delays)
+        once = Once(dedupe_id, or_elsewhere)
+        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, delays, once)
         future: Future[SendResult] = Future()
         future.set_running_or_notify_cancel()
         _AsyncSend(self._core, Sending(outgoing, self._choice, deadline), future).step()
@@ -164,11 +173,12 @@ class Producer(GroupProducer):
         delay_level: int = 0,
         delay: timedelta | None = None,
         deliver_at: datetime | None = None,
+        dedupe_id: str | None = None,
     ) -> None:
         """Write one message to a connection without waiting for an answer: the fastest way to send, but it may be lost."""
         deadline = self._core.deadline()
         delays = _delays(delay_level, delay, deliver_at)
-        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, delays)
+        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, delays, Once(dedupe_id))
         attempt = self._choice.choose(outgoing, "", deadline)
         self._core.transport.tell(attempt.address, attempt.request, deadline)
 
@@ -279,6 +289,7 @@ class Producer(GroupProducer):
         properties: Mapping[str, str],
         ordering_key: str | None = None,
         delays: Mapping[str, str] = _NONE,
+        once: Once = Once(),  # noqa: B008 - it never changes
     ) -> Outgoing:
         checks.message(body, tag, properties)
         pairs = message_properties(self._core.unique_ids.next(), tag, checks.keys(keys), properties, delays)
@@ -286,7 +297,10 @@ class Producer(GroupProducer):
             checks.text("ordering_key", ordering_key, "a text, or None")
         if ordering_key:
             pairs[SHARDING_KEY] = ordering_key
-        return compose(self.group, topic, body, pairs)._replace(ordering_key=ordering_key)
+        if once.ident is not None:
+            checks.dedupe_id(once.ident)
+            pairs[DEDUPE_ID] = once.ident
+        return compose(self.group, topic, body, pairs)._replace(ordering_key=ordering_key, once=once)
 
     def _send(self, outgoing: Outgoing, deadline: float) -> list[SendResult]:
         return deliver(self._core.transport, self._choice, outgoing, deadline)
