@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from metaq.dedupe.records import WAITING, Seen, seen_in, topic_in
+from metaq.dedupe.records import WAITING, SeenId, seen_in, topic_in
 from metaq.dedupe.seen import SeenIds, Windows, windows_in
 from metaq.errors import CorruptRecord, IndexFailed, StoreError
 from metaq.store.files.filecache import Read, Run, read_here
@@ -21,7 +21,7 @@ READ_BYTES: Final = 256 * 1024
 """Bytes of the log that are read at a time, about 5 ms of work when messages are small."""
 
 
-class Fold:
+class IdReader:
     """A reader of the ids in the log, from a log offset on."""
 
     def __init__(self, log: CommitLog, at: int, windows: Windows) -> None:
@@ -31,7 +31,7 @@ class Fold:
         self.at = at
         """The log offset before which all is read."""
 
-    def next(self, end: int, read: Read) -> list[Seen]:
+    def next(self, end: int, read: Read) -> list[SeenId]:
         """Return the ids in the next part of the log before ``end``, and move on after it."""
         at = max(self.at, self._log.begin)
         segment = self._log.find(at)
@@ -47,7 +47,7 @@ class Fold:
         self._window = max(READ_BYTES, window.wanted)
         return found
 
-    def _seen(self, record: memoryview, log_offset: int) -> Seen | None:
+    def _seen(self, record: memoryview, log_offset: int) -> SeenId | None:
         if topic_in(record) not in self._topics:
             return None
         try:
@@ -57,7 +57,7 @@ class Fold:
             return None
 
 
-def open_seen(store: MessageStore, folder: Path, engine: EngineName, windows: Windows, run: Run) -> tuple[SeenIds, Fold]:
+def open_seen(store: MessageStore, folder: Path, engine: EngineName, windows: Windows, run: Run) -> tuple[SeenIds, IdReader]:
     """Open the index in ``folder``; return the ids that it holds, and the reader of what the log has beyond it.
 
     ``run`` is where the index waits later, once other work goes on.
@@ -73,7 +73,7 @@ def open_seen(store: MessageStore, folder: Path, engine: EngineName, windows: Wi
     if reason is not None:
         logger.error("index of ids rebuilt reason=%s", reason)
     since_ms = store.clock.now_ms() - 2 * max(windows.values())
-    return seen, Fold(store.log, max(seen.covered, _place_of(store.log, since_ms)), windows)
+    return seen, IdReader(store.log, max(seen.covered, _place_of(store.log, since_ms)), windows)
 
 
 def _misfit(log: CommitLog, index: Ordered, windows: Windows) -> str | None:

@@ -38,8 +38,8 @@ _NAMED, _UNIQUE = f"\x02{DEDUPE_ID}\x01", f"\x02{UNIQUE_KEY}\x01"
 _COPIED: Final = tuple(f"\x02{name}\x01" for name in COPIED)
 
 
-class Kind(enum.IntEnum):
-    """What became of a message when it was stored."""
+class StoredAs(enum.IntEnum):
+    """The form in which a message was stored."""
 
     PLAIN = 0
     HALF = 1
@@ -61,7 +61,7 @@ class First(NamedTuple):
     detail: int
 
 
-class Seen(NamedTuple):
+class SeenId(NamedTuple):
     """An id in the log."""
 
     topic: str
@@ -105,7 +105,7 @@ def hash_of(topic: str, ident: str) -> bytes:
     return sha256(f"{topic}\0{ident}".encode()).digest()[:_HASH_BYTES]
 
 
-def key_of(over: int, digest: bytes) -> bytes:
+def id_key(over: int, digest: bytes) -> bytes:
     """Return the key of an id in a generation."""
     return _KEY.pack(GENERATION, over, digest)
 
@@ -130,7 +130,7 @@ def topic_in(data: memoryview) -> str:
     return identity(data).topic
 
 
-def seen_in(data: memoryview, log_offset: int) -> Seen | None:
+def seen_in(data: memoryview, log_offset: int) -> SeenId | None:
     """Return the id in an intact record; ``None`` when it has none that counts."""
     record = decode_record(data)
     pairs = properties.parse(record.properties.decode(errors="replace"))
@@ -139,13 +139,13 @@ def seen_in(data: memoryview, log_offset: int) -> Seen | None:
         return None
     topic, partition, end = record.topic, record.partition, log_offset + record.size
     if topic not in WAITING:
-        first = First(Kind.PLAIN, partition, record.queue_offset, log_offset, record.text_position)
-        return Seen(topic, ident, record.store_ms, first, end)
+        first = First(StoredAs.PLAIN, partition, record.queue_offset, log_offset, record.text_position)
+        return SeenId(topic, ident, record.store_ms, first, end)
     name, number = pairs.get(properties.REAL_TOPIC), int(pairs.get(properties.REAL_QUEUE, "0"))
     if name is None:
         return None
     if topic == TIMERS_TOPIC:
-        first = First(Kind.TIMER, number, 0, log_offset, int(pairs[properties.TIMER_OUT]))
+        first = First(StoredAs.TIMER, number, 0, log_offset, int(pairs[properties.TIMER_OUT]))
     else:
-        first = First(Kind.HALF if topic == HALF_TOPIC else Kind.LEVEL, number, record.queue_offset, log_offset, 0)
-    return Seen(name, ident, record.store_ms, first, end)
+        first = First(StoredAs.HALF if topic == HALF_TOPIC else StoredAs.LEVEL, number, record.queue_offset, log_offset, 0)
+    return SeenId(name, ident, record.store_ms, first, end)

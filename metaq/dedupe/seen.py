@@ -7,7 +7,7 @@
               in the index   waits in memory
 
 Ids enter the index when neither a power cut nor a failover can take their records back (``apply``), together with the log
-offset X before which all of them are there. The newest ``KEPT`` ids stay in memory as well, whether they wait or not.
+offset X before which all of them are there. The newest ``KEPT`` ids stay in memory as well.
 
 A later record of an id replaces an earlier one: the fold may be done again from any earlier X.
 
@@ -24,15 +24,15 @@ from typing import Final
 
 import orjson
 
-from metaq.dedupe.records import GENERATION, First, Seen, end_of_range, hash_of, key_of, over_ms, read_value, value_of
+from metaq.dedupe.records import GENERATION, First, SeenId, end_of_range, hash_of, id_key, over_ms, read_value, value_of
 from metaq.store.files.filecache import Run, run_here
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.ordered.engine import DeleteRange, Operation, SetKey
 from metaq.store.ordered.following import checksum_before
 from metaq.store.ordered.ordered import Covered, Ordered
 
-KEPT: Final = 100_000
-"""Ids in memory that the index has, too; about 25 MB."""
+KEPT: Final = 50_000
+"""As many ids at least stay in memory although the index has them, and twice as many at most: about 25 MB."""
 PORTION: Final = 64
 """Ids in one batch of the index. A batch holds the interpreter's lock, so a large one would stop the loop."""
 LARGE_PORTION: Final = 256
@@ -62,7 +62,8 @@ class SeenIds:
         self.index = index
         self._log = log
         self._run = run
-        self._known: dict[bytes, First] = {}  # in the order of the log
+        self._newer: dict[bytes, First] = {}  # has all that wait
+        self._older: dict[bytes, First] = {}
         self._waiting: deque[Waiting] = deque()  # in the log, and not yet in the index
         self._staged: list[tuple[bytes, First, int, First | None]] = []  # with what they replace
         (latest,) = index.find([_LATEST])
@@ -92,20 +93,20 @@ class SeenIds:
         """
         window_ms, digest = self.windows[topic], hash_of(topic, ident)
         over = over_ms(now_ms, window_ms)
-        keys = [key_of(over, digest), key_of(over - window_ms, digest)]
-        return keys if self._latest_ms < over - window_ms else [key_of(over + window_ms, digest), *keys]
+        keys = [id_key(over, digest), id_key(over - window_ms, digest)]
+        return keys if self._latest_ms < over - window_ms else [id_key(over + window_ms, digest), *keys]
 
     def look(self, keys: Iterable[bytes]) -> First | None:
         """Return what memory has."""
-        known = self._known
+        newer, older = self._newer, self._older
         for key in keys:
-            if (first := known.get(key)) is not None:
+            if (first := newer.get(key) or older.get(key)) is not None:
                 return first
         return None
 
-    def may_have(self, key: bytes) -> bool:
-        """Return false when the index certainly lacks a key; never wait."""
-        return self.index.may_have(key)
+    def may_have(self, keys: list[bytes]) -> bool:
+        """Return false when the index certainly lacks all keys; never wait."""
+        return self.index.may_have(keys)
 
     def find(self, keys: list[bytes], run: Run) -> dict[bytes, First]:
         """Return what the index has; the call may wait for the disk."""
@@ -118,23 +119,22 @@ class SeenIds:
 
     # -- the fold -----------------------------------------------------------------------------------------------------
 
-    def follow(self, seen: Seen) -> None:
+    def follow(self, seen: SeenId) -> None:
         """Take an id of the log; the next one in its order comes with the next call. Ids of other topics do not matter."""
         window_ms = self.windows.get(seen.topic)
         if window_ms is None:
             return
-        key = key_of(over_ms(seen.store_ms, window_ms), hash_of(seen.topic, seen.ident))
+        key = id_key(over_ms(seen.store_ms, window_ms), hash_of(seen.topic, seen.ident))
         self._latest_ms = max(self._latest_ms, seen.store_ms)
-        self._known.pop(key, None)
-        self._known[key] = seen.first
+        self._newer[key] = seen.first
         self._waiting.append((key, seen.first, seen.end))
         self._trim()
 
     def stage(self, key: bytes, first: First, end: int, now_ms: int) -> None:
         """Take an id whose record is staged; ``appended`` says what became of it."""
-        known = self._known
-        before = known.pop(key, None)
-        known[key] = first
+        newer = self._newer
+        before = newer.get(key)
+        newer[key] = first
         self._latest_ms = max(self._latest_ms, now_ms)
         self._staged.append((key, first, end, before))
 
@@ -145,9 +145,9 @@ class SeenIds:
             self._waiting.extend((key, first, end) for key, first, end, _ in staged)
         else:
             for key, _, _, before in reversed(staged):
-                del self._known[key]
+                del self._newer[key]
                 if before is not None:
-                    self._known[key] = before
+                    self._newer[key] = before
         self._trim()
 
     @property
@@ -156,10 +156,9 @@ class SeenIds:
         return bool(self._staged)
 
     def _trim(self) -> None:
-        """Forget the oldest of those that the index has."""
-        known = self._known
-        for _ in range(len(known) - KEPT - self.waiting):
-            del known[next(iter(known))]
+        """Forget the older ones, once the index has them and there are enough newer ones."""
+        if KEPT <= len(self._newer) >= len(self._waiting) and not self._staged:
+            self._older, self._newer = self._newer, {}
 
     # -- the index ----------------------------------------------------------------------------------------------------
 

@@ -71,8 +71,7 @@ class InMemoryBroker:
         renewed_in_children(self)
         self._log = Log()
         self._halves = Halves(self._log)
-        self._sent_once: dict[tuple[str, str], ClientAnswer] = {}
-        """The answer to the first message with an id, by topic and id: every topic has a window without an end."""
+        self._sent_once: dict[tuple[str, str], ClientAnswer] = {}  # by topic and id: every topic has a window without end
         self._held: list[_Held] = []
         self._beats: dict[InMemorySession, Heartbeat] = {}
         self._offsets: dict[tuple[str, str, int], int] = {}
@@ -278,9 +277,7 @@ class InMemoryBroker:
             key = common.get(names.UNIQUE_KEY, "")
             fields["recallHandle"] = encode_recall(RecallHandle(topic, BROKER_NAME, handle.due_ms, key, str(handle)))
         answer = ClientAnswer(fields=fields)
-        if once[1] and not topic.startswith((RETRY_PREFIX, DEAD_PREFIX)):
-            self._sent_once[once] = answer
-        return answer
+        return self._sent_once.setdefault(once, answer) if once[1] else answer
 
     def _cancel(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = _fields(headers.RecallMessage, request)

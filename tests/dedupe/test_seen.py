@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import pytest
 
-from metaq.dedupe.records import First, Kind, Seen, hash_of, id_in, id_of, key_of, over_ms
+from metaq.dedupe.records import First, SeenId, StoredAs, hash_of, id_in, id_key, id_of, over_ms
 from metaq.dedupe.seen import SeenIds
 from metaq.protocol import properties
 from metaq.store.log.commitlog import CommitLog
@@ -48,7 +48,7 @@ class FakeLog:
 class Stored(NamedTuple):
     """A message of the model."""
 
-    seen: Seen
+    seen: SeenId
     is_appended: bool
 
 
@@ -58,8 +58,8 @@ class Model:
     def __init__(self, folder: Path, engine: EngineName, seed: int) -> None:
         self.rng = random.Random(seed)
         self.folder, self.engine, self.now_ms = folder, engine, 10_000
-        self.log: list[Seen] = []
-        self.staged: list[Seen] = []
+        self.log: list[SeenId] = []
+        self.staged: list[SeenId] = []
         self.copies = 0
         self.swallowed = self.stored = 0
         self.seen = self.open()
@@ -80,7 +80,7 @@ class Model:
     def find(self, topic: str, ident: str) -> tuple[bytes, First | None]:
         keys = self.seen.keys(topic, ident, self.now_ms)
         first = self.seen.look(keys)
-        if first is None and any(self.seen.may_have(key) for key in keys):
+        if first is None and self.seen.may_have(keys):
             found = self.seen.find(keys, lambda call: call())
             first = next((found[key] for key in keys if key in found), None)
         return keys[-2], first
@@ -91,8 +91,8 @@ class Model:
         same = [each for each in (*self.log, *self.staged) if (each.topic, each.ident) == (topic, ident)]
         if first is None:
             assert all(each.store_ms + WINDOWS[topic] <= self.now_ms for each in same), "D-1: it is stored twice in its window"
-            new = First(Kind.PLAIN, 0, len(self.log) + len(self.staged), self.end - RECORD_BYTES, 7)
-            self.staged.append(Seen(topic, ident, self.now_ms, new, self.end))
+            new = First(StoredAs.PLAIN, 0, len(self.log) + len(self.staged), self.end - RECORD_BYTES, 7)
+            self.staged.append(SeenId(topic, ident, self.now_ms, new, self.end))
             self.seen.stage(key, new, self.staged[-1].end, self.now_ms)
             self.stored += 1
             return
@@ -169,5 +169,5 @@ def test_both_forms_of_properties_have_the_same_id() -> None:
 def test_keys_of_one_generation_lie_together() -> None:
     """What is over is one range, whatever the windows."""
     assert over_ms(999, 1000) == 2000 and over_ms(1000, 1000) == 3000
-    assert key_of(2000, hash_of("b", "x")) < key_of(2100, hash_of("a", "x"))
-    assert len(key_of(1, hash_of("a", "x"))) == 25 and hash_of("a", "bc") != hash_of("ab", "c")
+    assert id_key(2000, hash_of("b", "x")) < id_key(2100, hash_of("a", "x"))
+    assert len(id_key(1, hash_of("a", "x"))) == 25 and hash_of("a", "bc") != hash_of("ab", "c")

@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple
 import gevent
 from gevent.lock import BoundedSemaphore
 
-from metaq.dedupe.opening import Fold, open_seen
-from metaq.dedupe.records import First, Kind, id_of
+from metaq.dedupe.opening import IdReader, open_seen
+from metaq.dedupe.records import First, StoredAs, id_of
 from metaq.dedupe.seen import SeenIds
 from metaq.engine.context import Context
 from metaq.engine.timers.timers import Timers
@@ -78,7 +78,7 @@ class Dedupe:
         self.windows: dict[str, int] = {}
         """The windows of the topics that have one, in milliseconds. It is always the same dictionary."""
         self._seen: SeenIds | None = None
-        self._fold: Fold | None = None
+        self._fold: IdReader | None = None
         self._fold_end = 0
         self._failure: type[StoreError] | None = None  # why the index is opened again; an error itself would hold its files
         self._noted = -1
@@ -139,7 +139,7 @@ class Dedupe:
             logger.error("index of ids failed reason=%s", error)
             self._failure = type(error)
 
-    def _fold_forever(self, fold: Fold, seen: SeenIds) -> None:
+    def _fold_forever(self, fold: IdReader, seen: SeenIds) -> None:
         """Read what the log has and the index has not; a slave goes on with it as its log grows."""
         while self._fold is fold:
             end = self._fold_end if self._is_master else min(self._store.published_end, self._store.log.end)
@@ -261,13 +261,15 @@ class Dedupe:
         """
         seen = self._ready()
         keys = seen.keys(topic, ident, now_ms)
-        first = seen.look(keys) or next((self._found[key] for key in keys if key in self._found), None)
+        first = seen.look(keys)
+        if first is None and self._found:
+            first = next((self._found[key] for key in keys if key in self._found), None)
         if first is None and not self._absent.issuperset(keys):
             is_behind = self._asking is not None and not self._again
-            if is_behind or any(map(seen.may_have, keys)):
+            if is_behind or seen.may_have(keys):
                 raise ColdIds(keys)
         if first is not None:
-            if first.kind == Kind.PLAIN and first.ordinal < self._deleted_before(topic, first.partition):
+            if first.kind == StoredAs.PLAIN and first.ordinal < self._deleted_before(topic, first.partition):
                 first = None  # it was in an earlier topic of the same name
             else:
                 self.duplicates += 1
@@ -311,8 +313,8 @@ class Dedupe:
 
     def _placed(self, topic: str, first: First) -> Placed:
         """Return the place of a message that was stored before."""
-        handle = self._timers.handle(first.detail, first.log_offset) if first.kind == Kind.TIMER else None
-        queue = self._store.queue(HALF_TOPIC, 0) if first.kind == Kind.HALF else self._store.queue(topic, first.partition)
+        handle = self._timers.handle(first.detail, first.log_offset) if first.kind == StoredAs.TIMER else None
+        queue = self._store.queue(HALF_TOPIC, 0) if first.kind == StoredAs.HALF else self._store.queue(topic, first.partition)
         return Placed(queue, first.ordinal, first.log_offset, handle)
 
     def _ready(self) -> SeenIds:
@@ -395,9 +397,9 @@ def _first_of(placed: Placed, partition: int, position: int) -> First:
     """Return how a message that was staged is known from now on."""
     name = placed.queue.topic
     if placed.handle is not None:
-        return First(Kind.TIMER, partition, placed.ordinal, placed.log_offset, placed.handle.due_ms)
+        return First(StoredAs.TIMER, partition, placed.ordinal, placed.log_offset, placed.handle.due_ms)
     if name == HALF_TOPIC:
-        return First(Kind.HALF, partition, placed.ordinal, placed.log_offset, 0)
+        return First(StoredAs.HALF, partition, placed.ordinal, placed.log_offset, 0)
     if name == SCHEDULE_TOPIC:
-        return First(Kind.LEVEL, partition, placed.ordinal, placed.log_offset, 0)
-    return First(Kind.PLAIN, partition, placed.ordinal, placed.log_offset, position)
+        return First(StoredAs.LEVEL, partition, placed.ordinal, placed.log_offset, 0)
+    return First(StoredAs.PLAIN, partition, placed.ordinal, placed.log_offset, position)

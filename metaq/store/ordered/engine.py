@@ -66,8 +66,8 @@ class Engine(Protocol):
         """Return the value of each key, or ``None``."""
         ...
 
-    def may_have(self, key: bytes) -> bool:
-        """Return false when a key is certainly not there, without waiting for the disk."""
+    def may_have(self, keys: Sequence[bytes]) -> bool:
+        """Return false when certainly none of the keys is there, without waiting for the disk."""
         ...
 
     def flush(self) -> None:

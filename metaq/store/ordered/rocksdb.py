@@ -161,9 +161,11 @@ class RocksEngine:
         with _translated("read", self._folder):
             return cast(list[bytes | None], self._rocks.get(list[_Key](keys)))
 
-    def may_have(self, key: bytes) -> bool:
-        with _translated("read", self._folder):
-            return bool(self._rocks.key_may_exist(key))
+    def may_have(self, keys: Sequence[bytes]) -> bool:
+        try:  # the context of ``_translated`` would cost more than the question
+            return any(map(self._rocks.key_may_exist, keys))
+        except Exception as error:
+            raise IndexFailed(f"cannot read {self._folder}: {error}") from error
 
     def flush(self) -> None:
         with _translated("write to", self._folder):

@@ -181,7 +181,7 @@ class SqliteEngine:
             rows = [(key, self._reader.execute(_FIND, (key,)).fetchone()) for key in keys]
         return [None if row is None else self._seal.opened(key, row[0]) for key, row in rows]
 
-    def may_have(self, key: bytes) -> bool:
+    def may_have(self, keys: Sequence[bytes]) -> bool:
         return True
 
     def flush(self) -> None:

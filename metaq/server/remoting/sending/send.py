@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from metaq.config import Settings
-from metaq.dedupe.records import First, Kind, id_in
+from metaq.dedupe.records import First, StoredAs, id_in
 from metaq.engine.context import Context
 from metaq.engine.deadletters import most_retries
 from metaq.engine.dedupe.dedupe import ColdIds, Dedupe, Looked
@@ -185,7 +185,7 @@ class SendHandler:
             crc = zlib.crc32(body) & 0x7FFFFFFF
             offset = self._store.put(queue, flag, body, crc, middle, text_size, tail, tag, keys)
             if looked is not None:
-                self._dedupe.stage(looked.key, First(Kind.PLAIN, queue.partition, ordinal, offset, position), now_ms)
+                self._dedupe.stage(looked.key, First(StoredAs.PLAIN, queue.partition, ordinal, offset, position), now_ms)
         except (KeyError, ValueError, struct.error, MetaqError, ColdIds):
             return None
         return _new(
@@ -194,7 +194,7 @@ class SendHandler:
 
     def _sent_before(self, request: RemotingCommand, first: First) -> Sent | None:
         """Return the reply to a message that was stored before; ``None`` when it has more than a plain one."""
-        if first.kind != Kind.PLAIN:
+        if first.kind != StoredAs.PLAIN:
             return None
         ids = b"%b%016X" % (self._host, first.log_offset)
         return Sent(request.opaque, request.serialization, first.partition, first.ordinal, ids, None)
@@ -284,7 +284,7 @@ class SendHandler:
         if first is None:
             store.log.reserve(size)
             places = store.put_all(records)
-            first = First(Kind.PLAIN, queue.partition, ordinal, places[0], position)
+            first = First(StoredAs.PLAIN, queue.partition, ordinal, places[0], position)
             self._stage_batch(keys, first, places, records, now_ms)
         else:
             places = self._places(header.topic, first, len(records))
@@ -309,7 +309,7 @@ class SendHandler:
         position = first.detail
         for at, key in enumerate(keys):
             if key is not None:
-                place = First(Kind.PLAIN, first.partition, first.ordinal + at, places[at], position)
+                place = First(StoredAs.PLAIN, first.partition, first.ordinal + at, places[at], position)
                 self._dedupe.stage(key, place, now_ms)
             position += records[at][5]
 
