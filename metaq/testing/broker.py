@@ -71,7 +71,6 @@ class InMemoryBroker:
         renewed_in_children(self)
         self._log = Log()
         self._halves = Halves(self._log)
-        self._sent_once: dict[tuple[str, str], ClientAnswer] = {}  # by topic and id: every topic has a window without end
         self._held: list[_Held] = []
         self._beats: dict[InMemorySession, Heartbeat] = {}
         self._offsets: dict[tuple[str, str, int], int] = {}
@@ -260,8 +259,8 @@ class InMemoryBroker:
         if not one_by_one and any(name in letter.properties for name in names.TIMERS for letter in letters):
             raise MessageIllegal("a message of a batch or a transaction cannot be delayed")
         once = (topic, letters[0].properties.get(names.DEDUPE_ID, ""))
-        if once in self._sent_once:
-            return self._sent_once[once]
+        if once in self._log.answers:
+            return self._log.answers[once]
         put = self._log.put
         if common.get(names.TRANSACTION) == "true":
             put = self._halves.put
@@ -276,8 +275,7 @@ class InMemoryBroker:
         if (handle := placed[0].handle) is not None:
             key = common.get(names.UNIQUE_KEY, "")
             fields["recallHandle"] = encode_recall(RecallHandle(topic, BROKER_NAME, handle.due_ms, key, str(handle)))
-        answer = ClientAnswer(fields=fields)
-        return self._sent_once.setdefault(once, answer) if once[1] else answer
+        return self._log.answered(once, ClientAnswer(fields=fields))
 
     def _cancel(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = _fields(headers.RecallMessage, request)
