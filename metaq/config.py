@@ -65,6 +65,10 @@ def _live(default: Any, **rules: Any) -> Any:
     return Field(default, json_schema_extra=_LIVE, **rules)
 
 
+LONGEST_WINDOW_MS: Final = 7 * 24 * 3_600_000
+"""The longest window in which a topic knows the ids of its messages."""
+
+
 class TopicSettings(BaseModel):
     """One topic that exists from the start."""
 
@@ -77,6 +81,12 @@ class TopicSettings(BaseModel):
     accept_subscribe: bool = Field(True, description="whether the topic answers gets")
     priority: bool = Field(
         False, description="whether each partition is a level of priority, the greater the more urgent; false has no effect"
+    )
+    dedupe_window_ms: int | None = Field(
+        None,
+        ge=0,
+        le=LONGEST_WINDOW_MS,
+        description="how long a message with an id that was stored before is not stored again; 0: never; left out: unchanged",
     )
 
 

@@ -92,6 +92,13 @@ def properties(value: object) -> None:
         text(f"property {name!r}", one)
 
 
+def dedupe_id(value: object) -> None:
+    """Refuse a value that is not the id of a message: a text that is not empty, without the characters 1 and 2."""
+    text("dedupe_id", value, "a text, or None")
+    if not value or "\x01" in str(value) or "\x02" in str(value):
+        raise wrong("dedupe_id", value, "a text that is not empty, without the characters 1 and 2")
+
+
 def number(name: str, value: object, least: int | None = 0, most: int | None = None) -> None:
     """Refuse a value that is not an ``int`` or not between ``least`` and ``most``."""
     is_number = isinstance(value, int) and not isinstance(value, bool)

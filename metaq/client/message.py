@@ -13,6 +13,7 @@ from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue, QueueOffset
 from metaq.protocol.inflating import COMPRESSED_ZLIB, COMPRESSION, inflated
 from metaq.protocol.properties import (
     CHECKSUM,
+    DEDUPE_ID,
     DELAY,
     KEYS,
     PRIORITY,
@@ -44,6 +45,7 @@ RESERVED: Final = frozenset(
         TAGS,
         DELAY,
         UNIQUE_KEY,
+        DEDUPE_ID,
         SHARDING_KEY,
         PRIORITY,
         RETRY_TOPIC,

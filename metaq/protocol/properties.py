@@ -12,6 +12,8 @@ from metaq.protocol.record import CHECKSUM_SIZE, MAX_PROPERTIES_LENGTH, TAGS
 
 KEYS: Final = "KEYS"
 UNIQUE_KEY: Final = "UNIQ_KEY"
+DEDUPE_ID: Final = "DEDUPE_ID"
+"""The id by which a topic with a window (``dedupe_window_ms``) knows a message; without it, UNIQ_KEY."""
 WAIT: Final = "WAIT"
 DELAY: Final = "DELAY"
 REAL_TOPIC: Final = "REAL_TOPIC"
@@ -59,8 +61,6 @@ TIMER: Final = "METAQ_TIMER"
 
 CRON: Final = "METAQ_CRON"
 """On a run of a recurring message: *name:number* of its definition (``metaq.timers.definitions``). Only the broker sets it."""
-DEDUPE_ID: Final = "DEDUPE_ID"
-"""The producer's id of a message, by which a repeated put is known."""
 
 PREPARED_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
 PRODUCER_GROUP: Final = "PGROUP"

@@ -13,6 +13,7 @@ from metaq.clock import Clock
 from metaq.config import Settings
 from metaq.engine.checkback import CheckBack
 from metaq.engine.context import Context
+from metaq.engine.dedupe.dedupe import Dedupe
 from metaq.engine.duties import Duties
 from metaq.engine.figures.counters import Counters
 from metaq.engine.figures.statistics import SAMPLE_S, Statistics
@@ -150,6 +151,7 @@ class Broker:
         self._schedule = Schedule(self.context, self.turns, self.holds, self._hub.loop, self.run)
         self.later = Later(self._reads)
         self.timers = Timers(self.context, self.turns, self.run)
+        self.dedupe = Dedupe(self.context, self.turns, self.timers, self.run)
         self._cancels = Cancels(self.timers, self.run)
         self._runs = Runs(self.context, self.run)
         self._recurring = RecurringMessages(self.timers, self._cancels, self._runs)
@@ -258,6 +260,7 @@ class Broker:
     def _topic_changed(self, name: str) -> None:
         """Publish that a topic was made, changed or removed."""
         self.registration.topic_changed(name)
+        self.dedupe.topic_changed(name)
         if self._zookeeper is not None:
             self._zookeeper.topic_changed(name)
 
@@ -278,8 +281,8 @@ class Broker:
         )
 
     def _figures(self, read: Read) -> Mapping[str, object]:
-        """Return figures of transactions and timers for stats: values by name."""
-        return {**self._operators.numbers(read), **self.timers.numbers()}
+        """Return figures of transactions, timers and ids for stats: values by name."""
+        return {**self._operators.numbers(read), **self.timers.numbers(), **self.dedupe.numbers()}
 
     def _why_unknown(self) -> str | None:
         """Return why clients cannot find this broker, or ``None`` when they can."""
@@ -297,7 +300,7 @@ class Broker:
         gets = GetHandler(self.context, self.holds, self._reads, self._hub.loop)
         admin = AdminHandler(self.context, self._endpoint, self._duties.save_topics, self._figures)
         puts = PutHandler(self.context, self.turns)
-        later = LaterHandler(self.context, puts, self.timers, self._cancels)
+        later = LaterHandler(self.context, puts, self.timers, self._cancels, self.dedupe)
         self._branches = TransactionHandler(
             self.context, self.turns, self._reads, puts, self.transactions, self._local, self.run
         )
@@ -322,7 +325,7 @@ class Broker:
         decisions = HalfHandler(half_messages, self._reads)
         self._check_back = CheckBack(half_messages, self._duties.rest, self._duties.ending, self.run)
         partitions = Partitions(self.context, self.turns)
-        self._sends = SendHandler(self.context, self.turns, half_messages, self.timers, partitions)
+        self._sends = SendHandler(self.context, self.turns, half_messages, self.timers, self.dedupe, partitions)
         self._endpoint.sends = signed(self.authentication, self._sends.sends)
         pulls = PullHandler(self.context, self.holds, self._reads, self._hub.loop)
         later = self.later
@@ -380,8 +383,11 @@ class Broker:
         keepers = (self._branches, self._check_back, self.epochs, TimerKeeper(self.timers, self._runs, self.run))
         self._duties.start(keepers if keeper is None else (keeper,))
         self.timers.start()
+        self.dedupe.start()
         self._duties.every(self.settings.sweep_interval_ms / 1000, self.timers.apply)
         self._duties.every(self.settings.checkpoint_interval_ms / 1000, self.timers.flush)
+        self._duties.every(self.settings.sweep_interval_ms / 1000, self.dedupe.apply)
+        self._duties.every(self.settings.checkpoint_interval_ms / 1000, self.dedupe.flush)
         self._duties.every(IDLE_SCAN_S, self._endpoint.close_idle)
         self._duties.every(LOOK_S, self.authentication.reload_if_changed)
         self._duties.every(SAMPLE_S, self._sample)
@@ -446,6 +452,7 @@ class Broker:
         self._schedule.stop()
         self._delivery.stop()
         self.timers.stop()
+        self.dedupe.stop()
         self.holds.wake_all()
         for session in list(sessions):
             session.wind_up()
@@ -461,6 +468,7 @@ class Broker:
             if self.role.is_master:
                 self._save_last()
             self.timers.close()
+            self.dedupe.close()
             self.run(lambda: self.store.close(durably=durably))
         except MetaqError as error:
             logger.error("stopped without closing the store reason=%s", error)

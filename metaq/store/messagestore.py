@@ -81,6 +81,8 @@ class MessageStore:
         self.reserved_bytes = 0
         """Disk space kept for other purposes than puts: retention counts it as used, so it is there when puts are refused."""
         self._behind: StoreError | None = None  # why pending units could not be written
+        self.published_end = 0
+        """The log offset before which readers see everything, as of the last append that became readable."""
         self.messages_put = 0
         self.syncs = 0
         self._turn = 0
@@ -269,7 +271,8 @@ class MessageStore:
         """Let readers see every append that ends at or before ``end``; return the queues in which they see more."""
         seen = []
         while self._unpublished and self._unpublished[0][0] <= end:
-            for queue, ordinal, text_end in self._unpublished.popleft()[1]:
+            self.published_end, changes = self._unpublished.popleft()
+            for queue, ordinal, text_end in changes:
                 queue.publish(ordinal, text_end)
                 seen.append(queue)
         return seen
@@ -422,6 +425,7 @@ class MessageStore:
         self._index_mark = index_mark
         self.covered = covered
         self._units_before = sum(queue.next for queue in self.queues.values())
+        self.published_end = self.log.end
         for queue in self.queues.values():
             queue.live_from = queue.next
             queue.publish(queue.next, queue.text_end)

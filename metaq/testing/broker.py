@@ -261,6 +261,9 @@ class InMemoryBroker:
         one_by_one = request.code != Request.SEND_BATCH_MESSAGE and common.get(names.TRANSACTION) != "true"
         if not one_by_one and any(name in letter.properties for name in names.TIMERS for letter in letters):
             raise MessageIllegal("a message of a batch or a transaction cannot be delayed")
+        once = (topic, letters[0].properties.get(names.DEDUPE_ID, ""))
+        if once in self._log.answers:
+            return self._log.answers[once]
         put = self._log.put
         if common.get(names.TRANSACTION) == "true":
             put = self._halves.put
@@ -275,7 +278,7 @@ class InMemoryBroker:
         if (handle := placed[0].handle) is not None:
             key = common.get(names.UNIQUE_KEY, "")
             fields["recallHandle"] = encode_recall(RecallHandle(topic, BROKER_NAME, handle.due_ms, key, str(handle)))
-        return ClientAnswer(fields=fields)
+        return self._log.answered(once, ClientAnswer(fields=fields))
 
     def _cancel(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = _fields(headers.RecallMessage, request)

@@ -7,6 +7,7 @@ import time
 import zlib
 from typing import Final, NamedTuple
 
+from metaq.client.connecting.transport import ClientAnswer
 from metaq.client.consuming.records import decode_messages
 from metaq.client.message import ReceivedMessage
 from metaq.errors import MessageIllegal, TimerDelivered, UnknownTimer
@@ -68,6 +69,8 @@ class Log:
         """Records by topic, partition and queue offset."""
         self._attributes: dict[str, dict[str, str]] = {}
         self._records: dict[int, bytes] = {}
+        self.answers: dict[tuple[str, str], ClientAnswer] = {}
+        """The answers to messages with ids, by topic and id: every topic has a window without end."""
         self._end = 0
         self._advanced_s = 0.0
         self._parked: list[_Parked] = []
@@ -125,6 +128,12 @@ class Log:
             return self._append(letter)
         number = self._park(letter, now_ms, wanted_ms)
         return LogPlace(_offset_id(self._end), 0, handle_of(key_of(wanted_ms, number), self._secret))
+
+    def answered(self, once: tuple[str, str], answer: ClientAnswer) -> ClientAnswer:
+        """Keep the answer to a message of a topic if it has an id, and return it."""
+        if once[1]:
+            self.answers[once] = answer
+        return answer
 
     def _park(self, letter: Letter, now_ms: int, due_ms: int) -> int:
         number = next(self._sequence)

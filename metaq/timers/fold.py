@@ -2,16 +2,13 @@
 
 import heapq
 import logging
-import zlib
 from collections.abc import Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
 from metaq.errors import CorruptRecord
 from metaq.message import TopicPartition
-from metaq.protocol.record import CHECKSUM_SIZE
-from metaq.store.files.filecache import Read, read_here
-from metaq.store.log.commitlog import CommitLog
+from metaq.store.files.filecache import Read
 from metaq.store.messagestore import MessageStore
 from metaq.store.queues.consumequeue import FILLER_SIZE, ConsumeQueue
 from metaq.timers.records import MARKS, PARKS, TimerEvent, event_of_mark, event_of_park
@@ -67,14 +64,6 @@ def _offset_from(queue: ConsumeQueue, ordinal: int, end: int, read: Read) -> int
             return offset
         ordinal += 1
     return 1 << 62
-
-
-def checksum_before(log: CommitLog, end: int) -> int:
-    """Return the checksum with which the record closes that ends at a log offset; 0 when the log has none there."""
-    segment = log.find(end - CHECKSUM_SIZE)
-    if segment is None or end - CHECKSUM_SIZE < segment.base:
-        return 0
-    return zlib.crc32(read_here(log.file(segment), CHECKSUM_SIZE, end - CHECKSUM_SIZE - segment.base))
 
 
 class Fold:

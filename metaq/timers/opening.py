@@ -8,10 +8,10 @@ from typing import Final
 
 from metaq.errors import IndexFailed, StoreError
 from metaq.store.files.filecache import Run, read_here
-from metaq.store.log.commitlog import CommitLog
 from metaq.store.messagestore import MessageStore
-from metaq.store.ordered.ordered import Covered, EngineName, Ordered, open_ordered, remove_ordered
-from metaq.timers.fold import READ_BYTES, Fold, checksum_before, place_of
+from metaq.store.ordered.following import fits
+from metaq.store.ordered.ordered import EngineName, Ordered, open_ordered, remove_ordered
+from metaq.timers.fold import READ_BYTES, Fold, place_of
 from metaq.timers.pending import Pending
 from metaq.timers.records import MARKS, Secret, event_of_mark
 
@@ -29,7 +29,8 @@ def open_pending(store: MessageStore, folder: Path, engine: EngineName, run: Run
     ``run`` is where the index waits later, once other work goes on.
     """
     index, reason = open_ordered(folder, engine)
-    if reason is None and index.covered is not None and not _fits(store.log, index.covered):
+    # Before a segment is deleted, all that is pending in it is stored again: what an index that ends there lacks is in the log.
+    if reason is None and index.covered is not None and not fits(store.log, index.covered):
         reason = f"it covers the log up to {index.covered.log_offset}, where this log has no record, or another one"
         index = _anew(index, folder, engine)
     try:
@@ -61,12 +62,3 @@ def _anew(index: Ordered, folder: Path, engine: EngineName) -> Ordered:
         index.close()
     remove_ordered(folder)
     return open_ordered(folder, engine)[0]
-
-
-def _fits(log: CommitLog, covered: Covered) -> bool:
-    """Return whether the log still has the record at which the index ends.
-
-    Before a segment is deleted, all that is pending in it is stored again. So an index that ends there does not know it, or
-    nothing is pending.
-    """
-    return log.begin < covered.log_offset <= log.end and checksum_before(log, covered.log_offset) == covered.checksum

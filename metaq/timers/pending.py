@@ -38,9 +38,9 @@ from typing import Final
 from metaq.store.files.filecache import Run, run_here
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.ordered.engine import DeleteKey, DeleteRange, Entry, Operation, SetKey
+from metaq.store.ordered.following import checksum_before
 from metaq.store.ordered.ordered import Covered, Ordered
 from metaq.timers.definitions import Definitions
-from metaq.timers.fold import checksum_before
 from metaq.timers.records import (
     Cancelled,
     Defined,

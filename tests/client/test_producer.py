@@ -99,6 +99,16 @@ def test_many_sends_in_flight(client: Client) -> None:
     assert all(found[result.id] == str(number).encode() for number, result in enumerate(results))
 
 
+def test_an_id_is_stored_once(memory: InMemoryBroker) -> None:
+    """E-07: in memory as in a topic with a window."""
+    with connect(memory.address) as client:
+        producer = client.producer()
+        results = [producer.send("orders", b"x", dedupe_id="order-1") for _ in range(3)]
+        results.append(producer.send_async("orders", b"x", dedupe_id="order-1").result(timeout=10))
+        assert len({(result.queue, result.queue_offset, result.offset_id) for result in results}) == 1
+        assert producer.send("orders", b"x", dedupe_id="order-2").offset_id != results[0].offset_id
+
+
 def test_a_one_way_send(client: Client) -> None:
     """SG-128, RD-022: written and not waited for."""
     producer = client.producer()

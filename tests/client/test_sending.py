@@ -123,6 +123,32 @@ def test_a_broken_connection_is_followed_by_another_try(cluster: Cluster) -> Non
     assert cluster.sends()[0] <= 1
 
 
+def test_an_id_stays_with_its_broker_until_that_refuses(cluster: Cluster) -> None:
+    """E-07: another broker does not know what was stored; after silence only who says so risks that."""
+    producer = cluster.producer
+    ids = {broker: next(str(n) for n in range(100) if home(cluster, str(n)) == broker) for broker in ("a", "b")}
+    assert {producer.send("orders", b"x", dedupe_id=ids["a"]).queue.broker_name for _ in range(6)} == {"a"}
+    cluster.script(failing(Response.SYSTEM_ERROR), "a")
+    assert producer.send("orders", b"x", dedupe_id=ids["a"]).queue.broker_name == "b"
+
+    def hang_up(request: RemotingCommand) -> None:
+        cluster.brokers["a"].hang_up()
+
+    cluster.script(hang_up, "a")
+    before = cluster.sends()
+    with pytest.raises(SendFailed):
+        producer.send("orders", b"x", dedupe_id=ids["a"])
+    assert cluster.sends() == [before[0] + 3, before[1]]
+    assert producer.send("orders", b"x", dedupe_id=ids["a"], or_elsewhere=True).queue.broker_name == "b"
+    with pytest.raises(BadRequest):
+        producer.send("orders", b"x", dedupe_id="")
+
+
+def home(cluster: Cluster, ident: str) -> str:
+    """Return the broker to which an id goes."""
+    return cluster.producer.send("orders", b"x", dedupe_id=ident).queue.broker_name
+
+
 def sending_to(*names: str, replies: Sequence[ClientError]) -> list[float]:
     """The pauses between the tries of a send whose brokers fail so, one after the other."""
     route = route_to(dict.fromkeys(names, "127.0.0.1:9"))
@@ -371,7 +397,7 @@ def test_the_last_look_for_a_master_comes_too_late() -> None:
     reasons = iter([RouteProblem.NO_LIVE_MASTER, RouteProblem.REGISTRY_UNREACHABLE])
 
     class Choice(QueueChoice):
-        def choose(self, outgoing: Outgoing, failed_broker: str, deadline: float) -> Attempt:
+        def choose(self, outgoing: Outgoing, failed_broker: str, deadline: float, *, may_leave: bool = False) -> Attempt:
             reason = next(reasons)
             if reason is RouteProblem.REGISTRY_UNREACHABLE:
                 sending.deadline = time.monotonic()

@@ -15,7 +15,7 @@ LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 METHODS: Final = {**{level.lower(): level for level in LEVELS}, "exception": "ERROR", "log": ""}
 RESERVED: Final = {"time", "level", "logger", "event", "trace"}
 AREAS: Final = {
-    "The broker and the registry": ("server", "engine", "store", "timers", "cli"),
+    "The broker and the registry": ("server", "engine", "store", "timers", "dedupe", "cli"),
     "Transactions": ("tx",),
     "ZooKeeper": ("registry",),
     "Replication": ("replication",),

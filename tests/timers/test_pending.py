@@ -409,11 +409,11 @@ def live(seed: int, folder: Path, engine: EngineName, steps: int) -> Counter[str
 @pytest.mark.parametrize("engine", ["rocksdict", "sqlite3"])
 def test_the_table_is_what_the_log_comes_to(tmp_path: Path, engine: EngineName) -> None:
     """ES-007, I-1, I-7, T-6: other work for each commit, and the same every time."""
-    seeds = [*range(3), seed_of_tree()]
     counts: Counter[str] = Counter()
-    for seed in seeds:
+    for seed in range(5):
         counts += live(seed, tmp_path / str(seed), engine, STEPS)
     assert min(counts[name] for name in ("cancels", "moves", "deliveries", "deleted segments")) > 10, counts
+    live(seed_of_tree(), tmp_path / "tree", engine, STEPS)  # its work is not counted: it may be one-sided
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """``metaq topic``: topics of all brokers through the registry, or of one broker over the text protocol."""
 
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
 import click
@@ -21,6 +22,7 @@ from metaq.cli.common import (
     yes_option,
 )
 from metaq.cli.tables import Row, print_record, print_rows
+from metaq.cli.times import SpanOption
 from metaq.client import Admin
 from metaq.client.admin.views import TopicView, permission_text
 from metaq.errors import RouteNotFound, RouteProblem
@@ -151,6 +153,12 @@ def describe_topics(text: str, config: str) -> list[dict[str, Any]]:
     help="How long a message waits before its partition is served first; 0: for ever.  [default: unchanged, or 60000]",
 )
 @click.option(
+    "--dedupe-window",
+    "window",
+    type=SpanOption(),
+    help="How long a message is not stored again under an id that was stored; 0s: it always is.  [default: unchanged]",
+)
+@click.option(
     "--on", "names", multiple=True, metavar="NAME", help="Only on this broker; may be repeated.  [default: all masters]"
 )
 @either_option
@@ -162,6 +170,7 @@ def create(
     ordered: bool,
     priority: bool | None,
     priority_max_wait_ms: int | None,
+    window: timedelta | None,
     names: tuple[str, ...],
     registry: str,
     broker: Address,
@@ -178,14 +187,15 @@ def create(
             "--on": names or None,
             "--priority": priority,
         }
-        given["--priority-max-wait-ms"] = priority_max_wait_ms
+        given |= {"--priority-max-wait-ms": priority_max_wait_ms, "--dedupe-window": window}
         if refused := [name for name, value in given.items() if value is not None]:
             raise click.UsageError(f"{refused[0]} {_ROUTE_ONLY}")
         with connect_text(broker) as client:
             row: dict[str, Any] = {"topic": topic, "partitions": client.create(topic, partitions)}
     else:
         with connect_registry(registry) as remote:
-            wanted = Wanted(permission, ordered, priority, priority_max_wait_ms)
+            window_ms = None if window is None else round(window.total_seconds() * 1000)
+            wanted = Wanted(permission, ordered, priority, priority_max_wait_ms, window_ms)
             row = create_on_brokers(remote.admin(), topic, partitions, wanted, names)
     if as_json:
         print_json(row)
@@ -202,6 +212,7 @@ class Wanted(NamedTuple):
     ordered: bool
     priority: bool | None
     priority_max_wait_ms: int | None
+    dedupe_window_ms: int | None
 
 
 def create_on_brokers(admin: Admin, topic: str, partitions: int, wanted: Wanted, names: tuple[str, ...]) -> dict[str, Any]:
@@ -217,6 +228,7 @@ def create_on_brokers(admin: Admin, topic: str, partitions: int, wanted: Wanted,
         ordered=wanted.ordered,
         priority=wanted.priority,
         priority_max_wait_ms=wanted.priority_max_wait_ms,
+        dedupe_window_ms=wanted.dedupe_window_ms,
         broker_names=names,
     )
     brokers = list(names) or [broker.name for broker in admin.masters()]

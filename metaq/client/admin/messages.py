@@ -16,7 +16,7 @@ from metaq.client.sending.sending import Outgoing, QueueChoice, deliver, send_fi
 from metaq.errors import BadRequest, ClientError, RouteNotFound
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue
 from metaq.protocol.ids import decode_offset_id
-from metaq.protocol.properties import DELAY, RETRY_TOPIC
+from metaq.protocol.properties import DEDUPE_ID, DELAY, RETRY_TOPIC, UNIQUE_KEY
 from metaq.protocol.remoting import headers
 from metaq.protocol.remoting.codes import INNER_PRODUCER, Request, Response
 from metaq.protocol.remoting.headers import Int32
@@ -86,15 +86,19 @@ class MessageAdmin(TopicAdmin):
         return found
 
     def replay(self, group: str, dead_letter: ReceivedMessage) -> SendResult:
-        """Send a copy of a dead letter to its group, as if for the first time; ``BadRequest`` when it is not a dead letter."""
+        """Send a copy of a dead letter to its group, as if for the first time and under an id of its own.
+
+        ``BadRequest`` when it is not a dead letter.
+        """
         topic = f"{RETRY_PREFIX}{group}"
         origin = dead_letter.properties.get(RETRY_TOPIC)
         if origin is None:
             raise BadRequest(f"{dead_letter!r} does not say which topic it came from; it may not be a dead letter")
-        properties = {name: value for name, value in dead_letter.properties.items() if name != DELAY}
+        properties = {name: value for name, value in dead_letter.properties.items() if name not in (DELAY, DEDUPE_ID)}
+        properties[UNIQUE_KEY] = self._core.unique_ids.next()  # else it would be taken for a duplicate of the first
         body, sys_flag = dead_letter.packed()
         fields = send_fields(INNER_PRODUCER, topic, properties_text(properties), sys_flag, dead_letter.flag)
-        outgoing = Outgoing(topic, fields, body, Request.SEND_MESSAGE_V2, (dead_letter.id,), None)
+        outgoing = Outgoing(topic, fields, body, Request.SEND_MESSAGE_V2, (properties[UNIQUE_KEY],), None)
         return deliver(
             self._core.transport, QueueChoice(self._core.routes, self._core.health), outgoing, self._core.deadline()
         )[0]

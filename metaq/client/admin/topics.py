@@ -7,10 +7,12 @@ from metaq.client import checks
 from metaq.client.admin.brokers import BrokerAdmin
 from metaq.client.admin.views import BrokerView, QueueView, TopicView, read_queues
 from metaq.client.connecting.transport import RemotingRequest, successful
+from metaq.config import LONGEST_WINDOW_MS
 from metaq.errors import BadRequest, RouteNotFound, RouteProblem
 from metaq.message import DEFAULT_TOPIC, MessageQueue
 from metaq.protocol.remoting import headers
 from metaq.protocol.remoting.attributes import (
+    DEDUPE_WINDOW_MS,
     MESSAGE_TYPE,
     NORMAL_TYPE,
     PRIORITY_MAX_WAIT_MS,
@@ -74,6 +76,7 @@ class TopicAdmin(BrokerAdmin):
         ordered: bool = False,
         priority: bool | None = None,
         priority_max_wait_ms: int | None = None,
+        dedupe_window_ms: int | None = None,
         broker_names: tuple[str, ...] = (),
     ) -> None:
         """Create or change a topic on all masters, or on those of ``broker_names``; ``BadRequest`` for invalid arguments.
@@ -85,6 +88,7 @@ class TopicAdmin(BrokerAdmin):
             ordered: mark it as ordered in the registries.
             priority: whether each partition is a level of priority, the greater the more urgent; by default as before.
             priority_max_wait_ms: how long a message waits before its partition is served first; 0: for ever.
+            dedupe_window_ms: how long a message is not stored again under an id that was stored; 0: it always is.
             broker_names: the masters to ask; by default all.
         """
         checks.topic(topic)
@@ -97,6 +101,9 @@ class TopicAdmin(BrokerAdmin):
         if priority_max_wait_ms is not None:
             checks.number("priority_max_wait_ms", priority_max_wait_ms)
             changes[f"+{PRIORITY_MAX_WAIT_MS}"] = str(priority_max_wait_ms)
+        if dedupe_window_ms is not None:
+            checks.number("dedupe_window_ms", dedupe_window_ms, 0, LONGEST_WINDOW_MS)
+            changes[f"+{DEDUPE_WINDOW_MS}"] = str(dedupe_window_ms)
         count, attributes = Int32(partitions), write_changes(changes) or None
         header = headers.CreateTopic(
             topic, DEFAULT_TOPIC, count, count, Int32(permission), order=ordered, attributes=attributes

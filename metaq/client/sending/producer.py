@@ -26,10 +26,10 @@ from metaq.client.message import (
     properties_text,
 )
 from metaq.client.sending.replies import Replies
-from metaq.client.sending.sending import Outgoing, QueueChoice, Sending, deliver, send_fields
+from metaq.client.sending.sending import Once, Outgoing, QueueChoice, Sending, deliver, send_fields
 from metaq.errors import BadRequest, ClientError, MetaqError
 from metaq.message import MessageQueue
-from metaq.protocol.properties import CLUSTER, KEYS, REPLY_TO, SHARDING_KEY, UNIQUE_KEY
+from metaq.protocol.properties import CLUSTER, DEDUPE_ID, KEYS, REPLY_TO, SHARDING_KEY, UNIQUE_KEY
 from metaq.protocol.remoting.batch import BatchItem, encode_batch
 from metaq.protocol.remoting.codes import Request
 
@@ -97,6 +97,8 @@ class Producer(GroupProducer):
         delay: timedelta | None = None,
         deliver_at: datetime | None = None,
         priority: int | None = None,
+        dedupe_id: str | None = None,
+        or_elsewhere: bool = False,
         timeout_s: float | None = None,
     ) -> SendResult:
         """Send one message and wait until a broker has accepted it.
@@ -113,6 +115,9 @@ class Producer(GroupProducer):
             deliver_at: instead of ``delay``, the time at which it is delivered; with a time zone. One that has passed is now.
             priority: 0 and more, the greater the more urgent; counts in a topic with priorities, unless there is an
                 ``ordering_key``.
+            dedupe_id: an id by which brokers know the message: a topic with a window (``dedupe_window_ms``) stores only one of
+                the messages with it. Sends with one id go to one broker; to another one only when that has refused the message.
+            or_elsewhere: with ``dedupe_id``, go to another broker also when the first gave no answer: it may be stored twice.
             timeout_s: the time limit of the whole call; by default the client's.
 
         Raises:
@@ -125,7 +130,8 @@ class Producer(GroupProducer):
         """
         deadline = self._core.deadline(timeout_s)
         own = _own(delay_level, delay, deliver_at, priority)
-        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, own)
+        once = Once(dedupe_id, or_elsewhere)
+        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, own, once)
         return self._send(outgoing, deadline)[0]
 
     def send_async(
@@ -141,6 +147,8 @@ class Producer(GroupProducer):
         delay: timedelta | None = None,
         deliver_at: datetime | None = None,
         priority: int | None = None,
+        dedupe_id: str | None = None,
+        or_elsewhere: bool = False,
         timeout_s: float | None = None,
     ) -> Future[SendResult]:
         """Send one message like ``send``, without waiting: the future gets the result or the error.
@@ -150,7 +158,8 @@ class Producer(GroupProducer):
         """
         deadline = self._core.deadline(timeout_s)
         own = _own(delay_level, delay, deliver_at, priority)
-        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, own)
+        once = Once(dedupe_id, or_elsewhere)
+        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, own, once)
         future: Future[SendResult] = Future()
         future.set_running_or_notify_cancel()
         _AsyncSend(self._core, Sending(outgoing, self._choice, deadline), future).step()
@@ -169,11 +178,12 @@ class Producer(GroupProducer):
         delay: timedelta | None = None,
         deliver_at: datetime | None = None,
         priority: int | None = None,
+        dedupe_id: str | None = None,
     ) -> None:
         """Write one message to a connection without waiting for an answer: the fastest way to send, but it may be lost."""
         deadline = self._core.deadline()
         own = _own(delay_level, delay, deliver_at, priority)
-        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, own)
+        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, own, Once(dedupe_id))
         attempt = self._choice.choose(outgoing, "", deadline)
         self._core.transport.tell(attempt.address, attempt.request, deadline)
 
@@ -288,6 +298,7 @@ class Producer(GroupProducer):
         properties: Mapping[str, str],
         ordering_key: str | None = None,
         own: Mapping[str, str] = _NONE,
+        once: Once = Once(),  # noqa: B008 - it never changes
     ) -> Outgoing:
         checks.message(body, tag, properties)
         pairs = message_properties(self._core.unique_ids.next(), tag, checks.keys(keys), properties, own)
@@ -295,7 +306,10 @@ class Producer(GroupProducer):
             checks.text("ordering_key", ordering_key, "a text, or None")
         if ordering_key:
             pairs[SHARDING_KEY] = ordering_key
-        return compose(self.group, topic, body, pairs)._replace(ordering_key=ordering_key)
+        if once.ident is not None:
+            checks.dedupe_id(once.ident)
+            pairs[DEDUPE_ID] = once.ident
+        return compose(self.group, topic, body, pairs)._replace(ordering_key=ordering_key, once=once)
 
     def _send(self, outgoing: Outgoing, deadline: float) -> list[SendResult]:
         return deliver(self._core.transport, self._choice, outgoing, deadline)

@@ -53,6 +53,14 @@ _STATUSES: Final = {status.value: status for status in SendStatus}
 _STALE_ROUTE: Final = frozenset({Response.TOPIC_NOT_EXIST, Response.NO_PERMISSION, Response.SERVICE_NOT_AVAILABLE})
 
 
+class Once(NamedTuple):
+    """The wish that brokers store only one of the messages with an id."""
+
+    ident: str | None = None
+    or_elsewhere: bool = False
+    """Whether another broker may get the message when the one of the id gave no answer."""
+
+
 class Outgoing(NamedTuple):
     """A message, or several as one batch, as it is sent."""
 
@@ -68,6 +76,7 @@ class Outgoing(NamedTuple):
     """The queue that it must go to, whatever the key."""
     keys: Sequence[str] = ()
     """The keys of its messages, for the log."""
+    once: Once = Once()
 
 
 class Attempt(NamedTuple):
@@ -95,6 +104,10 @@ class Sending:
         self._reached = 0
         """The number of tries that may have reached a broker."""
         self._unreached: set[str] = set()
+        self._may_leave = False
+        """Whether another broker than that of the message's id may get it."""
+        self._is_silent = False
+        """Whether a try had no answer: the message may be stored."""
         self._waits = 0
         self._waited_for: ClientError | None = None
         self._attempt: Attempt | None = None
@@ -109,7 +122,7 @@ class Sending:
         self._check_time()
         last = self._attempt.queue.broker_name if self._attempt is not None else ""
         try:
-            self._attempt = self._choice.choose(self._outgoing, last, self.deadline)
+            self._attempt = self._choice.choose(self._outgoing, last, self.deadline, may_leave=self._may_leave)
         except ConnectionFailed as error:  # a route has just changed
             self._wait(error)
             return None
@@ -145,6 +158,8 @@ class Sending:
         now = time.monotonic()
         if isinstance(outcome, ClientError):
             self._choice.health.failed(broker, now)
+            self._may_leave = self._outgoing.once.or_elsewhere
+            self._is_silent = True
             if not isinstance(outcome, ConnectionFailed):
                 raise outcome  # it timed out: the message may be stored, and the time is over anyway
             self._again(broker, outcome, may_change=True)
@@ -160,6 +175,7 @@ class Sending:
         if outcome.code not in _ELSEWHERE and not isinstance(error, BrokerBusy):
             raise error
         self._choice.health.failed(broker, now)
+        self._may_leave = not self._is_silent or self._outgoing.once.or_elsewhere
         self._again(broker, error, may_change=outcome.code == Response.SERVICE_NOT_AVAILABLE)
         return None
 
@@ -208,9 +224,14 @@ class QueueChoice:
         self.health = health
         self._turns = itertools.count(random.randrange(1 << 16))
 
-    def choose(self, outgoing: Outgoing, failed_broker: str, deadline: float) -> Attempt:
-        """Choose a queue, and return the request to its master. ``RouteNotFound``; ``ConnectionFailed`` without a master."""
+    def choose(self, outgoing: Outgoing, failed_broker: str, deadline: float, *, may_leave: bool = False) -> Attempt:
+        """Choose a queue, and return the request to its master. ``RouteNotFound``; ``ConnectionFailed`` without a master.
+
+        ``may_leave`` says that a message with an id may go to another broker than that of its id.
+        """
         queues = self.routes.writable(outgoing.topic, deadline)
+        if outgoing.once.ident is not None and not may_leave:
+            queues = _of_id(outgoing.once.ident, queues)
         queue = outgoing.queue
         if queue is None:
             queue = _of_key(outgoing.ordering_key, queues) if outgoing.ordering_key else self._in_turn(queues, failed_broker)
@@ -232,6 +253,13 @@ class QueueChoice:
         ring = [queues[(start + step) % len(queues)] for step in range(len(queues))]
         others = [queue for queue in ring if queue.broker_name != failed_broker]
         return min(others or ring, key=lambda queue: self.health.available_at(queue.broker_name))
+
+
+def _of_id(ident: str, queues: Sequence[MessageQueue]) -> tuple[MessageQueue, ...]:
+    """Return the queues of the broker to which messages with an id go, as long as the brokers are the same."""
+    names = sorted({queue.broker_name for queue in queues})
+    name = names[abs(java_hash(ident)) % len(names)]
+    return tuple(queue for queue in queues if queue.broker_name == name)
 
 
 def _of_key(key: str, queues: Sequence[MessageQueue]) -> MessageQueue:

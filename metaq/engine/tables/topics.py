@@ -32,6 +32,7 @@ from metaq.message import (
 )
 from metaq.protocol.record import MAX_TOPIC_LENGTH
 from metaq.protocol.remoting.attributes import (
+    DEDUPE_WINDOW_MS,
     MESSAGE_TYPE,
     PRIORITY_MAX_WAIT_MS,
     PRIORITY_TYPE,
@@ -83,6 +84,11 @@ class Topic:
     def priority_max_wait_ms(self) -> int:
         """How long a message may wait before its partition is served first, whatever its level; 0: for ever."""
         return number(TOPIC_ATTRIBUTES, self.attributes, PRIORITY_MAX_WAIT_MS)
+
+    @property
+    def dedupe_window_ms(self) -> int:
+        """How long after a message another one with its id is not stored again; 0: it always is."""
+        return number(TOPIC_ATTRIBUTES, self.attributes, DEDUPE_WINDOW_MS)
 
     @property
     def all_partitions(self) -> int:
@@ -294,8 +300,12 @@ class TopicTable:
         for name, wanted in settings.items():
             permission = READ * wanted.accept_subscribe | WRITE * wanted.accept_publish
             topic = self.ensure(name, wanted.partitions)
-            attributes = {**topic.attributes, MESSAGE_TYPE: PRIORITY_TYPE} if wanted.priority else topic.attributes
-            self.put(replace(topic, permission=permission, attributes=attributes))
+            attributes = dict(topic.attributes)
+            if wanted.priority:
+                attributes[MESSAGE_TYPE] = PRIORITY_TYPE
+            if wanted.dedupe_window_ms is not None:
+                attributes[DEDUPE_WINDOW_MS] = str(wanted.dedupe_window_ms)
+            self.put(replace(topic, permission=permission, attributes=dict(sorted(attributes.items()))))
 
     def load(self, disk: Disk, known: Mapping[TopicPartition, int]) -> list[str]:
         """Read the file and add the partitions that the store knows; return the problems that were found in the file.

@@ -434,11 +434,15 @@ class Timers:
         if self._secret is not None:
             self._stage_secret(self._secret)
 
+    # -- handles ------------------------------------------------------------------------------------------------------
+
     def handle(self, key: Key) -> str | None:
         """Return what cancels a timer; ``None`` as long as the secret of handles is not known."""
         return None if self._secret is None else str(handle_of(key, self._secret))
 
-    # -- handles ------------------------------------------------------------------------------------------------------
+    def parked_handle(self, due_ms: int, ident: int) -> Handle:
+        """Return the handle of a timer that was parked. Raise ``Overloaded`` while the secret is not known."""
+        return handle_of(key_of(due_ms, ident), self._current_secret())
 
     def is_genuine(self, handle: Handle) -> bool:
         """Return whether this broker gave a handle. Raise ``NotWritable`` while that is not known."""

@@ -8,6 +8,7 @@ the bare names.
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from metaq.config import LONGEST_WINDOW_MS
 from metaq.errors import BadRequest
 
 MOST_CHARACTERS: Final = 4096
@@ -18,6 +19,7 @@ LATEST_MS: Final = 86_400_000 * 366
 MESSAGE_TYPE: Final = "message.type"
 NORMAL_TYPE, PRIORITY_TYPE = "NORMAL", "PRIORITY"
 PRIORITY_MAX_WAIT_MS: Final = "priority.max.wait.ms"
+DEDUPE_WINDOW_MS: Final = "dedupe.window.ms"
 PRIORITY_FACTOR: Final = "priority.factor"
 MAX_IN_FLIGHT: Final = "max_in_flight"
 MAX_OPEN: Final = "max_open"
@@ -59,6 +61,7 @@ TOPIC_ATTRIBUTES: Final[Known] = {
     # only PRIORITY means something to this broker; the others are what RocketMQ's tools set
     MESSAGE_TYPE: Choice(("UNSPECIFIED", NORMAL_TYPE, "FIFO", "DELAY", "TRANSACTION", "MIXED", PRIORITY_TYPE), NORMAL_TYPE),
     PRIORITY_MAX_WAIT_MS: Number(0, LATEST_MS, 60_000),
+    DEDUPE_WINDOW_MS: Number(0, LONGEST_WINDOW_MS, 0),
 }
 GROUP_ATTRIBUTES: Final[Known] = {
     PRIORITY_FACTOR: Number(0, 100, 100),

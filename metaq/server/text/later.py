@@ -1,10 +1,13 @@
 """``put`` with options, among them the time of a message for later, and ``cancel``."""
 
+from functools import partial
 from typing import Final
 
 import gevent
 
+from metaq.dedupe.records import First, StoredAs
 from metaq.engine.context import Context
+from metaq.engine.dedupe.dedupe import ColdIds, Dedupe
 from metaq.engine.timers.cancelling import Cancels
 from metaq.engine.timers.timers import Timers
 from metaq.engine.writing import Draft, Placed, stage
@@ -27,11 +30,12 @@ NO_POSITION: Final = -1
 class LaterHandler:
     """Stores messages with options, parks those that have a time, and cancels these."""
 
-    def __init__(self, context: Context, puts: PutHandler, timers: Timers, cancels: Cancels) -> None:
+    def __init__(self, context: Context, puts: PutHandler, timers: Timers, cancels: Cancels, dedupe: Dedupe) -> None:
         self._context = context
         self._puts = puts
         self._timers = timers
         self._cancels = cancels
+        self._dedupe = dedupe
         self._id_base = id_base(context.settings.broker_number, context.store.epoch)
 
     def put(self, session: TextSession, command: PutWith) -> None:
@@ -43,22 +47,46 @@ class LaterHandler:
             queue = self._puts.partition(session, put)
             check_body(put)
             now_ms, position = self._context.store.clock.now_ms(), queue.text_end
-            draft = self._draft(session, command, queue, now_ms)
-            due = options.due
-            placed = stage(self._context, draft) if due is None else self._timers.send(draft, _due_ms(due, now_ms))
+            draft, due = self._draft(session, command, queue, now_ms), options.due
+            store = partial(stage, self._context) if due is None else partial(self._timers.send, due_ms=_due_ms(due, now_ms))
+            placed, first = self._dedupe.once(draft, partial(store, draft))
+        except ColdIds as cold:
+            self._ask(session, command, cold)
+            return
         except MetaqError as error:
             self._context.counters.refuse(error, 1)
             self._context.topic_counters(put.topic).put_failed.add(1)
             session.reply(self._puts.refusal(put, error).encode())
             return
         self._context.counters.put.add(1, len(put.body))
-        self._puts.owe(session, [result(OK, self._reply(placed, queue, position), put.opaque)], len(put.body))
+        self._puts.owe(session, [result(OK, self._reply(placed, queue, position, first), put.opaque)], len(put.body))
 
-    def _reply(self, placed: Placed, queue: ConsumeQueue, position: int) -> str:
-        place = f"{self._id_base | placed.log_offset} {queue.partition}"
-        if placed.handle is None:
-            return f"{place} {position}"
-        return f"{place} {NO_POSITION} {placed.handle}"
+    def _ask(self, session: TextSession, command: PutWith, cold: ColdIds) -> None:
+        """Have the index asked for the id of a message, and handle its command again."""
+
+        def handle_again() -> None:
+            try:
+                self.put(session, command)
+                session.answer(1, 0)  # it is owed once more, or refused
+            except AssertionError:
+                raise  # the broker's own state is wrong: the process ends
+            except Exception:  # noqa: BLE001 - logged with its trace; see break_off
+                session.break_off()
+
+        try:
+            self._dedupe.ask(cold, handle_again)
+        except MetaqError as error:
+            session.reply(self._puts.refusal(command.put, error).encode())
+        else:
+            session.owed += 1
+
+    def _reply(self, placed: Placed, queue: ConsumeQueue, position: int, first: First | None) -> str:
+        place = f"{self._id_base | placed.log_offset} {queue.partition if first is None else first.partition}"
+        if placed.handle is not None:
+            return f"{place} {NO_POSITION} {placed.handle}"
+        if first is not None:  # one that a RocketMQ client sent with a delay level, or as a half, waits elsewhere
+            position = first.detail if first.kind == StoredAs.PLAIN else NO_POSITION
+        return f"{place} {position}"
 
     def _draft(self, session: TextSession, command: PutWith, queue: ConsumeQueue, now_ms: int) -> Draft:
         put = command.put

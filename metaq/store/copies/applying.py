@@ -200,4 +200,5 @@ def hide_from(store: MessageStore, log_offset: int) -> None:
                 position = identity(stored.buffer[stored.at :]).text_position
                 break
         queue.publish(count, position)
+    store.published_end = min(store.published_end, log_offset)
     store.hide(hidden)

@@ -30,6 +30,8 @@ from metaq.store.settings import StoreSettings
 INTENT: Final = "replacing.json"
 TIMER_INDEX: Final = "timerindex"
 """The folder of the index that ``metaq.timers`` makes from the log."""
+DEDUPE_INDEX: Final = "dedupeindex"
+"""The folder of the index that ``metaq.dedupe`` makes from the log."""
 
 Ends = Iterable[tuple[str, int, int, int]]
 """Topic and partition, and the ordinal and text position of its next message."""
@@ -107,7 +109,8 @@ def discard_intended(directory: Path, settings: StoreSettings, disk: Disk) -> No
     for name in disk.list_directory(directory / INDEX):
         disk.unlink(directory / INDEX / name)
     if content["begin"] is not None:
-        remove_ordered(directory / TIMER_INDEX)  # it knows nothing of what lies before the new begin
+        for name in (TIMER_INDEX, DEDUPE_INDEX):  # they know nothing of what lies before the new begin
+            remove_ordered(directory / name)
         _delete_log(directory, content["begin"], disk)
     for key, progress in ends.items():
         _cut_queue(directory, key, progress.next, settings, files)

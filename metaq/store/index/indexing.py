@@ -19,14 +19,14 @@ from typing import Final, NamedTuple
 from metaq.clock import Clock
 from metaq.errors import DiskFull, Overloaded
 from metaq.protocol.keys import keys_of
-from metaq.protocol.record import BLANK, BLANK_MAGIC, BLANK_SIZE, HEADER_SIZE, MAGIC, MAGIC_BYTES, decode_record, is_intact
+from metaq.protocol.record import decode_record
 from metaq.store.files.disk import Disk, Usage
 from metaq.store.files.filecache import ColdRead, Read, Run, read_cached, read_through, run_here
 from metaq.store.index.indexfile import Captured, Entry
 from metaq.store.index.keyindex import IndexMark, KeyIndex
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.log.retention import RetentionRules, room_refusal
-from metaq.store.log.segments import SMALLEST_RECORD
+from metaq.store.log.window import Window
 
 logger = logging.getLogger(__name__)
 
@@ -226,8 +226,8 @@ class Indexing:
         data = read(self._log.file(segment), size, at - segment.base).ljust(size, b"\0")  # a file cut from outside
         if self._walk_at != began:  # another call walked this window while this one waited
             return True
-        window = _Window(memoryview(data), at, end, segment.end)
-        entries = list(window.entries())
+        window = Window(memoryview(data), at, end, segment.end)
+        entries = [entry for record, offset in window.records() if (entry := entry_of(record, offset)) is not None]
         entered = self.index.enter(entries)
         if entered < len(entries):
             self._walk_at = entries[entered][0]
@@ -272,53 +272,3 @@ def entry_of(data: memoryview, log_offset: int) -> Entry | None:
     record = decode_record(data)
     keys = keys_of(record.topic, record.sys_flag, record.properties)
     return (log_offset, record.topic, keys, record.store_ms) if keys else None
-
-
-class _Window:
-    """A window of the log: bytes from ``at`` on, at most up to ``end``, where a record or the segment ends."""
-
-    def __init__(self, data: memoryview, at: int, end: int, segment_end: int) -> None:
-        self.at = at
-        """The log offset at which the next window begins, once ``entries`` is exhausted."""
-        self.wanted = 0
-        """The size of a record that does not fit into the window."""
-        self._data = data
-        self._base = at
-        self._end = end
-        self._segment_end = segment_end
-
-    def entries(self) -> Iterator[Entry]:
-        """Yield the entries of the intact records that have keys."""
-        limit = self._base + len(self._data)
-        least = BLANK_SIZE if limit == self._end else HEADER_SIZE
-        while self.at + least <= limit:
-            rest = self._data[self.at - self._base :]
-            size, magic = BLANK.unpack_from(rest)
-            if magic == MAGIC and SMALLEST_RECORD <= size <= self._end - self.at:
-                if size > len(rest):
-                    self.wanted = size
-                    return
-                if is_intact(rest[:size], self.at):
-                    entry = entry_of(rest[:size], self.at)
-                    if entry is not None:
-                        yield entry
-                    self.at += size
-                    continue
-            if magic == BLANK_MAGIC and size == self._segment_end - self.at:
-                self.at = self._end
-                return
-            self._skip(bytes(rest))
-        if limit == self._end:
-            self.at = self._end
-
-    def _skip(self, rest: bytes) -> None:
-        """Go to the next log offset where a record may begin: there is the magic, then that very log offset."""
-        found = rest.find(MAGIC_BYTES, 5)
-        while found >= 0:
-            place = self.at + found - 4
-            if rest[found + 24 : found + 32] == place.to_bytes(8):
-                self.at = place
-                return
-            found = rest.find(MAGIC_BYTES, found + 1)
-        # a header may begin in this window and end in the next
-        self.at += max(1, len(rest) - HEADER_SIZE + 1)

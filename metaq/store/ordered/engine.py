@@ -66,6 +66,10 @@ class Engine(Protocol):
         """Return the value of each key, or ``None``."""
         ...
 
+    def may_have(self, keys: Sequence[bytes]) -> bool:
+        """Return false when certainly none of the keys is there, without waiting for the disk."""
+        ...
+
     def flush(self) -> None:
         """Make durable what has been written. Raises ``DiskFull`` when there is no room."""
         ...

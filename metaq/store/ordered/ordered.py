@@ -122,6 +122,13 @@ class Ordered:
         wanted = list(keys)
         return run(lambda: self._engine.find(wanted))
 
+    def may_have(self, keys: Sequence[bytes]) -> bool:
+        """Return false when certainly none of the keys is there; never wait.
+
+        RocksDB knows that of 98 in 100 keys with ``filters_in_memory``, SQLite of none.
+        """
+        return self._engine.may_have(keys)
+
     def flush(self, run: Run = run_here) -> None:
         """Make durable what was applied before the call. Nothing but the length of the next start depends on it."""
         run(self._engine.flush)
@@ -150,16 +157,19 @@ def open_ordered(
     *,
     cache_bytes: int = CACHE_BYTES,
     write_buffer_bytes: int = WRITE_BUFFER_BYTES,
+    filters_in_memory: bool = False,
 ) -> tuple[Ordered, str | None]:
     """Open the index in a folder; return it, and why the one that was there was removed, ``None`` when it was not.
 
     An index is removed, and an empty one made, when it is damaged, or of another engine or layout. The parent of the folder
     must exist. Do not fork after this call.
 
+    ``filters_in_memory`` keeps what says that a key is not there in memory, outside the cache: 1.3 bytes for each key.
+
     Raises ``ConfigError`` when the package of the engine is missing, ``DiskFull`` without room, ``DirectoryLocked`` when the
     index is open elsewhere, and ``IndexFailed`` when not even an empty index can be made.
     """
-    mark, make = _engine(engine, cache_bytes, write_buffer_bytes)
+    mark, make = _engine(engine, cache_bytes, write_buffer_bytes, filters_in_memory=filters_in_memory)
     _remove(folder.with_name(folder.name + REMOVED))
     try:
         _check_files(folder, engine, mark)
@@ -201,7 +211,9 @@ def _sync(folder: Path) -> None:
         os.close(fd)
 
 
-def _engine(name: EngineName, cache_bytes: int, write_buffer_bytes: int) -> tuple[str, Callable[[Path], Engine]]:
+def _engine(
+    name: EngineName, cache_bytes: int, write_buffer_bytes: int, *, filters_in_memory: bool
+) -> tuple[str, Callable[[Path], Engine]]:
     """Return a file that each folder of an engine has, and how to open one. An engine is imported when it is asked for."""
     if name == "sqlite3":
         from metaq.store.ordered import sqlite  # noqa: PLC0415
@@ -213,7 +225,9 @@ def _engine(name: EngineName, cache_bytes: int, write_buffer_bytes: int) -> tupl
         raise ConfigError(
             "the engine rocksdict needs the package rocksdict; pip install 'metaq-broker[timers]', or choose the engine sqlite3"
         ) from error
-    return rocksdb.MARK, lambda folder: rocksdb.RocksEngine(folder, cache_bytes, write_buffer_bytes)
+    return rocksdb.MARK, lambda folder: rocksdb.RocksEngine(
+        folder, cache_bytes, write_buffer_bytes, filters_in_memory=filters_in_memory
+    )
 
 
 def _check_files(folder: Path, engine: EngineName, mark: str) -> None:

@@ -42,7 +42,7 @@ def _translated(action: str, folder: Path) -> Iterator[None]:
         raise IndexFailed(text) from error
 
 
-def _options(cache_bytes: int, write_buffer_bytes: int) -> rocksdict.Options:
+def _options(cache_bytes: int, write_buffer_bytes: int, *, filters_in_memory: bool) -> rocksdict.Options:
     options = rocksdict.Options(raw_mode=True)  # bytes as they are; otherwise values are pickled
     options.set_atomic_flush(True)
     options.set_write_buffer_size(write_buffer_bytes)
@@ -64,15 +64,15 @@ def _options(cache_bytes: int, write_buffer_bytes: int) -> rocksdict.Options:
     options.set_stats_dump_period_sec(0)
     options.set_skip_stats_update_on_db_open(True)
     options.set_avoid_unnecessary_blocking_io(True)  # files are deleted in the background, not where a cursor is closed
-    options.set_block_based_table_factory(_tables(cache_bytes))
+    options.set_block_based_table_factory(_tables(cache_bytes, filters_in_memory=filters_in_memory))
     return options
 
 
-def _tables(cache_bytes: int) -> rocksdict.BlockBasedOptions:
+def _tables(cache_bytes: int, *, filters_in_memory: bool) -> rocksdict.BlockBasedOptions:
     tables = rocksdict.BlockBasedOptions()
     tables.set_block_size(16 * KIB)
     tables.set_block_cache(rocksdict.Cache(cache_bytes))
-    tables.set_cache_index_and_filter_blocks(True)
+    tables.set_cache_index_and_filter_blocks(not filters_in_memory)
     tables.set_pin_l0_filter_and_index_blocks_in_cache(True)
     tables.set_format_version(5)
     tables.set_bloom_filter(10, False)
@@ -113,9 +113,9 @@ class RocksEngine:
 
     waits = False
 
-    def __init__(self, folder: Path, cache_bytes: int, write_buffer_bytes: int) -> None:
+    def __init__(self, folder: Path, cache_bytes: int, write_buffer_bytes: int, *, filters_in_memory: bool) -> None:
         self._folder = folder
-        options = _options(cache_bytes, write_buffer_bytes)
+        options = _options(cache_bytes, write_buffer_bytes, filters_in_memory=filters_in_memory)
         with _translated("open", folder):
             # Without column_families the options of the only one would be those that it was last opened with.
             self._rocks = rocksdict.Rdict(str(folder), options, column_families={"default": options})
@@ -160,6 +160,12 @@ class RocksEngine:
     def find(self, keys: list[bytes]) -> list[bytes | None]:
         with _translated("read", self._folder):
             return cast(list[bytes | None], self._rocks.get(list[_Key](keys)))
+
+    def may_have(self, keys: Sequence[bytes]) -> bool:
+        try:  # the context of ``_translated`` would cost more than the question
+            return any(map(self._rocks.key_may_exist, keys))
+        except Exception as error:
+            raise IndexFailed(f"cannot read {self._folder}: {error}") from error
 
     def flush(self) -> None:
         with _translated("write to", self._folder):

@@ -181,6 +181,9 @@ class SqliteEngine:
             rows = [(key, self._reader.execute(_FIND, (key,)).fetchone()) for key in keys]
         return [None if row is None else self._seal.opened(key, row[0]) for key, row in rows]
 
+    def may_have(self, keys: Sequence[bytes]) -> bool:
+        return True
+
     def flush(self) -> None:
         """Copy the log into the tree; then empty it, unless a cursor needs it, so that it never hides newer pages."""
         with _translated("write to", self._folder), closing(self._connect()) as connection:

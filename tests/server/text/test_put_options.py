@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import gevent
 import pytest
 
+from metaq.engine.dedupe.dedupe import Dedupe
 from metaq.engine.timers.cancelling import Cancels
 from metaq.engine.timers.timers import Timers
 from metaq.protocol.properties import DEDUPE_ID, PRIORITY, SHARDING_KEY, TIMER_OUT
@@ -21,18 +23,25 @@ from metaq.store.files.filecache import run_here
 from tests.support.inprocess import Parts, Text
 
 PUT: Final = b"put orders 0 4 0"
+WINDOW_MS: Final = 60_000
+TOPICS: Final = {"orders": {"partitions": 2}, "payments": {"partitions": 2, "dedupe_window_ms": WINDOW_MS}}
 
 
 @pytest.fixture
 def parts(tmp_path: Path) -> Iterator[Parts]:
-    parts = Parts(tmp_path / "data", topics={"orders": {"partitions": 2}}, auto_create_topics=False)
+    parts = Parts(tmp_path / "data", topics=TOPICS, auto_create_topics=False)
     gets = GetHandler(parts.context, parts.holds, parts.reads, parts.loop)
     puts = PutHandler(parts.context, parts.turns)
     timers = Timers(parts.context, parts.turns, run_here)
-    later = LaterHandler(parts.context, puts, timers, Cancels(timers, run_here))
+    dedupe = Dedupe(parts.context, parts.turns, timers, run_here)
+    dedupe.start()
+    gevent.sleep(0)  # it reads an empty log
+    later = LaterHandler(parts.context, puts, timers, Cancels(timers, run_here), dedupe)
     admin = AdminHandler(parts.context, parts.endpoint, lambda: None, lambda read: {})
     parts.endpoint.answer_text({Get: gets.get, PutWith: later.put, Create: admin.create}, puts.puts, puts.puts)
     yield parts
+    dedupe.stop()
+    dedupe.close()
     timers.close()
     parts.close()
 
@@ -151,3 +160,42 @@ def test_a_topic_with_priorities_is_refused(parts: Parts, client: Text) -> None:
     """It is not made as another kind of topic."""
     assert client.send(b"create levels 4 priority=yes 3\r\n") == b"result 400 40 3\r\ntopics with priorities are not available"
     assert parts.context.topics.get("levels") is None
+
+
+def places(parts: Parts, client: Text, *puts: bytes) -> list[bytes]:
+    """What puts of one turn, each in a session of its own, are answered: the place of the message, without the opaque."""
+    clients = [client, *(Text(parts) for _ in puts[1:])]
+    at_once = [each.send(put) for each, put in zip(clients, puts, strict=True)]
+    parts.end_turn()
+    answers = [first + each.answers() for first, each in zip(at_once, clients, strict=True)]
+    assert [answer[:11] for answer in answers] == [b"result 200 "] * len(puts)
+    return [answer.partition(b"\r\n")[2] for answer in answers]
+
+
+@pytest.mark.parametrize("time", [b"", b" delay=60000", b" at=1"])
+def test_an_id_is_stored_once_in_a_topic_with_a_window(parts: Parts, client: Text, time: bytes) -> None:
+    """E-07, E-22: in one turn and in later ones; the answer is that of the first, whatever the partition and the body."""
+    first, second = places(
+        parts, client, b"put payments 1 4 0 id=a%b 1\r\npaid" % time, b"put payments 0 4 0 id=a%b 1\r\nsent" % time
+    )
+    end = parts.store.log.end
+    assert first == second
+    assert (len(first.split(b" ")) == 4) == (time == b" delay=60000")  # the handle
+    parts.clock.advance(WINDOW_MS / 1000)
+    assert places(parts, client, b"put payments 0 4 0 id=a%b 1\r\npaid" % time) == [first]
+    assert parts.store.log.end == end
+    (other,) = places(parts, client, b"put payments 1 4 0 id=b%b 1\r\npaid" % time)
+    assert other != first
+    assert parts.store.log.end > end
+
+
+def test_an_id_that_was_parked_is_answered_with_its_handle_when_it_comes_without_a_time(parts: Parts, client: Text) -> None:
+    (parked,) = places(parts, client, b"put payments 1 4 0 id=a delay=60000 1\r\npaid")
+    assert places(parts, client, b"put payments 0 4 0 id=a 1\r\npaid") == [parked]
+
+
+@pytest.mark.parametrize("put", [PUT + b" id=a", PUT + b" id=a delay=60000", b"put payments 0 4 0 key=a"])
+def test_without_a_window_or_an_id_every_put_is_stored(parts: Parts, client: Text, put: bytes) -> None:
+    found = places(parts, client, put + b" 1\r\npaid", put + b" 1\r\npaid")
+    found += places(parts, client, put + b" 1\r\npaid")
+    assert len(set(found)) == 3

@@ -2,13 +2,15 @@
 
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
 from metaq.config import Settings
+from metaq.dedupe.records import First, StoredAs, id_in
 from metaq.engine.context import Context
 from metaq.engine.deadletters import most_retries
+from metaq.engine.dedupe.dedupe import ColdIds, Dedupe, Looked
 from metaq.engine.halfmessages import HalfMessages, is_half, is_transactional
 from metaq.engine.placing import place
 from metaq.engine.priorities.levels import prioritize
@@ -31,7 +33,8 @@ from metaq.server.access.permissions import Action, allowed, demand
 from metaq.server.remoting.sending.header import draft_of, read_header
 from metaq.server.remoting.sending.outcome import SendOutcome, Sent
 from metaq.server.remoting.sending.partitions import Partitions
-from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler
+from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler, failure
+from metaq.store.files.filecache import ColdRead, Read, read_cached
 from metaq.store.newrecord import Fields
 from metaq.store.queues.consumequeue import ConsumeQueue
 
@@ -62,11 +65,21 @@ def _deciding(text: str) -> dict[str, str]:
 class SendHandler:
     """Stages messages sent by RocketMQ clients."""
 
-    def __init__(self, context: Context, turns: Turns, halves: HalfMessages, timers: Timers, partitions: Partitions) -> None:
+    def __init__(
+        self,
+        context: Context,
+        turns: Turns,
+        halves: HalfMessages,
+        timers: Timers,
+        dedupe: Dedupe,
+        partitions: Partitions,
+    ) -> None:
         self._context = context
         self._turns = turns
         self._halves = halves
         self._timers = timers
+        self._dedupe = dedupe
+        self._windows = dedupe.windows
         self._partitions = partitions
         self._known = partitions.known
         self._store = context.store
@@ -91,12 +104,36 @@ class SendHandler:
         """Handle a send, and count it as a failed put when it is refused at once."""
         try:
             return handle(session, request)
+        except ColdIds as cold:
+            self._dedupe.ask(cold, self._again(handle, session, request))
+            return None
         except MetaqError as error:
             context = self._context
             context.counters.put.add(1, len(request.body))
             context.counters.refuse(error, 1)
             context.topic_counters(request.fields.get("b") or request.fields.get("topic", "")).put_failed.add(1)
             raise
+
+    def _again(self, handle: RequestHandler, session: RemotingSession, request: RemotingCommand) -> Callable[[], None]:
+        """Make a send owed, and return what handles it once the index of ids has answered."""
+        kept = session.owe(request, len(request.body))
+
+        def handle_again() -> None:
+            try:
+                try:
+                    answer = self._counted(handle, session, request)
+                except MetaqError as error:
+                    answer = failure(error)
+                if answer is not None:
+                    session.pay(kept, answer)
+                else:  # it is owed once more
+                    session.answer(1, kept.size)
+            except AssertionError:
+                raise  # the broker's own state is wrong: the process ends
+            except Exception:  # noqa: BLE001 - logged with its trace; see break_off
+                session.break_off()
+
+        return handle_again
 
     # -- one message --------------------------------------------------------------------------------------------------
 
@@ -138,20 +175,38 @@ class SendHandler:
             ):
                 return None
             born_ms = int(fields["g"])
+            text = fields.get("i")
+            looked: Looked | None = None
+            if self._windows and text and topic in self._windows:
+                ident = id_in(text)
+                if ident is not None:
+                    looked = self._dedupe.look(topic, ident, now_ms)
+                    if looked.first is not None:
+                        return self._sent_before(request, looked.first)
             middle = CONSTANT_MIDDLE.pack(sys_flag, born_ms, session.born_host, now_ms, self._context.store_host, 0)
-            filled = self._fill(queue, fields.get("i"), body)
+            filled = self._fill(queue, text, body)
             if filled is None:
                 return None
+            position = queue.text_end
             ordinal = queue.next
             # RocketMQ stores the body CRC without its highest bit, as a non-negative int
             text_size, tail, tag, keys = filled  # unpacked by the call, they would cost a compiled broker a quarter of the put
             crc = zlib.crc32(body) & 0x7FFFFFFF
             offset = self._store.put(queue, flag, body, crc, middle, text_size, tail, tag, keys)
-        except (KeyError, ValueError, struct.error, MetaqError):
+            if looked is not None:
+                self._dedupe.stage(looked.key, First(StoredAs.PLAIN, queue.partition, ordinal, offset, position), now_ms)
+        except (KeyError, ValueError, struct.error, MetaqError, ColdIds):
             return None
         return _new(
             Sent, (request.opaque, request.serialization, queue.partition, ordinal, b"%b%016X" % (self._host, offset), None)
         )
+
+    def _sent_before(self, request: RemotingCommand, first: First) -> Sent | None:
+        """Return the reply to a message that was stored before; ``None`` when it has more than a plain one."""
+        if first.kind != StoredAs.PLAIN:
+            return None
+        ids = b"%b%016X" % (self._host, first.log_offset)
+        return Sent(request.opaque, request.serialization, first.partition, first.ordinal, ids, None)
 
     def _fill(self, queue: ConsumeQueue, text: str | None, body: bytes) -> Filled | None:
         """Return what a message adds to its record, or ``None`` when its properties require work by the broker."""
@@ -190,16 +245,19 @@ class SendHandler:
             )
         if not is_half(draft):
             prioritize(self._context.topics, draft)
-        placed = place(self._halves, self._timers, draft, header.producer_group, given_up_by)
+        unique_key = draft.properties.get(properties.UNIQUE_KEY, "")
+        placed, first = self._dedupe.once(
+            draft, partial(place, self._halves, self._timers, draft, header.producer_group, given_up_by)
+        )
         # A delayed or transactional message is answered with the partition that was requested, and the place where it is
         # parked.
         sent = Sent(
             opaque=request.opaque,
             serialization=request.serialization,
-            partition=draft.partition,
+            partition=draft.partition if first is None else first.partition,
             queue_offset=placed.ordinal,
             ids=b"%b%016X" % (self._host, placed.log_offset),
-            more=self._more(header.topic, draft.properties.get(properties.UNIQUE_KEY, ""), placed),
+            more=self._more(header.topic, unique_key, placed),
         )
         self._owe(session, len(request.body), [] if request.is_oneway else [sent])
         return None
@@ -225,20 +283,27 @@ class SendHandler:
         topic = self._context.topics.get(queue.topic)
         if topic is not None and topic.has_priorities:
             queue = self._batch_level(topic, queue, header.properties or "", request.body)
-        store, ordinal = self._store, queue.next
+        store, ordinal, position = self._store, queue.next, queue.text_end
+        now_ms = store.clock.now_ms()
         middle = constant_middle(
             sys_flag=header.sys_flag & CLEARED,
             born_ms=header.born_timestamp,
             born_host=session.born_host,
-            store_ms=store.clock.now_ms(),
+            store_ms=now_ms,
             store_host=self._context.store_host,
             reconsume_times=header.reconsume_times,
         )
-        records, size = self._read_batch(queue, middle, header.properties or "", request.body)
-        store.log.reserve(size)
-        places = store.put_all(records)
+        records, size, idents = self._read_batch(queue, middle, header.properties or "", request.body)
+        first, keys = self._look_batch(header.topic, idents, now_ms)
+        if first is None:
+            store.log.reserve(size)
+            places = store.put_all(records)
+            first = First(StoredAs.PLAIN, queue.partition, ordinal, places[0], position)
+            self._stage_batch(keys, first, places, records, now_ms)
+        else:
+            places = self._places(header.topic, first, len(records))
         ids = (self._host + b"%016X,") * len(places) % tuple(places)
-        sent = Sent(request.opaque, request.serialization, queue.partition, ordinal, ids[:-1], None)
+        sent = Sent(request.opaque, request.serialization, first.partition, first.ordinal, ids[:-1], None)
         self._owe(session, len(request.body), [] if request.is_oneway else [sent])
         return None
 
@@ -248,12 +313,49 @@ class SendHandler:
         several: list[Mapping[str, str]] = [common | _deciding(item.properties) for item in decode_batch(data)]
         return self._store.queue(topic.name, one_level(several, topic.partitions, queue.partition))
 
-    def _read_batch(self, queue: ConsumeQueue, middle: bytes, shared: str, data: bytes) -> tuple[list[Fields], int]:
-        """Return the records of a batch, and their bytes in the log; ``shared`` are properties of all messages.
+    def _look_batch(self, topic: str, idents: list[str | None], now_ms: int) -> tuple[First | None, list[bytes | None]]:
+        """Return the first message of the same batch that was stored before, if there is one; else the keys of all ids."""
+        if topic not in self._windows or idents[0] is None:
+            return None, []
+        key, first = self._dedupe.look(topic, idents[0], now_ms)
+        if first is not None:
+            return first, []
+        return None, [key, *(None if ident is None else self._dedupe.key(topic, ident, now_ms) for ident in idents[1:])]
+
+    def _stage_batch(
+        self, keys: list[bytes | None], first: First, places: list[int], records: list[Fields], now_ms: int
+    ) -> None:
+        """Take the ids of a batch that was just staged: a message of it may be sent again alone."""
+        position = first.detail
+        for at, key in enumerate(keys):
+            if key is not None:
+                place = First(StoredAs.PLAIN, first.partition, first.ordinal + at, places[at], position)
+                self._dedupe.stage(key, place, now_ms)
+            position += records[at][5]
+
+    def _places(self, topic: str, first: First, count: int) -> list[int]:
+        """Return the log offsets of a batch that was stored before. Raise ``ColdIds`` when they must be read from the disk."""
+        queue = self._store.queue(topic, first.partition)
+        ordinals = range(first.ordinal + 1, min(first.ordinal + count, queue.next))
+
+        def read_places(read: Read) -> list[int]:
+            return [queue.unit(ordinal, read)[0] for ordinal in ordinals]
+
+        try:
+            return [first.log_offset, *read_places(read_cached)]
+        except ColdRead:
+            raise ColdIds([], read_places) from None
+
+    def _read_batch(
+        self, queue: ConsumeQueue, middle: bytes, shared: str, data: bytes
+    ) -> tuple[list[Fields], int, list[str | None]]:
+        """Return the records of a batch, their bytes in the log, and their ids; ``shared`` are properties of all messages.
 
         Raise ``MessageIllegal``.
         """
         records: list[Fields] = []
+        idents: list[str | None] = []
+        has_window = queue.topic in self._windows
         size, short_tail = 0, len(queue.tail)
         kept = properties.as_sent(shared)
         if kept is not None and not kept[0]:
@@ -264,7 +366,8 @@ class SendHandler:
             limit = f"over the limit of {MOST_BATCH_PROPERTIES}"
             raise MessageIllegal(f"the properties of a batch have {characters} characters, {limit}: send several batches")
         for flag, body, text in items:
-            filled = self._fill(queue, f"{text}\x02{shared}" if shared else text, body)
+            whole = f"{text}\x02{shared}" if shared else text
+            filled = self._fill(queue, whole, body)
             if filled is None:
                 raise MessageIllegal(NO_BATCH)
             text_size, tail, tag, keys = filled
@@ -272,11 +375,12 @@ class SendHandler:
             if size > self._most_batch_bytes:
                 limit = f"over the limit of {self._most_batch_bytes} bytes (from max_message_bytes)"
                 raise MessageIllegal(f"the records of a batch, its properties repeated in each, are {limit}")
+            idents.append(id_in(whole) if has_window else None)
             # in the order of NewRecord
             records.append((queue, flag, body, zlib.crc32(body) & 0x7FFFFFFF, middle, text_size, tail, tag, keys))
         if not records:
             raise MessageIllegal("the batch has no messages")
-        return records, size
+        return records, size, idents
 
     # -- what both need -----------------------------------------------------------------------------------------------
 

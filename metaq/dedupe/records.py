@@ -1,0 +1,151 @@
+"""The ids of messages in the log: what a record says of an id, and the keys and values of the index.
+
+The id of a message is its property ``DEDUPE_ID``, else ``UNIQ_KEY``. A message that waits for its time or for a decision has
+its id in the record that waits (REAL_TOPIC names its topic). The copies that the broker makes of it later do not count, so
+neither does a message that a client got as such a copy and sends again.
+
+A key names a *generation*: its length is the window of the topic, and it is over one window after its end. So an id is known
+for one window at least and two at most, whatever the windows of other topics, and all ids that are over are one range::
+
+    G over (8) hash (16)    → kind (1), partition (4), ordinal (8), log offset (8), detail (8)
+
+    over      when the generation is over, in Unix milliseconds
+    hash      the first 16 bytes of SHA-256 over topic 00 id
+    detail    of a plain message its text position; of one that is delayed to a time that time; otherwise 0
+"""
+
+import enum
+import struct
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Final, NamedTuple
+
+from metaq.message import HALF_TOPIC, SCHEDULE_TOPIC, TIMERS_TOPIC
+from metaq.protocol import properties
+from metaq.protocol.properties import DEDUPE_ID, UNIQUE_KEY
+from metaq.protocol.record import decode_record, identity
+
+GENERATION: Final = b"G"
+WAITING: Final = frozenset((HALF_TOPIC, SCHEDULE_TOPIC, TIMERS_TOPIC))
+"""Topics whose records are messages of other topics."""
+COPIED: Final = (properties.TIMER_DEQUEUE, properties.PREPARED_OFFSET)
+"""Properties of copies that clients get, and may send again."""
+_HASH_BYTES: Final = 16
+_KEY: Final = struct.Struct(">cQ16s")
+_OVER: Final = struct.Struct(">cQ")
+_VALUE: Final = struct.Struct(">BIQQq")
+_NAMED, _UNIQUE = f"\x02{DEDUPE_ID}\x01", f"\x02{UNIQUE_KEY}\x01"
+_COPIED: Final = tuple(f"\x02{name}\x01" for name in COPIED)
+
+
+class StoredAs(enum.IntEnum):
+    """The form in which a message was stored."""
+
+    PLAIN = 0
+    HALF = 1
+    """It waits for a decision."""
+    TIMER = 2
+    """It waits for a time."""
+    LEVEL = 3
+    """It waits for a delay level."""
+
+
+class First(NamedTuple):
+    """The message that was stored first under an id, as its sender was answered."""
+
+    kind: int
+    partition: int
+    """The partition that it was sent to."""
+    ordinal: int
+    log_offset: int
+    detail: int
+
+
+class SeenId(NamedTuple):
+    """An id in the log."""
+
+    topic: str
+    ident: str
+    store_ms: int
+    first: First
+    end: int
+    """The log offset after the record."""
+
+
+def id_of(pairs: Mapping[str, str]) -> str | None:
+    """Return the id in the properties of a message; ``None`` when it has none, or does not count."""
+    if any(name in pairs for name in COPIED):
+        return None
+    return pairs.get(DEDUPE_ID) or pairs.get(UNIQUE_KEY)
+
+
+def id_in(text: str) -> str | None:
+    """Return the id in properties as they are sent, ``name 01 value 02``."""
+    marked = f"\x02{text}\x02"
+    if _COPIED[0] in marked or _COPIED[1] in marked:
+        return None
+    return _last(marked, _NAMED) or _last(marked, _UNIQUE)
+
+
+def _last(marked: str, name: str) -> str | None:
+    at = marked.rfind(name)
+    if at < 0:
+        return None
+    at += len(name)
+    return marked[at : marked.index("\x02", at)] or None
+
+
+def over_ms(now_ms: int, window_ms: int) -> int:
+    """Return when the generation of a time is over."""
+    return (now_ms // window_ms + 2) * window_ms
+
+
+def hash_of(topic: str, ident: str) -> bytes:
+    """Return what the index keeps of an id."""
+    return sha256(f"{topic}\0{ident}".encode()).digest()[:_HASH_BYTES]
+
+
+def id_key(over: int, digest: bytes) -> bytes:
+    """Return the key of an id in a generation."""
+    return _KEY.pack(GENERATION, over, digest)
+
+
+def end_of_range(now_ms: int) -> bytes:
+    """Return the key before which all generations are over."""
+    return _OVER.pack(GENERATION, now_ms + 1)
+
+
+def value_of(first: First) -> bytes:
+    """Return a message as the index keeps it."""
+    return _VALUE.pack(*first)
+
+
+def read_value(value: bytes) -> First:
+    """Return the message in a value of the index."""
+    return First(*_VALUE.unpack(value))
+
+
+def topic_in(data: memoryview) -> str:
+    """Return the topic of a record."""
+    return identity(data).topic
+
+
+def seen_in(data: memoryview, log_offset: int) -> SeenId | None:
+    """Return the id in an intact record; ``None`` when it has none that counts."""
+    record = decode_record(data)
+    pairs = properties.parse(record.properties.decode(errors="replace"))
+    ident = None if any(name in pairs for name in properties.OWN) else id_of(pairs)
+    if ident is None:
+        return None
+    topic, partition, end = record.topic, record.partition, log_offset + record.size
+    if topic not in WAITING:
+        first = First(StoredAs.PLAIN, partition, record.queue_offset, log_offset, record.text_position)
+        return SeenId(topic, ident, record.store_ms, first, end)
+    name, number = pairs.get(properties.REAL_TOPIC), int(pairs.get(properties.REAL_QUEUE, "0"))
+    if name is None:
+        return None
+    if topic == TIMERS_TOPIC:
+        first = First(StoredAs.TIMER, number, 0, log_offset, int(pairs[properties.TIMER_OUT]))
+    else:
+        first = First(StoredAs.HALF if topic == HALF_TOPIC else StoredAs.LEVEL, number, record.queue_offset, log_offset, 0)
+    return SeenId(name, ident, record.store_ms, first, end)

@@ -1,0 +1,1 @@
+"""Tests of the ids of messages, without a broker."""

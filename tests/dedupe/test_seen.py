@@ -1,0 +1,173 @@
+"""The ids that were seen against a model that folds the whole log anew, through random puts, failures, crashes and windows."""
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
+
+import pytest
+
+from metaq.dedupe.records import First, SeenId, StoredAs, hash_of, id_in, id_key, id_of, over_ms
+from metaq.dedupe.seen import SeenIds
+from metaq.protocol import properties
+from metaq.store.log.commitlog import CommitLog
+from metaq.store.ordered.ordered import EngineName, open_ordered
+from tests.support.samples import seed_of_tree
+
+RECORD_BYTES: Final = 100
+STEPS: Final = 300
+WINDOWS: Final = {"orders": 1000, "trades": 300}
+WEIGHTS: Final = {
+    "put": 30,
+    "append": 12,
+    "fail": 2,
+    "apply": 8,
+    "flush": 3,
+    "forget": 2,
+    "pass_time": 6,
+    "reopen": 2,
+    "crash": 2,
+}
+
+
+class FakeLog:
+    """A log that is only numbers: every place has other bytes."""
+
+    def find(self, place: int) -> Any:
+        return self
+
+    base = 0
+
+    def file(self, segment: Any) -> Any:
+        return self
+
+    def read(self, size: int, offset: int) -> bytes:
+        return b"%020d" % offset
+
+
+class Stored(NamedTuple):
+    """A message of the model."""
+
+    seen: SeenId
+    is_appended: bool
+
+
+class Model:
+    """A log of ids and its index, driven at random; the log itself is the truth."""
+
+    def __init__(self, folder: Path, engine: EngineName, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.folder, self.engine, self.now_ms = folder, engine, 10_000
+        self.log: list[SeenId] = []
+        self.staged: list[SeenId] = []
+        self.copies = 0
+        self.swallowed = self.stored = 0
+        self.seen = self.open()
+
+    def open(self) -> SeenIds:
+        index, reason = open_ordered(self.folder, self.engine, filters_in_memory=True)
+        assert reason is None
+        seen = SeenIds(index, cast(CommitLog, FakeLog()), WINDOWS)
+        for each in self.log:
+            if each.end > seen.covered:
+                seen.follow(each)
+        return seen
+
+    @property
+    def end(self) -> int:
+        return (len(self.log) + len(self.staged) + 1) * RECORD_BYTES
+
+    def find(self, topic: str, ident: str) -> tuple[bytes, First | None]:
+        keys = self.seen.keys(topic, ident, self.now_ms)
+        first = self.seen.look(keys)
+        if first is None and self.seen.may_have(keys):
+            found = self.seen.find(keys, lambda call: call())
+            first = next((found[key] for key in keys if key in found), None)
+        return keys[-2], first
+
+    def put(self) -> None:
+        topic, ident = self.rng.choice(list(WINDOWS)), str(self.rng.randrange(12))
+        key, first = self.find(topic, ident)
+        same = [each for each in (*self.log, *self.staged) if (each.topic, each.ident) == (topic, ident)]
+        if first is None:
+            assert all(each.store_ms + WINDOWS[topic] <= self.now_ms for each in same), "D-1: it is stored twice in its window"
+            new = First(StoredAs.PLAIN, 0, len(self.log) + len(self.staged), self.end - RECORD_BYTES, 7)
+            self.staged.append(SeenId(topic, ident, self.now_ms, new, self.end))
+            self.seen.stage(key, new, self.staged[-1].end, self.now_ms)
+            self.stored += 1
+            return
+        assert same and first == same[-1].first, "D-2: there is no such record, or another one"
+        assert self.now_ms < same[-1].store_ms + 2 * WINDOWS[topic], "it is older than two windows"
+        self.swallowed += 1
+
+    def append(self) -> None:
+        self.log += self.staged
+        self.staged = []
+        self.seen.appended(is_stored=True)
+
+    def fail(self) -> None:
+        self.staged = []
+        self.seen.appended(is_stored=False)
+
+    def apply(self) -> None:
+        self.seen.apply(self.rng.randrange(self.end + 1))
+
+    def flush(self) -> None:
+        self.append()
+        self.seen.cover(len(self.log) * RECORD_BYTES)
+        self.seen.index.close()
+        copy = self.folder.with_name(f"{self.folder.name}.{self.copies}")
+        shutil.copytree(self.folder, copy)
+        self.copies += 1
+        self.seen = self.open()
+
+    def forget(self) -> None:
+        self.seen.forget(self.now_ms)
+
+    def pass_time(self) -> None:
+        self.now_ms += self.rng.choice((1, 20, 100, 500, -40))
+
+    def reopen(self) -> None:
+        self.append()
+        self.seen.index.close()
+        self.seen = self.open()
+
+    def crash(self) -> None:
+        """Go on with the index as it was at any flush, or without one; what was staged is not in the log."""
+        self.staged = []
+        self.seen.index.close()
+        shutil.rmtree(self.folder)
+        copy = self.folder.with_name(f"{self.folder.name}.{self.rng.randrange(self.copies + 1)}")
+        if copy.exists():
+            shutil.copytree(copy, self.folder)
+        self.seen = self.open()
+
+
+@pytest.mark.parametrize("engine", ["rocksdict", "sqlite3"])
+def test_ids_are_known_for_their_window(tmp_path: Path, engine: EngineName) -> None:
+    """D-1, D-2, I-4, I-5: through failed appends, crashes with any X, generations that end, and a clock that steps back."""
+    seed = seed_of_tree()
+    for case in range(4 if engine == "rocksdict" else 2):
+        model = Model(tmp_path / str(case), engine, seed + case)
+        for _ in range(STEPS):
+            getattr(model, model.rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0])()
+        model.seen.index.close()
+        assert model.swallowed > 10 and model.stored > 10, f"seed {seed + case}"
+
+
+def test_both_forms_of_properties_have_the_same_id() -> None:
+    """E-07: as they are sent, and as a table."""
+    names = [properties.DEDUPE_ID, properties.UNIQUE_KEY, properties.TIMER_DEQUEUE, "KEYS", "X" + properties.DEDUPE_ID]
+    rng = random.Random(7)
+    for _ in range(2000):
+        pieces = [f"{rng.choice(names)}\x01{rng.choice(('a', 'b', 'c d'))}\x02" for _ in range(rng.randrange(5))]
+        text = "".join(pieces)
+        text = text[:-1] if rng.random() < 0.3 else text
+        assert id_in(text) == id_of(properties.parse(text)), repr(text)
+
+
+def test_keys_of_one_generation_lie_together() -> None:
+    """What is over is one range, whatever the windows."""
+    assert over_ms(999, 1000) == 2000 and over_ms(1000, 1000) == 3000
+    assert id_key(2000, hash_of("b", "x")) < id_key(2100, hash_of("a", "x"))
+    assert len(id_key(1, hash_of("a", "x"))) == 25 and hash_of("a", "bc") != hash_of("ab", "c")

@@ -1,0 +1,125 @@
+"""Idempotent producers: a message whose id was stored within the window is answered as the first one, and stored once."""
+
+import time
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from metaq.protocol.remoting.batch import BatchItem, encode_batch
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.headers import SendMessage
+from metaq.protocol.sysflag import TRANSACTION_TYPE
+from tests.support.broker import BrokerProcess, wait_until
+from tests.support.messages import count, pairs_of, records, send, send_header, sent
+from tests.support.remoting import RemotingClient
+
+TOPIC: Final = "once"
+WINDOW_MS: Final = 600_000
+DEADLINE_S: Final = 60.0
+ENGINES: Final = pytest.mark.parametrize("engine", ["rocksdict", "sqlite3"])
+
+
+def create(client: RemotingClient, topic: str = TOPIC, window_ms: int = WINDOW_MS) -> None:
+    fields = {"topic": topic, "defaultTopic": "TBW102", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6"}
+    fields |= {"topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false"}
+    fields["attributes"] = f"+dedupe.window.ms={window_ms}"
+    answer = client.call(Request.UPDATE_AND_CREATE_TOPIC, fields)
+    assert answer.code == Response.SUCCESS, answer.remark
+
+
+def put(client: RemotingClient, ident: str, body: bytes = b"x", *, partition: int = 0, more: str = "") -> dict[str, str]:
+    """Send a message with an id; the fields of the answer."""
+    return sent_when_ready(client, send_header(TOPIC, f"UNIQ_KEY\x01{ident}\x02{more}", partition=partition), body)
+
+
+def sent_when_ready(
+    client: RemotingClient, header: SendMessage, body: bytes, code: int = Request.SEND_MESSAGE_V2
+) -> dict[str, str]:
+    """Send until the broker has read the ids of before its start; the fields of the answer."""
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        answer = client.response(send(client, header, body, code))
+        if answer.code == Response.SUCCESS:
+            return answer.fields
+        assert answer.code == Response.SYSTEM_BUSY and time.monotonic() < deadline, answer.remark
+        time.sleep(0.01)
+
+
+@ENGINES
+def test_a_message_is_stored_once_over_kills_and_restarts(tmp_path: Path, engine: str) -> None:
+    """E-07, D-1, D-2: whatever the partition and the body; other ids, and topics without a window, are not concerned."""
+    flags = ("--timer-engine", engine, "--checkpoint-interval-ms", "50", "--sweep-interval-ms", "10")
+    with BrokerProcess(tmp_path / "data", *flags) as broker:
+        with RemotingClient(broker.host, broker.port) as client:
+            create(client)
+            first = {ident: put(client, ident, partition=2) for ident in ("a", "b", "c")}
+            assert len({fields["msgId"] for fields in first.values()}) == 3
+            assert first["a"]["queueId"] == "2"
+            assert {ident: put(client, ident, b"other", partition=1) for ident in first} == first
+            header = send_header("free", "UNIQ_KEY\x01a\x02")
+            assert len({sent(client, send(client, header, b"x"))["msgId"] for _ in range(2)}) == 2
+        for end in (broker.kill, broker.terminate, broker.kill):
+            end()
+            broker.restart(same_port=True)
+            with RemotingClient(broker.host, broker.port) as client:
+                assert {ident: put(client, ident, partition=3) for ident in first} == first
+                first[f"new {len(first)}"] = put(client, f"new {len(first)}", partition=2)
+        with RemotingClient(broker.host, broker.port) as client:
+            assert [count(client, TOPIC, partition) for partition in range(4)] == [0, 0, 6, 0]
+
+
+def test_many_at_once_are_each_stored_once(tmp_path: Path) -> None:
+    """D-1: in one turn, in the turns after it, with a property of their own."""
+    with BrokerProcess(tmp_path / "data", durability="disk") as broker, RemotingClient(broker.host, broker.port) as client:
+        create(client)
+        headers = [send_header(TOPIC, f"UNIQ_KEY\x01u{n}\x02DEDUPE_ID\x01{n % 50}\x02") for n in range(400)]
+        opaques = [send(client, header, b"x") for header in headers]
+        answers = [sent(client, opaque) for opaque in opaques]
+        assert answers == answers[:50] * 8
+        assert count(client, TOPIC) == 50
+
+
+def test_batches_halves_and_delayed_ones(tmp_path: Path) -> None:
+    """E-07: a batch by its first message, a half by itself, a delayed message by what waits; its copy is none."""
+    with BrokerProcess(tmp_path / "data", "--sweep-interval-ms", "10") as broker:
+        answers: list[list[dict[str, str]]] = []
+        for _ in range(2):
+            with RemotingClient(broker.host, broker.port) as client:
+                if not answers:
+                    create(client)
+                items = [BatchItem(0, b"1", "UNIQ_KEY\x01b1\x02"), BatchItem(0, b"22", "UNIQ_KEY\x01b2\x02")]
+                header = send_header(TOPIC)._replace(batch=True)
+                batch = sent_when_ready(client, header, encode_batch(items), Request.SEND_BATCH_MESSAGE)
+                half = send_header(TOPIC, "UNIQ_KEY\x01h\x02TRAN_MSG\x01true\x02PGROUP\x01pg\x02", sys_flag=TRANSACTION_TYPE)
+                halved = sent_when_ready(client, half, b"half")
+                level = put(client, "l", more="DELAY\x011\x02")
+                timer = put(client, "t", more="TIMER_DELAY_MS\x01300\x02", partition=1)
+                answers.append([batch, halved, level, timer, put(client, "b2")])
+                wait_until(lambda: count(client, TOPIC, 1) == 1, DEADLINE_S, "the delayed message is delivered")
+                assert put(client, "t", partition=1)["msgId"] == timer["msgId"]
+            broker.restart(same_port=True)
+        assert answers[0] == answers[1]
+        batch, halved, _, timer, second = answers[0]
+        assert batch["msgId"].split(",")[1] == second["msgId"] and "recallHandle" in timer and halved["transactionId"] == "h"
+        with RemotingClient(broker.host, broker.port) as client:
+            wait_until(lambda: count(client, TOPIC) == 3, DEADLINE_S, "the message of level 1 is delivered")
+            assert count(client, TOPIC, 1) == 1
+            copy = "".join(f"{name}\x01{value}\x02" for name, value in pairs_of(records(client, TOPIC, 1)[0]).items())
+            sent(client, send(client, send_header(TOPIC, copy, partition=1), b"on its way again"))
+            assert count(client, TOPIC, 1) == 2
+
+
+def test_a_window_ends_and_a_new_topic_knows_nothing(tmp_path: Path) -> None:
+    """D-2: after two windows an id may come again; so may one whose message was in a topic that was deleted."""
+    flags = ("--checkpoint-interval-ms", "50")
+    with BrokerProcess(tmp_path / "data", *flags) as broker, RemotingClient(broker.host, broker.port) as client:
+        create(client, window_ms=200)
+        first = put(client, "a")
+        wait_until(lambda: put(client, "a") != first, DEADLINE_S, "the window is over", pause_s=0.25)
+        create(client)
+        again = put(client, "a")
+        assert put(client, "a") == again
+        assert client.call(Request.DELETE_TOPIC_IN_BROKER, {"topic": TOPIC}).code == Response.SUCCESS
+        create(client)
+        assert put(client, "a") != again
