@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from metaq.leases.events import Acked, Changed, Dead, LeaseEvent, Passed, Popped, Repeated, Reset, Whole
-from metaq.leases.state import PartitionLeases, Standing
+from metaq.leases.state import PartitionLeases, ReceiptState
 
 SHIFT_MS = 1_700_000_000_000
 END = 200
@@ -144,12 +144,12 @@ class Leases(RuleBasedStateMachine):
             found = self.state.find(ordinal)
             assert found is not None
             assert (found.pop_ms, found.times, found.first_ms) == (each.pop_ms, each.times, each.first_ms)
-            over = Standing.OVER if each.due_ms <= self.now_ms else Standing.LEASED
-            assert self.state.standing(ordinal, each.pop_ms) is over
-            assert self.state.standing(ordinal, each.pop_ms - 1) is Standing.AGAIN
-        assert self.state.standing(self.next, 0) is Standing.UNKNOWN
+            over = ReceiptState.OVER if each.due_ms <= self.now_ms else ReceiptState.LEASED
+            assert self.state.receipt_state(ordinal, each.pop_ms) is over
+            assert self.state.receipt_state(ordinal, each.pop_ms - 1) is ReceiptState.AGAIN
+        assert self.state.receipt_state(self.next, 0) is ReceiptState.UNKNOWN
         closed = next((ordinal for ordinal in range(self.next) if ordinal not in self.open), None)
-        assert closed is None or self.state.standing(closed, 0) is Standing.DONE
+        assert closed is None or self.state.receipt_state(closed, 0) is ReceiptState.DONE
 
 
 Leases.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
