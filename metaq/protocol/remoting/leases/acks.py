@@ -5,8 +5,8 @@
     {"brokerName":…,"acks":[{"c":group,"t":topic,"r":"0","so":start,"q":queue,"rq":token,"pt":popMs,"it":invisibleMs,"b":bits},…]}
 
 ``t`` is the topic of the pop, ``r`` the mark that says whether the messages came from a retry topic instead
-(``metaq.protocol.remoting.leases.pop``). Bit i of the bits, the least significant of a byte first, stands for the offset ``so`` + i.
-They are bytes in base64; some versions of fastjson write a list of numbers. Every member has a long name, too.
+(``metaq.protocol.remoting.leases.pop``). Bit i of the bits, the least significant of a byte first, stands for the offset
+``so`` + i. They are bytes in base64; some versions of fastjson write a list of numbers. Every member has a long name, too.
 """
 
 import base64
