@@ -45,7 +45,7 @@ PARTNERS: Final = read_partners()
 
 
 def pytest_configure() -> None:
-    """Take SIGINT as a person's shell hands it on: a run in the background of a script ignores it, and so would its processes."""
+    """Take SIGINT as usual: a run in the background of a script ignores it, and so would the processes that tests start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
