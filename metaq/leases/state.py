@@ -234,11 +234,11 @@ class PartitionLeases:
             self._waiting.add(ordinal)
             heappush(self._waiting_heap, ordinal)
 
-    def cut(self, end: int) -> list[LeaseEvent]:
+    def cut(self, end: int, shift_ms: int) -> list[LeaseEvent]:
         """Return the events that make the state fit a partition that ends at ``end``, because the log lost what followed."""
         if self.next <= end:
             return []
-        state = self.events(0)
+        state = self.events(shift_ms)
         rows = [row for event in state if isinstance(event, (Whole, More)) for row in event.rows if row.first < end]
         kept = [row._replace(bits=row.bits & ((1 << (end - row.first)) - 1)) for row in rows]
         return [Whole(min(self.base, end), end, [row for row in kept if row.bits])]

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from metaq.leases.events import Acked, Changed, Dead, LeaseEvent, Passed, Popped, Repeated, Reset, Whole
+from metaq.leases.events import Acked, Changed, Dead, LeaseEvent, Passed, Popped, Repeated, Reset
 from metaq.leases.state import PartitionLeases, ReceiptState
 
 SHIFT_MS = 1_700_000_000_000
@@ -122,12 +122,13 @@ class Leases(RuleBasedStateMachine):
 
     @rule(end=st.integers(0, END))
     def log_ends(self, end: int) -> None:
-        for event in self.state.cut(end):
-            assert isinstance(event, Whole)
-            rows = [row._replace(due_ms=row.due_ms + SHIFT_MS) for row in event.rows]
-            self._apply(event._replace(rows=rows))
+        events = self.state.cut(end, SHIFT_MS)
+        for event in events:
+            self._apply(event)
         self.next = min(self.next, end)
         self.open = {ordinal: each for ordinal, each in self.open.items() if ordinal < end}
+        if events:
+            self._shorten()
 
     @invariant()
     def state_is_that_of_the_dictionary(self) -> None:
