@@ -113,10 +113,11 @@ class Leases(RuleBasedStateMachine):
         events, self.state = self.state.events(SHIFT_MS), PartitionLeases(0)
         for event in events:
             self._apply(event)
-        for (
-            ordinal,
-            each,
-        ) in self.open.items():  # a lease is never longer than it was, also one that was given ahead of the clock
+        self._shorten()
+
+    def _shorten(self) -> None:
+        """Take over what a whole state does: a lease is never longer than it was, also one that was given ahead of the clock."""
+        for ordinal, each in self.open.items():
             left_ms = min(each.due_ms - self.now_ms, each.due_ms + SHIFT_MS - each.pop_ms)
             self.open[ordinal] = replace(each, due_ms=self.now_ms + max(0, left_ms))
 
