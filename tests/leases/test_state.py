@@ -116,7 +116,7 @@ class Leases(RuleBasedStateMachine):
         self._shorten()
 
     def _shorten(self) -> None:
-        """Take over what a whole state does: a lease is never longer than it was, also one that was given ahead of the clock."""
+        """Shorten leases that were given ahead of the clock, as a whole state does: no lease becomes longer than it was."""
         for ordinal, each in self.open.items():
             left_ms = min(each.due_ms - self.now_ms, each.due_ms + SHIFT_MS - each.pop_ms)
             self.open[ordinal] = replace(each, due_ms=self.now_ms + max(0, left_ms))
