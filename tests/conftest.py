@@ -7,6 +7,7 @@ the run says how to get it. With REQUIRE_PARTNERS=1, as in CI, every skip of any
 
 import os
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -41,6 +42,12 @@ def read_partners() -> dict[str, Partner]:
 
 
 PARTNERS: Final = read_partners()
+
+
+def pytest_configure() -> None:
+    """Take SIGINT as usual: a run in the background of a script ignores it, and so would the processes that tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> str:

@@ -71,8 +71,8 @@ class Bunch:
             ordinal += 1
 
 
-class Standing(enum.Enum):
-    """What a receipt of a delivery is worth."""
+class ReceiptState(enum.Enum):
+    """The state of the message that a receipt names, as far as it concerns the receipt."""
 
     LEASED = "leased"
     OVER = "over"
@@ -169,16 +169,16 @@ class PartitionLeases:
         bunch = self._wide[index]
         return bunch if bunch.open >> (ordinal - bunch.first) & 1 else None
 
-    def standing(self, ordinal: int, pop_ms: int) -> Standing:
-        """Return what a receipt of a message is worth, as of the last ``settle``."""
+    def receipt_state(self, ordinal: int, pop_ms: int) -> ReceiptState:
+        """Return what has become of the delivery that a receipt names, as of the last ``settle``."""
         if not 0 <= ordinal < self.next:
-            return Standing.UNKNOWN
+            return ReceiptState.UNKNOWN
         bunch = self.find(ordinal)
         if bunch is None:
-            return Standing.DONE
+            return ReceiptState.DONE
         if bunch.pop_ms != pop_ms:
-            return Standing.AGAIN
-        return Standing.OVER if ordinal in self._waiting else Standing.LEASED
+            return ReceiptState.AGAIN
+        return ReceiptState.OVER if ordinal in self._waiting else ReceiptState.LEASED
 
     def events(self, shift_ms: int) -> list[LeaseEvent]:
         """Return the whole state as events."""
@@ -234,11 +234,11 @@ class PartitionLeases:
             self._waiting.add(ordinal)
             heappush(self._waiting_heap, ordinal)
 
-    def cut(self, end: int) -> list[LeaseEvent]:
+    def cut(self, end: int, shift_ms: int) -> list[LeaseEvent]:
         """Return the events that make the state fit a partition that ends at ``end``, because the log lost what followed."""
         if self.next <= end:
             return []
-        state = self.events(0)
+        state = self.events(shift_ms)
         rows = [row for event in state if isinstance(event, (Whole, More)) for row in event.rows if row.first < end]
         kept = [row._replace(bits=row.bits & ((1 << (end - row.first)) - 1)) for row in rows]
         return [Whole(min(self.base, end), end, [row for row in kept if row.bits])]

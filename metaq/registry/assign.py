@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from metaq.errors import ConfigError
 from metaq.message import MessageQueue
-from metaq.protocol.remoting.pop import ALL_QUEUES
+from metaq.protocol.remoting.leases.pop import ALL_QUEUES
 
 Assign = Callable[[str, Collection[MessageQueue], Collection[str]], list[MessageQueue]]
 """A function of a client's id, all queues and the ids of all clients of the group; it returns the client's queues, sorted."""

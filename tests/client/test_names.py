@@ -45,6 +45,7 @@ MAKE_AT_ONCE: Final = {
     "transactions",
     "replicas",
     "offset_export",
+    "timers",
 }
 """Do not wait, so they are not awaited."""
 

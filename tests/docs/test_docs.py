@@ -243,12 +243,12 @@ def promised() -> Iterator[str]:
             ((1, 142),),
         ),
         ("RD", ((1, 28), (101, 107))),
-        ("MY", ((6, 16),)),
+        ("MY", ((6, 16), (24, 24), (29, 29), (34, 34))),
         ("ES", ((1, 1), (5, 8), (14, 14), (20, 20), (101, 102))),
     ):
         for first, last in ranges:
             yield from (f"{system}-{number:03d}" for number in range(first, last + 1))
-    yield from ("E-01", "E-02", "E-04", "E-05", "E-06", "E-10", "E-15", "E-17", "E-18", "E-19", "E-20", "E-29", "E-31")
+    yield from ("E-01", "E-02", "E-04", "E-05", "E-06", "E-10", "E-13", "E-15", "E-17", "E-18", "E-19", "E-20", "E-29", "E-31")
 
 
 def test_the_table_of_features_is_complete() -> None:

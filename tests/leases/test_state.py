@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from metaq.leases.events import Acked, Changed, Dead, LeaseEvent, Passed, Popped, Repeated, Reset, Whole
-from metaq.leases.state import PartitionLeases, Standing
+from metaq.leases.events import Acked, Changed, Dead, LeaseEvent, Passed, Popped, Repeated, Reset
+from metaq.leases.state import PartitionLeases, ReceiptState
 
 SHIFT_MS = 1_700_000_000_000
 END = 200
@@ -113,21 +113,23 @@ class Leases(RuleBasedStateMachine):
         events, self.state = self.state.events(SHIFT_MS), PartitionLeases(0)
         for event in events:
             self._apply(event)
-        for (
-            ordinal,
-            each,
-        ) in self.open.items():  # a lease is never longer than it was, also one that was given ahead of the clock
+        self._shorten()
+
+    def _shorten(self) -> None:
+        """Shorten leases that were given ahead of the clock, as a whole state does: no lease becomes longer than it was."""
+        for ordinal, each in self.open.items():
             left_ms = min(each.due_ms - self.now_ms, each.due_ms + SHIFT_MS - each.pop_ms)
             self.open[ordinal] = replace(each, due_ms=self.now_ms + max(0, left_ms))
 
     @rule(end=st.integers(0, END))
     def log_ends(self, end: int) -> None:
-        for event in self.state.cut(end):
-            assert isinstance(event, Whole)
-            rows = [row._replace(due_ms=row.due_ms + SHIFT_MS) for row in event.rows]
-            self._apply(event._replace(rows=rows))
+        events = self.state.cut(end, SHIFT_MS)
+        for event in events:
+            self._apply(event)
         self.next = min(self.next, end)
         self.open = {ordinal: each for ordinal, each in self.open.items() if ordinal < end}
+        if events:
+            self._shorten()
 
     @invariant()
     def state_is_that_of_the_dictionary(self) -> None:
@@ -144,12 +146,12 @@ class Leases(RuleBasedStateMachine):
             found = self.state.find(ordinal)
             assert found is not None
             assert (found.pop_ms, found.times, found.first_ms) == (each.pop_ms, each.times, each.first_ms)
-            over = Standing.OVER if each.due_ms <= self.now_ms else Standing.LEASED
-            assert self.state.standing(ordinal, each.pop_ms) is over
-            assert self.state.standing(ordinal, each.pop_ms - 1) is Standing.AGAIN
-        assert self.state.standing(self.next, 0) is Standing.UNKNOWN
+            over = ReceiptState.OVER if each.due_ms <= self.now_ms else ReceiptState.LEASED
+            assert self.state.receipt_state(ordinal, each.pop_ms) is over
+            assert self.state.receipt_state(ordinal, each.pop_ms - 1) is ReceiptState.AGAIN
+        assert self.state.receipt_state(self.next, 0) is ReceiptState.UNKNOWN
         closed = next((ordinal for ordinal in range(self.next) if ordinal not in self.open), None)
-        assert closed is None or self.state.standing(closed, 0) is Standing.DONE
+        assert closed is None or self.state.receipt_state(closed, 0) is ReceiptState.DONE
 
 
 Leases.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

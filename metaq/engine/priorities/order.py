@@ -7,7 +7,7 @@ ALL: Final = 100
 """Pops of which ``priority_factor`` says how many go by priority."""
 
 
-class Ready(NamedTuple):
+class ReadyPartition(NamedTuple):
     """A partition with messages that a pop may take."""
 
     partition: int
@@ -15,7 +15,7 @@ class Ready(NamedTuple):
     """How long the oldest of them has been ready."""
 
 
-def pop_order(ready: Iterable[Ready], *, levels: int, factor: int, pops: int, max_wait_ms: int) -> list[int]:
+def pop_order(ready: Iterable[ReadyPartition], *, levels: int, factor: int, pops: int, max_wait_ms: int) -> list[int]:
     """Return the partitions in the order in which a pop takes from them: from the highest down, but for two brakes.
 
     Partitions whose oldest message has waited for more than ``max_wait_ms`` come first (0: none does), the longest wait first.

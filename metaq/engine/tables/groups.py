@@ -16,7 +16,7 @@ from metaq.errors import BadRequest, Overloaded, RequestFailed
 from metaq.message import DEAD_PREFIX, MAX_PARTITIONS, RETRY_PREFIX
 from metaq.protocol.record import MAX_TOPIC_LENGTH
 from metaq.protocol.remoting import attributes as names
-from metaq.protocol.remoting.attributes import GROUP_ATTRIBUTES, changed, check_attributes, number, word
+from metaq.protocol.remoting.attributes import GROUP_ATTRIBUTES, changed, check_attributes, number, word_attribute
 from metaq.protocol.remoting.codes import Response
 from metaq.protocol.remoting.fastjson import shown
 from metaq.store.files.disk import Disk
@@ -85,17 +85,17 @@ class Group:
     @property
     def order(self) -> str:
         """The messages that are given one after the other: ``none``, those of a ``partition`` or of a ``key``."""
-        return word(GROUP_ATTRIBUTES, self.attributes, names.ORDER)
+        return word_attribute(GROUP_ATTRIBUTES, self.attributes, names.ORDER)
 
     @property
     def lease_acks(self) -> str:
         """When an ack is answered: when it is ``appended``, or ``safe`` as a put."""
-        return word(GROUP_ATTRIBUTES, self.attributes, names.LEASE_ACKS)
+        return word_attribute(GROUP_ATTRIBUTES, self.attributes, names.LEASE_ACKS)
 
     @property
     def lease_aged_out(self) -> str:
         """The end of an open message whose segment is deleted: ``dead`` letter or ``drop``."""
-        return word(GROUP_ATTRIBUTES, self.attributes, names.LEASE_AGED_OUT)
+        return word_attribute(GROUP_ATTRIBUTES, self.attributes, names.LEASE_AGED_OUT)
 
     @property
     def retry_topic(self) -> str:

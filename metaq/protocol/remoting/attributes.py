@@ -79,7 +79,7 @@ def number(known: Known, attributes: Mapping[str, str], name: str) -> int:
     return int(attributes.get(name, known[name].default))
 
 
-def word(known: Known, attributes: Mapping[str, str], name: str) -> str:
+def word_attribute(known: Known, attributes: Mapping[str, str], name: str) -> str:
     """Return the value of an attribute that is a word, or its default."""
     return attributes.get(name, str(known[name].default))
 

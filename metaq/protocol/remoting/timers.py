@@ -63,25 +63,9 @@ def decode_object(body: bytes | memoryview) -> dict[str, Any]:
     return value
 
 
-def text_of(members: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    """Return a text in a request. Raise ``BadRequest`` when it is missing without a default, or of another type."""
-    value = members.get(name, default)
-    if not isinstance(value, str):
-        raise BadRequest(f"{name} is {fastjson.shown(value)[:60]}, not a text")
-    return value
-
-
-def number_of(members: Mapping[str, Any], name: str, default: int) -> int:
-    """Return a number in a request. Raise ``BadRequest`` when it is of another type."""
-    value = members.get(name, default)
-    if type(value) is not int:
-        raise BadRequest(f"{name} is {fastjson.shown(value)[:60]}, not a number")
-    return value
-
-
 def limit_of(members: Mapping[str, Any]) -> int:
     """Return how many rows a request wants. Raise ``BadRequest`` when that is not from 1 to ``MOST_ROWS``."""
-    limit = number_of(members, "limit", MOST_ROWS)
+    limit = fastjson.number_of(members, "limit", MOST_ROWS)
     if not 1 <= limit <= MOST_ROWS:
         raise BadRequest(f"limit is {limit}, not a number from 1 to {MOST_ROWS}")
     return limit
@@ -90,7 +74,7 @@ def limit_of(members: Mapping[str, Any]) -> int:
 def body_of(members: Mapping[str, Any]) -> bytes:
     """Return the body of a message in a request. Raise ``BadRequest`` when it is not in base64."""
     try:
-        return b64decode(text_of(members, "body", ""), validate=True)
+        return b64decode(fastjson.text_of(members, "body", ""), validate=True)
     except binascii.Error as error:
         raise BadRequest(f"body is not base64: {error}") from error
 

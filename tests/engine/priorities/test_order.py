@@ -5,16 +5,18 @@ from collections import Counter, deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.engine.priorities.order import Ready, pop_order
+from metaq.engine.priorities.order import ReadyPartition, pop_order
 
 WAIT_MS = 1000
 READY = st.dictionaries(st.integers(0, 9), st.integers(0, 3 * WAIT_MS)).map(
-    lambda ages: [Ready(*pair) for pair in ages.items()]
+    lambda ages: [ReadyPartition(*pair) for pair in ages.items()]
 )
 
 
 @given(READY, st.integers(0, 100), st.integers(0, 10_000), st.sampled_from([0, WAIT_MS]))
-def test_a_higher_level_is_passed_over_by_the_brakes_only(ready: list[Ready], factor: int, pops: int, max_wait_ms: int) -> None:
+def test_a_higher_level_is_passed_over_by_the_brakes_only(
+    ready: list[ReadyPartition], factor: int, pops: int, max_wait_ms: int
+) -> None:
     """R-1: all are looked at, once each; whoever is before a higher level is aged, or the one whose turn it is."""
     order = pop_order(ready, levels=10, factor=factor, pops=pops, max_wait_ms=max_wait_ms)
     ages = dict(ready)
@@ -31,7 +33,7 @@ def test_a_higher_level_is_passed_over_by_the_brakes_only(ready: list[Ready], fa
 @given(st.integers(0, 100), st.integers(0, 1000), st.integers(2, 10))
 def test_so_many_of_a_hundred_pops_go_by_priority(factor: int, start: int, levels: int) -> None:
     """MY-034: counted, not by chance; of the others each partition begins as often as any other."""
-    ready = [Ready(partition, 0) for partition in range(levels)]
+    ready = [ReadyPartition(partition, 0) for partition in range(levels)]
     count = 100 * levels
     orders = [
         pop_order(ready, levels=levels, factor=factor, pops=pops, max_wait_ms=WAIT_MS) for pops in range(start, start + count)
@@ -55,7 +57,7 @@ def test_every_message_is_given_after_its_wait_and_what_is_older(arrivals: list[
     while any(queues.values()) or arrivals:
         for partition in arrivals.pop() if arrivals else ():
             queues[partition].append(now)
-        ready = [Ready(partition, now - queue[0]) for partition, queue in queues.items() if queue]
+        ready = [ReadyPartition(partition, now - queue[0]) for partition, queue in queues.items() if queue]
         for partition, queue in queues.items():
             for stored in queue:
                 if now - stored > wait_ms and (partition, stored) not in due:

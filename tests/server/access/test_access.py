@@ -102,6 +102,9 @@ ALLOWED: Final[Mapping[str, tuple[Request, ...]]] = {
         Request.GET_TRANSACTION,
         Request.REPLICA_STATUS,
         Request.EXPORT_OFFSETS,
+        Request.LIST_TIMERS,
+        Request.TIMER_STATS,
+        Request.CRON,
     ),
     ADMINS: (
         Request.PUT_KV_CONFIG,

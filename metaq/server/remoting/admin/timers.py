@@ -12,6 +12,7 @@ from metaq.protocol import properties
 from metaq.protocol.record import decode_record
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.fastjson import number_of, text_of
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.timers import (
     RecurringRow,
@@ -20,8 +21,6 @@ from metaq.protocol.remoting.timers import (
     decode_object,
     encode_rows,
     limit_of,
-    number_of,
-    text_of,
 )
 from metaq.server.access.permissions import Action, demand
 from metaq.server.remoting.later import Later

@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.errors import BadRequest
-from metaq.protocol.remoting.acks import (
+from metaq.protocol.remoting.leases.acks import (
     MOST_ACKS,
     MOST_BIT_BYTES,
     MOST_OFFSETS,
-    Ack,
+    AckRow,
     BatchAck,
     acks_of,
     decode_batch_ack,
     encode_batch_ack,
 )
-from metaq.protocol.remoting.pop import Receipt
+from metaq.protocol.remoting.leases.pop import Receipt
 
 ROW: Final[dict[str, Any]] = {
     "c": "g", "t": "t", "r": "0", "so": 100, "q": 3, "rq": 4711, "pt": 1700000000123, "it": 60000, "b": "BQE=",
@@ -28,7 +28,7 @@ LONG: Final[dict[str, Any]] = {
     "consumerGroup": "g", "topic": "t", "retry": "0", "startOffset": 100, "queueId": 3, "reviveQueueId": 4711,
     "popTime": 1700000000123, "invisibleTime": 60000, "bitSet": [5, 1],
 }  # fmt: skip
-ACK: Final = Ack("g", "t", 0, 100, 3, 4_711, 1_700_000_000_123, 60_000, b"\x05\x01")
+ACK: Final = AckRow("g", "t", 0, 100, 3, 4_711, 1_700_000_000_123, 60_000, b"\x05\x01")
 GOLDEN: Final = (
     b'{"brokerName":"broker-a","acks":[{"c":"g","t":"t","r":"0","so":100,"q":3,"rq":4711,'
     b'"pt":1700000000123,"it":60000,"b":"BQE="}]}'
@@ -38,7 +38,7 @@ numbers = st.integers(0, (1 << 63) - 1)
 int32s = st.integers(0, (1 << 31) - 1)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
 acks = st.builds(
-    Ack, texts, texts, st.integers(0, 2), numbers, int32s, int32s, numbers, numbers, st.binary(max_size=MOST_BIT_BYTES // 8)
+    AckRow, texts, texts, st.integers(0, 2), numbers, int32s, int32s, numbers, numbers, st.binary(max_size=MOST_BIT_BYTES // 8)
 )
 
 
@@ -151,7 +151,7 @@ def test_depth_has_a_limit(opening: bytes) -> None:
 
 
 @given(st.lists(acks, max_size=5), texts)
-def test_batches_round_trip(batch: list[Ack], broker: str) -> None:
+def test_batches_round_trip(batch: list[AckRow], broker: str) -> None:
     """Property: every member, and exactly the offsets whose bits are set."""
     whole = BatchAck(broker, tuple(batch))
     assert decode_batch_ack(encode_batch_ack(whole)) == whole

@@ -5,8 +5,8 @@
     {"brokerName":…,"acks":[{"c":group,"t":topic,"r":"0","so":start,"q":queue,"rq":token,"pt":popMs,"it":invisibleMs,"b":bits},…]}
 
 ``t`` is the topic of the pop, ``r`` the mark that says whether the messages came from a retry topic instead
-(``metaq.protocol.remoting.pop``). Bit i of the bits, the least significant of a byte first, stands for the offset ``so`` + i.
-They are bytes in base64; some versions of fastjson write a list of numbers. Every member has a long name, too.
+(``metaq.protocol.remoting.leases.pop``). Bit i of the bits, the least significant of a byte first, stands for the offset
+``so`` + i. They are bytes in base64; some versions of fastjson write a list of numbers. Every member has a long name, too.
 """
 
 import base64
@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from metaq.errors import BadRequest
 from metaq.protocol.remoting import fastjson
-from metaq.protocol.remoting.pop import Receipt
+from metaq.protocol.remoting.leases.pop import Receipt
 
 MOST_ACKS: Final = 1024
 """Acks in one request."""
@@ -40,7 +40,7 @@ _LONG_NAMES: Final = {
 }
 
 
-class Ack(NamedTuple):
+class AckRow(NamedTuple):
     """An ack of messages that one pop gave of one queue."""
 
     group: str
@@ -65,7 +65,7 @@ class BatchAck(NamedTuple):
     """The body of 200151."""
 
     broker_name: str
-    acks: tuple[Ack, ...]
+    acks: tuple[AckRow, ...]
 
 
 def decode_batch_ack(body: bytes) -> BatchAck:
@@ -100,21 +100,23 @@ def encode_batch_ack(batch: BatchAck) -> bytes:
     return fastjson.encode({"brokerName": batch.broker_name, "acks": rows})
 
 
-def acks_of(group: str, topic: str, receipts: Iterable[Receipt]) -> list[Ack]:
+def acks_of(group: str, topic: str, receipts: Iterable[Receipt]) -> list[AckRow]:
     """Return as few acks as possible for the messages with these receipts, all of the same broker.
 
     Messages that are too far apart for the bits of one ack get several.
     """
-    heads: dict[Ack, int] = {}  # each without its bits
+    heads: dict[AckRow, int] = {}  # each without its bits
     for receipt in sorted(receipts, key=lambda each: each.offset):
         apart = (receipt.offset - receipt.start_offset) // MOST_OFFSETS * MOST_OFFSETS
         start = receipt.start_offset + apart
-        head = Ack(group, topic, receipt.mark, start, receipt.queue, receipt.token, receipt.pop_ms, receipt.invisible_ms, b"")
+        head = AckRow(
+            group, topic, receipt.mark, start, receipt.queue, receipt.token, receipt.pop_ms, receipt.invisible_ms, b""
+        )
         heads[head] = heads.get(head, 0) | 1 << receipt.offset - start
     return [head._replace(bits=bits.to_bytes((bits.bit_length() + 7) // 8, "little")) for head, bits in heads.items()]
 
 
-def _ack(members: Mapping[str, Any]) -> Ack:
+def _ack(members: Mapping[str, Any]) -> AckRow:
     row = {short: members.get(short, members.get(long)) for short, long in _LONG_NAMES.items()}
     mark = fastjson.text_of(row, "r", MARKS[0])
     if mark not in MARKS:
@@ -123,7 +125,7 @@ def _ack(members: Mapping[str, Any]) -> Ack:
     for name, number in numbers.items():
         if number < 0:
             raise BadRequest(f"JSON body: {name} is {number}, which is negative")
-    return Ack(
+    return AckRow(
         fastjson.text_of(row, "c"),
         fastjson.text_of(row, "t"),
         int(mark),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from metaq.errors import BadRequest, ReceiptInvalid
 from metaq.message import TopicPartition
 from metaq.protocol.remoting.headers import Int32, decode_header, encode_header
-from metaq.protocol.remoting.pop import (
+from metaq.protocol.remoting.leases.pop import (
     AckMessage,
     ChangeAnswer,
     ChangeInvisibleTime,
@@ -20,7 +20,7 @@ from metaq.protocol.remoting.pop import (
     PollingInfo,
     PopAnswer,
     PopMessage,
-    Popped,
+    PoppedQueue,
     Receipt,
     decode_receipt,
     describe,
@@ -105,21 +105,21 @@ def test_answers_have_rocketmqs_names(answer: tuple[Any, ...], fields: dict[str,
 
 def test_description_is_as_java_clients_split_it() -> None:
     """One entry a queue, separated by semicolons, in the order of the body."""
-    popped = [Popped(3, (117, 118, 120)), Popped(0, (7,))]
+    popped = [PoppedQueue(3, (117, 118, 120)), PoppedQueue(0, (7,))]
     assert describe(popped) == ("0 3 117;0 0 7", "0 3 117,118,120;0 0 7", None)
     assert describe([]) == ("", "", None)
 
 
 def test_times_are_told_when_order_was_asked_for() -> None:
     """The fewest of a queue for clients that know no more, and those that differ, by offset."""
-    popped = [Popped(3, (117, 118), (2, 0)), Popped(0, (7,), (1,)), Popped(1, (4, 5), (0, 0))]
+    popped = [PoppedQueue(3, (117, 118), (2, 0)), PoppedQueue(0, (7,), (1,)), PoppedQueue(1, (4, 5), (0, 0))]
     assert describe(popped).order_count_info == "0 3 0;0 qo3%117 2;0 0 1;0 1 0"
 
 
 def test_a_queue_that_comes_twice_is_an_error_of_the_program() -> None:
     """A Java client would throw the whole answer away."""
     with pytest.raises(ValueError, match="comes twice"):
-        describe([Popped(3, (1,)), Popped(3, (2,))])
+        describe([PoppedQueue(3, (1,)), PoppedQueue(3, (2,))])
 
 
 def counts_of(info: str | None) -> dict[str, int]:
@@ -136,7 +136,7 @@ answers = st.dictionaries(st.integers(0, 1023), offset_lists, max_size=8)
 @given(answers, st.randoms(use_true_random=False))
 def test_clients_find_every_message_in_the_description(answer: dict[int, list[int]], random: Any) -> None:
     """Property: what is built here, a client reads as the place and the times of each record of the body."""
-    popped = [Popped(queue, offsets, [random.randrange(4) for _ in offsets]) for queue, offsets in answer.items()]
+    popped = [PoppedQueue(queue, offsets, [random.randrange(4) for _ in offsets]) for queue, offsets in answer.items()]
     described = describe(popped)
     header = PopAnswer(17, 60_000, Int32(4_711), 0, *described)
     fields = encode_header(header)
