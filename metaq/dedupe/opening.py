@@ -12,7 +12,7 @@ from metaq.store.files.filecache import Read, Run, read_here
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.log.window import Window
 from metaq.store.messagestore import MessageStore
-from metaq.store.ordered.following import fits
+from metaq.store.ordered.following import has_end
 from metaq.store.ordered.ordered import EngineName, Ordered, open_ordered, remove_ordered
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def open_seen(store: MessageStore, folder: Path, engine: EngineName, windows: Wi
 def _misfit(log: CommitLog, index: Ordered, windows: Windows) -> str | None:
     """Return why an index does not fit the log and the windows."""
     assert index.covered is not None
-    if not fits(log, index.covered):
+    if not has_end(log, index.covered):
         return f"it covers the log up to {index.covered.log_offset}, where this log has no record, or another one"
     if not windows.items() <= windows_in(index).items():
         return "topics have other windows than when it was made"

@@ -25,7 +25,7 @@ from metaq.protocol.remoting.batch import decode_batch
 from metaq.protocol.remoting.codes import READ, WRITE, Request, Response
 from metaq.protocol.remoting.headers import decode_header, with_names
 from metaq.protocol.remoting.heartbeats import Heartbeat, decode_heartbeat, decode_queue_set, encode_locked
-from metaq.protocol.remoting.recall import DELIVERED, TIMER_STATE, RecallHandle, decode_recall, encode_recall
+from metaq.protocol.remoting.recall import DELIVERED, TIMER_STATE, decode_recall
 from metaq.protocol.remoting.routes import (
     BrokerData,
     ClusterInfo,
@@ -38,7 +38,7 @@ from metaq.protocol.remoting.routes import (
 from metaq.protocol.sql92 import compile_expression
 from metaq.protocol.subscription import ExpressionKind, Subscription, parse_subscription
 from metaq.testing.halves import Halves
-from metaq.testing.log import ADDRESS, BROKER_NAME, Letter, Log, decode
+from metaq.testing.log import ADDRESS, BROKER_NAME, Letter, Log, answer_of, decode
 from metaq.testing.session import InMemorySession
 from metaq.timers.handles import read_handle
 
@@ -270,15 +270,7 @@ class InMemoryBroker:
             beat = self._beats.get(session, Heartbeat("", (), ()))  # the heartbeat that names the group may still be in flight
             self._beats[session] = beat._replace(producers=(*beat.producers, common.get(names.PRODUCER_GROUP, "")))
         placed = [put(letter) for letter in letters]
-        fields = {
-            "msgId": ",".join(place.offset_id for place in placed),
-            "queueId": str(letters[0].partition),
-            "queueOffset": str(placed[0].queue_offset),
-        }
-        if (handle := placed[0].handle) is not None:
-            key = common.get(names.UNIQUE_KEY, "")
-            fields["recallHandle"] = encode_recall(RecallHandle(topic, BROKER_NAME, handle.due_ms, key, str(handle)))
-        return self._log.answered(once, ClientAnswer(fields=fields))
+        return self._log.answered(once, answer_of(letters[0], placed))
 
     def _cancel(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = _fields(headers.RecallMessage, request)

@@ -5,6 +5,7 @@ import secrets
 import struct
 import time
 import zlib
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from metaq.client.connecting.transport import ClientAnswer
@@ -17,6 +18,7 @@ from metaq.protocol.ids import OffsetId, encode_offset_id
 from metaq.protocol.priority import one_level
 from metaq.protocol.record import FIXED_SIZE, HEADER, MAGIC
 from metaq.protocol.remoting.attributes import MESSAGE_TYPE, PRIORITY_TYPE, TOPIC_ATTRIBUTES, changed, read_changes
+from metaq.protocol.remoting.recall import RecallHandle, encode_recall
 from metaq.timers.handles import Handle, handle_of
 from metaq.timers.records import key_of
 
@@ -234,3 +236,16 @@ def _due_ms(pairs: dict[str, str], now_ms: int) -> int | None:
 
 def _offset_id(log_offset: int) -> str:
     return encode_offset_id(OffsetId(HOST, PORT, LogOffset(log_offset)))
+
+
+def answer_of(letter: Letter, placed: Sequence[LogPlace]) -> ClientAnswer:
+    """Return the answer to a message, or to a batch that begins with it, which is stored at these places."""
+    fields = {
+        "msgId": ",".join(place.offset_id for place in placed),
+        "queueId": str(letter.partition),
+        "queueOffset": str(placed[0].queue_offset),
+    }
+    if (handle := placed[0].handle) is not None:
+        key = letter.properties.get(names.UNIQUE_KEY, "")
+        fields["recallHandle"] = encode_recall(RecallHandle(letter.topic, BROKER_NAME, handle.due_ms, key, str(handle)))
+    return ClientAnswer(fields=fields)

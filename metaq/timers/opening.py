@@ -9,7 +9,7 @@ from typing import Final
 from metaq.errors import IndexFailed, StoreError
 from metaq.store.files.filecache import Run, read_here
 from metaq.store.messagestore import MessageStore
-from metaq.store.ordered.following import fits
+from metaq.store.ordered.following import has_end
 from metaq.store.ordered.ordered import EngineName, Ordered, open_ordered, remove_ordered
 from metaq.timers.fold import READ_BYTES, Fold, place_of
 from metaq.timers.pending import Pending
@@ -30,7 +30,7 @@ def open_pending(store: MessageStore, folder: Path, engine: EngineName, run: Run
     """
     index, reason = open_ordered(folder, engine)
     # Before a segment is deleted, all that is pending in it is stored again: what an index that ends there lacks is in the log.
-    if reason is None and index.covered is not None and not fits(store.log, index.covered):
+    if reason is None and index.covered is not None and not has_end(store.log, index.covered):
         reason = f"it covers the log up to {index.covered.log_offset}, where this log has no record, or another one"
         index = _anew(index, folder, engine)
     try:

@@ -16,6 +16,6 @@ def checksum_before(log: CommitLog, end: int) -> int:
     return zlib.crc32(read_here(log.file(segment), CHECKSUM_SIZE, end - CHECKSUM_SIZE - segment.base))
 
 
-def fits(log: CommitLog, covered: Covered) -> bool:
+def has_end(log: CommitLog, covered: Covered) -> bool:
     """Return whether a log still has the record at which an index ends."""
     return log.begin < covered.log_offset <= log.end and checksum_before(log, covered.log_offset) == covered.checksum
