@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from metaq.errors import ConfigError
-from metaq.message import Durability
+from metaq.message import LONGEST_WINDOW_MS, Durability
 
 ENVIRONMENT_PREFIX: Final = "METAQ_"
 ENVIRONMENT_OF_CLIENTS: Final = frozenset(("METAQ_BROKER", "METAQ_REGISTRY", "METAQ_USER", "METAQ_PASSWORD", "METAQ_TLS_CA"))
@@ -63,10 +63,6 @@ _LIVE: Final[dict[str, Any]] = {"live": True}
 def _live(default: Any, **rules: Any) -> Any:
     """Return a ``Field`` that can change while the process runs: all code that uses it takes the new value at a reload."""
     return Field(default, json_schema_extra=_LIVE, **rules)
-
-
-LONGEST_WINDOW_MS: Final = 7 * 24 * 3_600_000
-"""The longest window in which a topic knows the ids of its messages."""
 
 
 class TopicSettings(BaseModel):

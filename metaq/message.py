@@ -14,6 +14,8 @@ TextPosition = NewType("TextPosition", int)
 
 MAX_PARTITIONS: Final = 1024
 """The most partitions that a topic may have on one broker."""
+LONGEST_WINDOW_MS: Final = 7 * 24 * 3_600_000
+"""The longest window in which a topic knows the ids of its messages."""
 
 RETRY_PREFIX: Final = "%RETRY%"
 DEAD_PREFIX: Final = "%DLQ%"

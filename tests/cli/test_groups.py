@@ -183,12 +183,14 @@ def test_dead_letters_are_listed_and_sent_again_to_their_topic(cli: Cli, client:
 
 
 def test_a_dead_letter_goes_to_its_group_alone(cli: Cli, client: Client) -> None:
-    """SG-074: under its old id, and no other group sees it."""
+    """SG-074, E-07: under an id of its own, so that no window takes it for a duplicate, and no other group sees it."""
     ids = dead_letters(cli, client, "letters", "senders", 1)
     healed: list[str] = []
     with client.listen("letters", "senders", lambda message: healed.append(message.id), consume_from=FIRST):
-        cli.run("dlq", "replay", "senders", "--to", "group", "--yes")
-        wait_until(lambda: healed == ids, DEADLINE_S, "it comes once more")
+        replayed = cli.rows("dlq", "replay", "senders", "--to", "group", "--yes")
+        wait_until(lambda: healed == [row["new_id"] for row in replayed], DEADLINE_S, "it comes once more")
+    assert [row["id"] for row in replayed] == ids
+    assert healed != ids
     assert len(cli.rows("message", "query", "letters", "--from", "1h")) == 1
 
 

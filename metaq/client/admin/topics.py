@@ -7,9 +7,8 @@ from metaq.client import checks
 from metaq.client.admin.brokers import BrokerAdmin
 from metaq.client.admin.views import BrokerView, QueueView, TopicView, read_queues
 from metaq.client.connecting.transport import RemotingRequest, successful
-from metaq.config import LONGEST_WINDOW_MS
 from metaq.errors import BadRequest, RouteNotFound, RouteProblem
-from metaq.message import DEFAULT_TOPIC, MessageQueue
+from metaq.message import DEFAULT_TOPIC, LONGEST_WINDOW_MS, MessageQueue
 from metaq.protocol.remoting import headers
 from metaq.protocol.remoting.attributes import (
     DEDUPE_WINDOW_MS,

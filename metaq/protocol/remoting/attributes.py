@@ -8,8 +8,8 @@ the bare names.
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from metaq.config import LONGEST_WINDOW_MS
 from metaq.errors import BadRequest
+from metaq.message import LONGEST_WINDOW_MS
 
 MOST_CHARACTERS: Final = 4096
 """Characters of the changes in one header."""
