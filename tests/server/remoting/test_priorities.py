@@ -162,3 +162,25 @@ def test_a_text_put_without_priority_has_the_lowest(broker: BrokerProcess, clien
         ((status, _),) = talk.ask(f"put {TOPIC} 3 1 0 1\r\nx".encode())
         assert status == 500
     assert count(client, TOPIC, 0) == before + 4
+
+
+def test_a_message_with_an_id_is_stored_once_at_the_priority_of_the_first(client: RemotingClient) -> None:
+    """MY-029, E-07: answers tell the partition of its priority, whatever a later one with its id asks for, in batches too."""
+    topic = "once"
+    attributes = "+message.type=PRIORITY,+dedupe.window.ms=600000"
+    ask(client, Request.UPDATE_AND_CREATE_TOPIC, **(JAVA_CREATE | {"topic": topic, "attributes": attributes}))
+
+    def put(ident: str, priority: int) -> dict[str, str]:
+        header = send_header(topic, f"UNIQ_KEY\x01{ident}\x02{PRIORITY.format(priority)}")
+        return sent(client, send(client, header, b"x"))
+
+    def put_batch(priority: int) -> dict[str, str]:
+        items = [BatchItem(0, b"x", f"UNIQ_KEY\x01{ident}\x02{PRIORITY.format(priority)}") for ident in ("b1", "b2")]
+        header = send_header(topic)._replace(batch=True)
+        return sent(client, send(client, header, encode_batch(items), Request.SEND_BATCH_MESSAGE))
+
+    first, batch = put("a", 2), put_batch(1)
+    assert (first["queueId"], batch["queueId"]) == ("2", "1")
+    assert (put("a", 0), put_batch(0)) == (first, batch)
+    assert put("b2", 0)["queueId"] == "1"
+    assert [count(client, topic, partition) for partition in range(3)] == [0, 2, 1]
