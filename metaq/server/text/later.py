@@ -8,6 +8,7 @@ import gevent
 from metaq.dedupe.records import First, StoredAs
 from metaq.engine.context import Context
 from metaq.engine.dedupe.dedupe import ColdIds, Dedupe
+from metaq.engine.priorities.levels import prioritize
 from metaq.engine.timers.cancelling import Cancels
 from metaq.engine.timers.timers import Timers
 from metaq.engine.writing import Draft, Placed, stage
@@ -46,8 +47,11 @@ class LaterHandler:
                 raise BadRequest("the options priority= and key= are not available in a transaction")
             queue = self._puts.partition(session, put)
             check_body(put)
-            now_ms, position = self._context.store.clock.now_ms(), queue.text_end
-            draft, due = self._draft(session, command, queue, now_ms), options.due
+            now_ms, due = self._context.store.clock.now_ms(), options.due
+            draft = self._draft(session, command, queue, now_ms)
+            prioritize(self._context.topics, draft)
+            queue = self._context.store.queue(draft.topic, draft.partition)
+            position = queue.text_end
             store = partial(stage, self._context) if due is None else partial(self._timers.send, due_ms=_due_ms(due, now_ms))
             placed, first = self._dedupe.once(draft, partial(store, draft))
         except ColdIds as cold:

@@ -164,6 +164,16 @@ def test_a_text_put_without_priority_has_the_lowest(broker: BrokerProcess, clien
     assert count(client, TOPIC, 0) == before + 4
 
 
+@pytest.mark.parametrize(("priority", "expected"), [(0, "0"), (1, "1"), (7, "2")])
+def test_a_text_put_says_its_priority(broker: BrokerProcess, client: RemotingClient, priority: int, expected: str) -> None:
+    """MY-024, MY-029: whatever partition it asks for; the reply names the one where it is."""
+    before = count(client, TOPIC, int(expected))
+    with Talk(broker) as talk:
+        ((status, text),) = talk.ask(f"put {TOPIC} -1 1 0 priority={priority} 1\r\nx".encode())
+        assert (status, text.split()[1]) == (200, expected)
+    assert count(client, TOPIC, int(expected)) == before + 1
+
+
 def test_a_message_with_an_id_is_stored_once_at_the_priority_of_the_first(client: RemotingClient) -> None:
     """MY-029, E-07: answers tell the partition of its priority, whatever a later one with its id asks for, in batches too."""
     topic = "once"
