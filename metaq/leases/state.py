@@ -87,22 +87,11 @@ class PartitionLeases:
 
     def __init__(self, base: int) -> None:
         """Begin with everything before ``base`` done, and nothing open."""
-        self.next = base
-        """The first ordinal that was never given."""
         self.last_pop_ms = 0
         """The latest ``pop_ms``: that of the next delivery must be greater."""
         self.version = 0
         """A number that rises with every event."""
-        self.open = 0
-        """The number of open messages."""
-        self._wide: list[Bunch] = []  # of several messages, disjoint, sorted
-        self._firsts: list[int] = []  # the first ordinals of these
-        self._single: dict[int, Bunch] = {}
-        self._single_heap: list[int] = []
-        self._due: list[tuple[int, int, Bunch]] = []  # of leased bunches
-        self._entered = 0
-        self._waiting: set[int] = set()
-        self._waiting_heap: list[int] = []
+        self._clear(base)
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -308,10 +297,20 @@ class PartitionLeases:
         if not bunch.open:
             del self._wide[index], self._firsts[index]
 
-    def _clear(self, offset: int) -> None:
-        last_pop_ms, version = self.last_pop_ms, self.version
-        self.__init__(offset)  # type: ignore[misc]
-        self.last_pop_ms, self.version = last_pop_ms, version
+    def _clear(self, base: int) -> None:
+        """Begin again with everything before ``base`` done, and nothing open."""
+        self.next = base
+        """The first ordinal that was never given."""
+        self.open = 0
+        """The number of open messages."""
+        self._wide: list[Bunch] = []  # of several messages, disjoint, sorted
+        self._firsts: list[int] = []  # the first ordinals of these
+        self._single: dict[int, Bunch] = {}
+        self._single_heap: list[int] = []
+        self._due: list[tuple[int, int, Bunch]] = []  # of leased bunches
+        self._entered = 0
+        self._waiting: set[int] = set()
+        self._waiting_heap: list[int] = []
 
     @staticmethod
     def _is_current(entry: tuple[int, int, Bunch]) -> bool:
