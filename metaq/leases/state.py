@@ -93,6 +93,21 @@ class PartitionLeases:
         """A number that rises with every event."""
         self._clear(base)
 
+    def _clear(self, base: int) -> None:
+        """Begin again with everything before ``base`` done, and nothing open."""
+        self.next = base
+        """The first ordinal that was never given."""
+        self.open = 0
+        """The number of open messages."""
+        self._wide: list[Bunch] = []  # of several messages, disjoint, sorted
+        self._firsts: list[int] = []  # the first ordinals of these
+        self._single: dict[int, Bunch] = {}
+        self._single_heap: list[int] = []
+        self._due: list[tuple[int, int, Bunch]] = []  # of leased bunches
+        self._entered = 0
+        self._waiting: set[int] = set()
+        self._waiting_heap: list[int] = []
+
     # -- asking -------------------------------------------------------------------------------------------------------
 
     @property
@@ -296,21 +311,6 @@ class PartitionLeases:
         self.open -= bits.bit_count()
         if not bunch.open:
             del self._wide[index], self._firsts[index]
-
-    def _clear(self, base: int) -> None:
-        """Begin again with everything before ``base`` done, and nothing open."""
-        self.next = base
-        """The first ordinal that was never given."""
-        self.open = 0
-        """The number of open messages."""
-        self._wide: list[Bunch] = []  # of several messages, disjoint, sorted
-        self._firsts: list[int] = []  # the first ordinals of these
-        self._single: dict[int, Bunch] = {}
-        self._single_heap: list[int] = []
-        self._due: list[tuple[int, int, Bunch]] = []  # of leased bunches
-        self._entered = 0
-        self._waiting: set[int] = set()
-        self._waiting_heap: list[int] = []
 
     @staticmethod
     def _is_current(entry: tuple[int, int, Bunch]) -> bool:
