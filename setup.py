@@ -63,6 +63,7 @@ COMPILED = [
     "metaq/server/remoting/session.py",
     "metaq/server/wire/session.py",
     "metaq/server/text/session.py",
+    "metaq/engine/reading/collecting.py",
     "metaq/engine/turn.py",
     "metaq/store/log/commitlog.py",
     "metaq/store/log/segments.py",

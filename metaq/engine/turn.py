@@ -109,8 +109,10 @@ class Turns:
         self._grown = parts.grown
         self.configure(settings)
         self._outcomes: list[PutOutcome] = []
+        self._before_append: list[Callable[[], None]] = []
         self._after_append: list[Callable[[StoreError | None], None]] = []
-        self._began = 0.0  # when the first of them was staged
+        self._ends = False  # the end of this turn is coming
+        self._began = 0.0  # when the turn began
         self.send_times = Histogram(SEND_BOUNDS)
         """The time of each turn from its first put to the answers, when the puts are as safe as promised."""
         self.sync_times = Histogram(SYNC_BOUNDS)
@@ -167,23 +169,38 @@ class Turns:
 
     def staged(self, outcome: PutOutcome) -> None:
         """Take an outcome of this turn; its puts are in the log once the append at the end of the turn succeeds."""
-        if not self._outcomes:
-            self._began = self._clock.monotonic()
-            self._loop.run_callback(self.finish)
+        if not self._ends:
+            self._begin()
         self._outcomes.append(outcome)
 
-    def after_append(self, call: Callable[[StoreError | None], None]) -> None:
-        """Have ``call`` called with the result of this turn's append, before any answer, whatever answers have to wait for.
+    def before_append(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called at the end of this turn, to stage what the turn has brought about. It must not raise."""
+        if not self._ends:
+            self._begin()
+        self._before_append.append(call)
 
-        The caller stages an outcome in the same turn, too.
-        """
+    def after_append(self, call: Callable[[StoreError | None], None]) -> None:
+        """Have ``call`` called with the result of this turn's append, before any answer, whatever answers have to wait for."""
+        if not self._ends:
+            self._begin()
         self._after_append.append(call)
+
+    def _begin(self) -> None:
+        """Begin a turn: its end is due once the loop has served what is ready now."""
+        self._ends = True
+        self._began = self._clock.monotonic()
+        self._loop.run_callback(self.finish)
 
     def finish(self) -> None:
         """End the turn: append what was staged, then answer or park the outcomes."""
+        while self._before_append:
+            stages, self._before_append = self._before_append, []
+            for stage in stages:
+                stage()
         outcomes, self._outcomes = self._outcomes, []
         began, answered = self._began, False
         self.number += 1
+        self._ends = False
         store = self._store
         failure: StoreError | None = None
         try:

@@ -2,7 +2,7 @@
 
 ::
 
-    {"since":4096,
+    {"since":4096,"secret":"00ff…",
      "of":[["billing","orders",0],["billing","orders",3]],
      "do":[["p",0,POP,DUE,FIRST,COUNT],        popped: COUNT fresh messages from FIRST on
            ["p",1,POP,DUE,FIRST,COUNT,"5f"],   popped: of COUNT messages those of the bits; a filter passed the others
@@ -122,11 +122,19 @@ LeaseEvent = Popped | Passed | Repeated | Acked | Changed | Dead | Reset | Forgo
 PlacedEvent = tuple[GroupPartition, LeaseEvent]
 
 
-def encode_events(since: int, events: Sequence[PlacedEvent]) -> bytes:
+class LeaseRecord(NamedTuple):
+    """What one record says."""
+
+    since: int
+    events: Sequence[PlacedEvent]
+    secret: bytes | None = None
+
+
+def encode_events(record: LeaseRecord) -> bytes:
     """Return the body of a record. Acks that follow each other in one place become one row."""
     places: dict[GroupPartition, int] = {}
     rows: list[list[Any]] = []
-    for place, event in events:
+    for place, event in record.events:
         index = places.setdefault(place, len(places))
         if isinstance(event, Acked):
             acked = [event.pop_ms, event.first, f"{event.bits:x}"]
@@ -136,7 +144,8 @@ def encode_events(since: int, events: Sequence[PlacedEvent]) -> bytes:
                 rows.append(["a", index, [acked]])
         else:
             rows.append(_row(index, event))
-    return orjson.dumps({"since": since, "of": [list(place) for place in places], "do": rows})
+    secret = {} if record.secret is None else {"secret": record.secret.hex()}
+    return orjson.dumps({"since": record.since, **secret, "of": [list(place) for place in places], "do": rows})
 
 
 def _row(index: int, event: LeaseEvent) -> list[Any]:
@@ -168,13 +177,14 @@ def _rows(state: Sequence[Row]) -> list[list[Any]]:
     return [[first, f"{bits:x}", *rest] for first, bits, *rest in state]
 
 
-def decode_events(body: bytes | memoryview) -> tuple[int, list[PlacedEvent]]:
-    """Return ``since`` and the events of a record's body. Raise ``CorruptRecord`` for a body that has another form."""
+def decode_events(body: bytes | memoryview) -> LeaseRecord:
+    """Return what a record's body says. Raise ``CorruptRecord`` for a body that has another form."""
     try:
         content: dict[str, Any] = orjson.loads(body)
         places = [GroupPartition(*place) for place in content["of"]]
         events = [(places[row[1]], event) for row in content["do"] for event in _events(row)]
-        return int(content["since"]), events
+        secret = bytes.fromhex(content["secret"]) if "secret" in content else None
+        return LeaseRecord(int(content["since"]), events, secret)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise CorruptRecord(f"a record of leases cannot be read: {error}") from error
 

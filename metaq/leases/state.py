@@ -106,6 +106,7 @@ class PartitionLeases:
         self._due: list[tuple[int, int, Bunch]] = []  # of leased bunches
         self._entered = 0
         self._waiting: set[int] = set()
+        self._claimed: set[int] = set()
         self._waiting_heap: list[int] = []
 
     # -- asking -------------------------------------------------------------------------------------------------------
@@ -131,6 +132,11 @@ class PartitionLeases:
     def leased(self) -> int:
         """The number of open messages whose leases go on, as of the last ``settle``."""
         return self.open - len(self._waiting)
+
+    @property
+    def has_claims(self) -> bool:
+        """True while messages are on their way to the dead letters: the state as events would bring them back."""
+        return bool(self._claimed)
 
     @property
     def next_due_ms(self) -> int | None:
@@ -191,6 +197,12 @@ class PartitionLeases:
         whole = Whole(self.base, self.next, rows[:ROWS])
         return [whole, *(More(rows[start : start + ROWS]) for start in range(ROWS, len(rows), ROWS))]
 
+    def finishing_before(self, offset: int) -> list[LeaseEvent]:
+        """Return the events that finish what is open before an offset."""
+        bunches = [bunch for bunch in (*self._wide, *self._single.values()) if bunch.first < offset]
+        events = [Acked(each.pop_ms, each.first, each.open & ((1 << (offset - each.first)) - 1)) for each in bunches]
+        return [event for event in events if event.bits]
+
     # -- changing -----------------------------------------------------------------------------------------------------
 
     def apply(self, event: LeaseEvent, now_ms: int, shift_ms: int) -> None:
@@ -231,9 +243,11 @@ class PartitionLeases:
     def claim(self, ordinal: int) -> None:
         """Have a waiting message given to nobody: it is on its way to the dead letters."""
         self._waiting.discard(ordinal)
+        self._claimed.add(ordinal)
 
     def release(self, ordinal: int) -> None:
-        """Have a claimed message wait again: it did not get there."""
+        """End a claim; if the message is still open, it waits again."""
+        self._claimed.discard(ordinal)
         if self.find(ordinal) is not None:
             self._waiting.add(ordinal)
             heappush(self._waiting_heap, ordinal)

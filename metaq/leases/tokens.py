@@ -3,11 +3,11 @@
 ::
 
     number   HMAC-SHA-256(secret, "lease" 0 group 0 topic 0 POP_MS), the low 31 bits of its first 8 bytes, at least 1,000
-    word     HMAC-SHA-256(secret, "push" 0 group 0 topic 0 partition 0 ordinal 0 POP_MS), its first 30 bits in base 32
+    bits     HMAC-SHA-256(secret, "push" 0 group 0 topic 0 partition 0 ordinal 0 POP_MS), its first 30 bits
 
 Numbers are decimal, and 0 is a byte between the parts. RocketMQ's clients carry the number back as ``reviveQid``, where 999
 means "in order" to RocketMQ's own brokers, and smaller numbers are their queues: so it is never one of these. Clients of the
-text protocol carry the word back as part of an id. The secret is that of the handles of delayed messages, which replicas share.
+text protocol carry the bits back as part of an id. The secret is in the records of the leases, so replicas share it.
 """
 
 import hmac
@@ -16,9 +16,6 @@ from typing import Final
 
 LEAST_TOKEN: Final = 1_000
 MOST_TOKEN: Final = (1 << 31) - 1
-ALPHABET: Final = "0123456789abcdefghijklmnopqrstuv"
-"""The digits of base 32 (RFC 4648, section 7: *base32hex*), in lower case."""
-WORD_LENGTH: Final = 6
 
 
 def token_of(secret: bytes, group: str, topic: str, pop_ms: int) -> int:
@@ -27,10 +24,9 @@ def token_of(secret: bytes, group: str, topic: str, pop_ms: int) -> int:
     return max(LEAST_TOKEN, first & MOST_TOKEN)
 
 
-def word_of(secret: bytes, group: str, topic: str, partition: int, ordinal: int, pop_ms: int) -> str:
-    """Return the token of one message that was pushed to a group at ``pop_ms``, as 6 letters and digits."""
-    first = int.from_bytes(_code(secret, "push", group, topic, partition, ordinal, pop_ms)[:4], "big") >> 2
-    return "".join(ALPHABET[first >> shift & 31] for shift in range(5 * (WORD_LENGTH - 1), -1, -5))
+def bits_of(secret: bytes, group: str, topic: str, partition: int, ordinal: int, pop_ms: int) -> int:
+    """Return the token of one message that was pushed to a group at ``pop_ms``: 30 bits."""
+    return int.from_bytes(_code(secret, "push", group, topic, partition, ordinal, pop_ms)[:4], "big") >> 2
 
 
 def _code(secret: bytes, *parts: str | int) -> bytes:

@@ -26,6 +26,9 @@ CLUSTER: Final = "CLUSTER"
 CHECKSUM: Final = "__CRC32#"
 SHARDING_KEY: Final = "__SHARDINGKEY"
 PRIORITY: Final = "_SYS_MSG_PRIORITY_"
+FIRST_POP_TIME: Final = "1ST_POP_TIME"
+DEAD_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
+DEAD_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
 """The priority of a message in a topic with priorities, 0 and more; elsewhere it means nothing."""
 TIMER_DELAY: Final = "TIMER_DELAY_MS"
 TIMER_DELIVER: Final = "TIMER_DELIVER_MS"
@@ -62,10 +65,13 @@ TIMER: Final = "METAQ_TIMER"
 CRON: Final = "METAQ_CRON"
 """On a run of a recurring message: *name:number* of its definition (``metaq.timers.definitions``). Only the broker sets it."""
 
+DEAD: Final = "METAQ_DEAD"
+"""On a dead letter of a leased message: why it was given up (``metaq.engine.leases.poison``). Only the broker sets it."""
+
 PREPARED_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
 PRODUCER_GROUP: Final = "PGROUP"
 
-OWN: Final = (SCHEDULED, MESSAGE_ID, HALF, GROUP_END, TIMER, CRON)
+OWN: Final = (SCHEDULED, MESSAGE_ID, HALF, GROUP_END, TIMER, CRON, DEAD)
 UNKEPT: Final = frozenset((WAIT, CHECKSUM, *OWN))
 """Names that records do not keep from a sender: they are meant for the broker only, or the sender may not set them."""
 

@@ -19,6 +19,8 @@ from metaq.engine.figures.counters import Counters
 from metaq.engine.figures.statistics import SAMPLE_S, Statistics
 from metaq.engine.halfmessages import HalfMessages
 from metaq.engine.hold import Holds
+from metaq.engine.leases.keeping import KEEP_S, LeaseKeeper
+from metaq.engine.leases.leasing import Leasing
 from metaq.engine.locklog import LockLog
 from metaq.engine.offsets.offsetexport import OffsetExporter
 from metaq.engine.offsets.offsethistory import OffsetHistory
@@ -59,10 +61,12 @@ from metaq.server.remoting.admin.offsets import OffsetAdminHandler
 from metaq.server.remoting.admin.timers import TimerAdminHandler
 from metaq.server.remoting.admin.topics import TopicsHandler
 from metaq.server.remoting.admin.transactions import Tables, TransactionAdminHandler
+from metaq.server.remoting.consuming.acks import AckHandler
 from metaq.server.remoting.consuming.assignment import AssignmentHandler
 from metaq.server.remoting.consuming.bulk import BulkHandler
 from metaq.server.remoting.consuming.consumer import ConsumerHandler
 from metaq.server.remoting.consuming.heartbeat import HeartbeatHandler
+from metaq.server.remoting.consuming.pop import PopHandler
 from metaq.server.remoting.consuming.pull import PullHandler
 from metaq.server.remoting.consuming.query import QueryHandler
 from metaq.server.remoting.consuming.sendback import SendBackHandler
@@ -87,6 +91,7 @@ from metaq.server.wire.reads import StoreReads
 from metaq.store.copies.applying import hide_from
 from metaq.store.files.disk import Disk
 from metaq.store.files.filecache import Read
+from metaq.store.queues.consumequeue import ConsumeQueue
 from metaq.store.recovery.progress import Tell, nobody
 from metaq.tx.halves import Halves
 from metaq.tx.journal import Held
@@ -132,10 +137,12 @@ class Broker:
         self.context = self._make_context(tables, store_host)
         topics = self.context.topics
         self.holds = Holds()
-        self.turns = Turns(self.store, settings, self._hub, run_sync, self.holds.wake, parts)
+        self.turns = Turns(self.store, settings, self._hub, run_sync, self._wake, parts)
         self._offsets = OffsetLog(self.context, self.turns, self.run)
         self._locks = LockLog(self.context, self.turns)
         self._duties = Duties(self.context, self.turns, self.run)
+        self.leasing = Leasing.open(self.context, self.turns, self._hub.loop.timer)
+        self._lease_keeper = LeaseKeeper(self.leasing.leases, self.leasing.poison, self._duties.rest, self.run)
         self._reads = StoreReads(settings, self.run)
         self._room = room(settings)
         self.transactions = Transactions(self.store, self._room, store_host, settings.data / FOLDER)
@@ -195,6 +202,11 @@ class Broker:
             observed=Observed(store.clock.monotonic),
             replicas=self._parts.replicas,
         )
+
+    def _wake(self, queues: list[ConsumeQueue]) -> None:
+        """Wake the consumers that wait for messages of queues in which readers can see more."""
+        self.holds.wake(queues)
+        self.leasing.lines.wake(queues)
 
     def _take_role(self) -> None:
         """Set up the role. A slave takes no messages from clients, and writes only what comes from the master."""
@@ -293,6 +305,7 @@ class Broker:
         self.context.counters.topics.pop(name, None)
         self.context.offsets.remove_topic(name)
         self.context.modes.forget(topic=name)
+        self.leasing.pops.forget(topic=name)
         self.context.statistics.forget(topic=name)
 
     def _answer_text(self) -> None:
@@ -329,10 +342,14 @@ class Broker:
         self._endpoint.sends = signed(self.authentication, self._sends.sends)
         pulls = PullHandler(self.context, self.holds, self._reads, self._hub.loop)
         later = self.later
+        leases = (
+            PopHandler(self.context, self.leasing, self._reads, later),
+            AckHandler(self.context, self.leasing, self._reads),
+        )
         sent_back = SendBackHandler(self.context, self.turns, self._reads)
         beats, consumers = HeartbeatHandler(self.context), ConsumerHandler(self.context, later, self._locks, self._offsets)
         families: list[Family] = [self._sends, decisions, pulls, sent_back, DelayHandler(self._schedule), self._identity]
-        families += self._administration(later)
+        families += [*leases, *self._administration(later)]
         families.append(TimerAdminHandler(self.context, self.timers, self._cancels, self._recurring, later, self.run))
         families.append(RecallHandler(self._cancels, later, self.settings.broker_name))
         replies = ReplyHandler(self.context, self.turns, partitions)
@@ -380,7 +397,8 @@ class Broker:
         )
         self._endpoint.start()
         keeper = self._parts.keeper
-        keepers = (self._branches, self._check_back, self.epochs, TimerKeeper(self.timers, self._runs, self.run))
+        timer_keeper = TimerKeeper(self.timers, self._runs, self.run)
+        keepers = (self._branches, self._check_back, self.epochs, timer_keeper, self._lease_keeper)
         self._duties.start(keepers if keeper is None else (keeper,))
         self.timers.start()
         self.dedupe.start()
@@ -407,6 +425,7 @@ class Broker:
         self._duties.every(SAVE_S, self._schedule.save)
         self._duties.every(APPEND_S, self._offsets.append)
         self._duties.every(self.settings.offset_snapshot_interval_ms / 1000, self._offsets.save)
+        self._duties.every(KEEP_S, self._lease_keeper.tend)
         self._duties.every(EXPIRE_TRANSACTIONS_S, self._branches.expire)
         self._duties.every(SAVE_S, self._save_transactions)
         self._duties.every(self._check_back.pause_s, self._check_back.check)
@@ -454,6 +473,7 @@ class Broker:
         self.timers.stop()
         self.dedupe.stop()
         self.holds.wake_all()
+        self.leasing.lines.stop()
         for session in list(sessions):
             session.wind_up()
         self._wait_until(self.turns.nothing_parked, deadline)

@@ -10,6 +10,7 @@ from metaq.leases.events import (
     Changed,
     Dead,
     Forgotten,
+    LeaseRecord,
     More,
     Passed,
     PlacedEvent,
@@ -42,21 +43,28 @@ GOLDEN: list[tuple[PlacedEvent, str]] = [
 
 @pytest.mark.parametrize(("event", "row"), GOLDEN)
 def test_one_event(event: PlacedEvent, row: str) -> None:
-    body = encode_events(7, [event])
+    body = encode_events(LeaseRecord(7, [event]))
     assert body == f'{{"since":7,"of":[["billing","orders",0]],"do":[{row}]}}'.encode()
-    assert decode_events(body) == (7, [event])
+    assert decode_events(body) == LeaseRecord(7, [event])
 
 
 def test_acks_of_one_place_share_a_row() -> None:
     events: list[PlacedEvent] = [(ORDERS, Acked(1, 2, 1)), (ORDERS, Acked(1, 9, 1)), (AUDIT, Acked(1, 2, 1))]
-    body = encode_events(0, events)
+    body = encode_events(LeaseRecord(0, events))
     assert body.endswith(b'"do":[["a",0,[[1,2,"1"],[1,9,"1"]]],["a",1,[[1,2,"1"]]]]}')
-    assert decode_events(body) == (0, events)
+    assert decode_events(body) == LeaseRecord(0, events)
+
+
+def test_the_first_record_has_the_secret() -> None:
+    record = LeaseRecord(3, [], bytes(range(4)))
+    body = encode_events(record)
+    assert body == b'{"since":3,"secret":"00010203","of":[],"do":[]}'
+    assert decode_events(body) == record
 
 
 @given(st.lists(st.tuples(st.sampled_from([ORDERS, AUDIT]), st.sampled_from([event for (_, event), _ in GOLDEN]))))
 def test_what_is_written_is_read(events: list[PlacedEvent]) -> None:
-    assert decode_events(encode_events(3, events)) == (3, events)
+    assert decode_events(encode_events(LeaseRecord(3, events))) == LeaseRecord(3, events)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +80,7 @@ def test_what_is_written_is_read(events: list[PlacedEvent]) -> None:
         b'{"since":1,"of":[["g","t",0]],"do":[["a",0,[[1,2,"zz"]]]]}',
         b'{"since":1,"of":[["g","t"]],"do":[]}',
         b'{"of":[],"do":[]}',
+        b'{"since":1,"secret":"xy","of":[],"do":[]}',
     ],
 )
 def test_other_bodies_are_corrupt(body: bytes) -> None:

@@ -8,6 +8,7 @@ answered from the log before ``Parts.end_turn``, and the clock stands still unle
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
@@ -51,11 +52,32 @@ class Watcher:
     def close(self) -> None: ...
 
 
+class Timer:
+    """A timer that fires when the test moves the clock."""
+
+    def __init__(self, due_s: float) -> None:
+        self.due_s = due_s
+        self._call: Callable[[], object] | None = None
+
+    def start(self, callback: Callable[..., object], *arguments: object) -> None:
+        self._call = partial(callback, *arguments)
+
+    def close(self) -> None:
+        self._call = None
+
+    def fire(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call()
+
+
 class Loop:
     """A loop whose turns the test ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
         self._callbacks: deque[Callable[[], object]] = deque()
+        self._timers: list[Timer] = []
 
     def run_callback(self, callback: Callable[[], object]) -> None:
         self._callbacks.append(callback)
@@ -63,8 +85,18 @@ class Loop:
     def io(self, fd: int, events: int) -> Watcher:
         return Watcher()
 
-    def timer(self, seconds: float) -> Watcher:
-        return Watcher()
+    def timer(self, seconds: float) -> Timer:
+        timer = Timer(self._clock.monotonic() + seconds)
+        self._timers.append(timer)
+        return timer
+
+    def fire_timers(self) -> None:
+        """Fire the timers that are due."""
+        now_s = self._clock.monotonic()
+        due = [timer for timer in self._timers if timer.due_s <= now_s]
+        self._timers = [timer for timer in self._timers if timer.due_s > now_s]
+        for timer in due:
+            timer.fire()
 
     def end_turn(self) -> None:
         """Make the calls that wait for the end of the turn, and let greenlets run."""
@@ -78,7 +110,8 @@ class Parts:
 
     def __init__(self, data: Path, **settings: Any) -> None:
         self.settings = Settings.model_validate({**SMALL, "data": data, **settings})
-        self.clock, self.loop = ManualClock(), Loop()
+        self.clock = ManualClock()
+        self.loop = Loop(self.clock)
         self.store = open_store(data, store_settings(self.settings), self.clock)[0]
         self.context = self._make_context()
         self.holds = Holds()
@@ -111,6 +144,12 @@ class Parts:
 
     def end_turn(self) -> None:
         """Append what was put in this turn, and send the answers."""
+        self.loop.end_turn()
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock, fire the timers that are due, and end the turn."""
+        self.clock.advance(seconds)
+        self.loop.fire_timers()
         self.loop.end_turn()
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ administrators, sets any value. The table is in memory only; ``metaq.engine.offs
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 from metaq.message import GroupPartition, QueueOffset
 
@@ -17,6 +17,22 @@ RESET_STANDS_S: Final = 60.0
 on a reset, and commits its old offsets meanwhile."""
 GONE: Final = -1
 """Stands in changes for an offset that was removed."""
+
+
+class OffsetOwner(Protocol):
+    """The leases, which decide on the offsets of the groups that lease messages."""
+
+    def commits(self, place: GroupPartition, offset: int) -> bool:
+        """Return whether a consumer's own commit counts."""
+        ...
+
+    def reset(self, place: GroupPartition, offset: int) -> None:
+        """Take over an offset that an administrator sets."""
+        ...
+
+    def forget(self, group: str, topic: str) -> None:
+        """Take over that a group has no offsets in a topic any more."""
+        ...
 
 
 class OffsetTable:
@@ -30,6 +46,8 @@ class OffsetTable:
         """A number that rises with every change."""
         self.ignored = 0
         """The number of commits since the start that were lower than the known offset."""
+        self.owner: OffsetOwner | None = None
+        """Set once, when the leases are known."""
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -66,6 +84,8 @@ class OffsetTable:
             return
         place = GroupPartition(group, topic, partition)
         known = self._offsets.get((group, topic), {}).get(partition, GONE)
+        if self.owner is not None and not self.owner.commits(place, offset):
+            return
         if offset == known:
             self._resets.pop(place, None)
         elif self._resets and self._resets.get(place, now_s) > now_s:
@@ -91,9 +111,18 @@ class OffsetTable:
         until a member has asked for the new offset or committed it, or ``RESET_STANDS_S`` have passed.
         """
         place = GroupPartition(group, topic, partition)
+        if self.owner is not None:
+            self.owner.reset(place, offset)
         if now_s is not None:
             self._resets[place] = now_s + RESET_STANDS_S
         self._set(place, offset)
+
+    def lead(self, group: str, topic: str, partition: int, offset: int) -> None:
+        """Take over the offset that follows from the leases of a group: its members go on from there, also after a reset."""
+        place = GroupPartition(group, topic, partition)
+        self._resets.pop(place, None)
+        if offset > self._offsets.get((group, topic), {}).get(partition, GONE):
+            self._set(place, offset)
 
     def taken_up(self, group: str, topic: str, partition: int) -> None:
         """Note that a member has asked for its offset and goes on from there: a reset need not be protected any more."""
@@ -110,6 +139,8 @@ class OffsetTable:
 
     def _remove(self, keys: Iterable[tuple[str, str]]) -> None:
         for group, topic in keys:
+            if self.owner is not None:
+                self.owner.forget(group, topic)
             for partition in self._offsets.pop((group, topic)):
                 place = GroupPartition(group, topic, partition)
                 self._resets.pop(place, None)

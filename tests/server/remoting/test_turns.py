@@ -11,7 +11,7 @@ from metaq.protocol.remoting.frames import MAX_HEADER_BYTES, MOST_FIELDS
 from metaq.protocol.sql92 import MAX_LENGTH
 from metaq.protocol.subscription import MAX_EXPRESSION_LENGTH
 from metaq.server.remoting.admission import ADMITTED, TABLE_BYTES, admission
-from tests.server.access.test_access import FIELDS, TO_CLIENTS, WITHOUT_HANDLERS
+from tests.server.access.test_access import FIELDS, TO_CLIENTS
 from tests.support.bodies import BODY, LEGAL, shapes, tags
 from tests.support.broker import BrokerProcess
 from tests.support.metrics import Values
@@ -80,7 +80,7 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
 
 def test_every_code_says_what_it_needs() -> None:
     """E-05: who may ask it, and how long its body may be; without that no handler can be registered."""
-    assert set(ADMITTED) | TO_CLIENTS | WITHOUT_HANDLERS == set(Request)
+    assert set(ADMITTED) | TO_CLIENTS == set(Request)
     with pytest.raises(LookupError, match="does not say who may ask 29999"):
         admission(29_999)
 

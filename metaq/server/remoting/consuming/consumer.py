@@ -1,12 +1,12 @@
 """Offsets and queue locks of consumers: 14, 15, 29 to 32, 41 to 43 (specs: remoting protocol, sections 3.2.4 and 3.2.7)."""
 
-import os
 from collections.abc import Sequence
 from typing import Final
 
 from metaq.engine.context import Context
 from metaq.engine.locklog import LockLog
 from metaq.engine.offsets.offsetlog import OffsetLog
+from metaq.engine.reading.young import is_young
 from metaq.engine.turn import Short
 from metaq.errors import MetaqError, RequestFailed, UnknownTopic, WrongPartition
 from metaq.message import MessageQueue, TopicPartition
@@ -23,9 +23,6 @@ from metaq.server.remoting.session import DONE, Answer, Kept, RemotingSession, R
 from metaq.store.files.filecache import Read
 from metaq.store.queues.consumequeue import ConsumeQueue
 
-YOUNG_SHARE: Final = 0.4
-"""A partition is young when its first message is no further before the end of the log than this share of the machine's
-memory."""
 UPPER: Final = "UPPER"
 
 
@@ -38,7 +35,6 @@ class ConsumerHandler:
         self._later = later
         self._locks = locks
         self._offsets = offsets
-        self._young_bytes = round(YOUNG_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
     def requests(self) -> dict[int, RequestHandler]:
         return {
@@ -74,16 +70,12 @@ class ConsumerHandler:
             return _offset(0)
 
         def work(read: Read) -> Answer:
-            if self._is_young(queue, read):
+            if is_young(self._store, queue, read):
                 return _offset(0)
             raise _no_offset(header)
 
         self._later.read(session, request, work)
         return None
-
-    def _is_young(self, queue: ConsumeQueue, read: Read) -> bool:
-        """Return whether no message of a partition has been deleted, and the first one may still be in memory."""
-        return not self._store.first(queue, read)[0] and self._store.log.end - queue.unit(0, read)[0] <= self._young_bytes
 
     def commit(self, session: RemotingSession, request: RemotingCommand) -> Answer:
         """Commit a group's offset (15).

@@ -1,23 +1,20 @@
 """Pulling: 11 and 361, with long polling (specs: remoting protocol, section 3.2.3)."""
 
 import time
-from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from metaq.engine.context import Context
 from metaq.engine.hold import Holds
+from metaq.engine.reading.collecting import collect
+from metaq.engine.reading.filters import Filter, filter_of, parse_cached
 from metaq.engine.tables.groups import Group
 from metaq.errors import AccessDenied, RequestFailed, UnknownTopic, WrongPartition
 from metaq.message import TopicPartition
-from metaq.protocol import properties
-from metaq.protocol.record import decode_record
 from metaq.protocol.remoting import codes
 from metaq.protocol.remoting.codes import PULL_COMMITS_OFFSET, PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import PullMessage, decode_header
-from metaq.protocol.sql92 import compile_expression
-from metaq.protocol.subscription import EVERYTHING, ExpressionKind, Subscription, parse_subscription
+from metaq.protocol.subscription import EVERYTHING, ExpressionKind, Subscription
 from metaq.server.access.permissions import Action, Principal, demand
 from metaq.server.remoting.consuming.consumer import commit
 from metaq.server.remoting.consuming.heartbeat import NO_SQL_FILTER
@@ -27,35 +24,9 @@ from metaq.server.wire.reads import StoreReads
 from metaq.server.wire.session import Buffer
 from metaq.store.files.filecache import Read
 from metaq.store.messagestore import MessageStore
-from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT, ConsumeQueue
 
 MOST_MESSAGES: Final = 1024
 """Messages in one answer, whatever the client asks for."""
-MOST_BYTES: Final = 256 * 1024
-"""Bytes in one answer, unless the first message alone is larger."""
-MOST_SCANNED: Final = 800
-"""Units that one read of a partition compares with the filter when few match; more when more messages are requested."""
-MOST_EXAMINED_BYTES: Final = 4 * 1024 * 1024
-"""Bytes of records on which one read evaluates an SQL92 expression."""
-MOST_S: Final = 0.008
-"""Processor seconds of one read with an SQL92 expression, during which the loop does nothing else; then the read ends."""
-FILTERS_KEPT: Final = 512
-"""Parsed subscriptions and compiled expressions that are cached."""
-LONG: Final = 1024
-"""Characters beyond which an expression takes much memory: fewer of these are cached."""
-LONG_FILTERS_KEPT: Final = 8
-
-
-Expression = Callable[[Mapping[str, str]], bool]
-
-
-class Filter(NamedTuple):
-    """A consumer's filter on a partition."""
-
-    codes: frozenset[int] | None = None
-    """Tag hashes; ``None`` accepts every tag."""
-    matches: Expression | None = None
-    """An SQL92 expression over the properties."""
 
 
 class Found(NamedTuple):
@@ -114,12 +85,12 @@ class PullHandler:
         """Return the filter for a pull: from the pull itself, or else from the consumer's heartbeats."""
         if header.sys_flag & PULL_HAS_SUBSCRIPTION:
             expression = EVERYTHING if header.subscription is None else header.subscription
-            subscription = _parse(header.topic, expression, kind=header.expression_type or ExpressionKind.TAG)
+            subscription = parse_cached(header.topic, expression, kind=header.expression_type or ExpressionKind.TAG)
         else:
             subscription = self._subscription(session, header, group)
         if subscription.kind is ExpressionKind.SQL92 and not self.context.settings.sql_filter:
             raise RequestFailed(Response.SYSTEM_ERROR, NO_SQL_FILTER)
-        return _filter_of(subscription)
+        return filter_of(subscription)
 
     def _subscription(self, session: RemotingSession, header: PullMessage, group: Group) -> Subscription:
         connected = self.context.clients.consumer_group(group.name)
@@ -136,24 +107,6 @@ class PullHandler:
 
     def may_hold(self, session: RemotingSession) -> bool:
         return not session.closed and self.holds.has_room(self.context.settings.max_held_gets)
-
-
-def _make_filter(subscription: Subscription) -> Filter:
-    if subscription.kind is ExpressionKind.SQL92:
-        return Filter(matches=compile_expression(subscription.expression))
-    return Filter(subscription.codes or None)
-
-
-_parse_short, _parse_long = lru_cache(FILTERS_KEPT)(parse_subscription), lru_cache(LONG_FILTERS_KEPT)(parse_subscription)
-_filter_short, _filter_long = lru_cache(FILTERS_KEPT)(_make_filter), lru_cache(LONG_FILTERS_KEPT)(_make_filter)
-
-
-def _parse(topic: str, expression: str, kind: str) -> Subscription:
-    return (_parse_long if len(expression) > LONG else _parse_short)(topic, expression, kind=kind)
-
-
-def _filter_of(subscription: Subscription) -> Filter:
-    return (_filter_long if len(subscription.expression) > LONG else _filter_short)(subscription)
 
 
 def check_readable(context: Context, principal: Principal, name: str, partition: int) -> None:
@@ -283,80 +236,7 @@ def read_partition(store: MessageStore, key: TopicPartition, offset: int, most: 
         return Found(Response.PULL_OFFSET_MOVED, "OFFSET_OVERFLOW_BADLY", end, least, end, [])
     if offset < least:
         return Found(Response.PULL_OFFSET_MOVED, "OFFSET_TOO_SMALL", least, least, end, [])
-    body, following = _collect(store, queue, offset, most, wanted, read)
+    body, ordinals, following = collect(store, queue, offset, most, wanted, read)
     if body:
-        everything = wanted.codes is None and wanted.matches is None
-        return Found(Response.SUCCESS, "FOUND", following, least, end, body, following - offset if everything else len(body))
+        return Found(Response.SUCCESS, "FOUND", following, least, end, body, len(ordinals))
     return Found(Response.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE", following, least, end, [])
-
-
-def _collect(
-    store: MessageStore, queue: ConsumeQueue, ordinal: int, most: int, wanted: Filter, read: Read
-) -> tuple[list[Buffer], int]:
-    """Return the records that match, and the ordinal after the last one that was looked at."""
-    if wanted.matches is not None:
-        return _evaluate(store, queue, ordinal, most, wanted.matches, read)
-    if wanted.codes is not None:
-        return _compare(store, queue, ordinal, most, wanted.codes, read)
-    body: list[Buffer] = []
-    size = 0
-    slices, following = store.reader.hot_slices(queue, ordinal, most, MOST_BYTES, read)
-    if slices:
-        body += slices
-        return body, following
-    for stored in store.records(queue, ordinal, MOST_BYTES, read):
-        if len(body) == most or (stored is not None and body and size + stored.size > MOST_BYTES):
-            break
-        ordinal += 1
-        if stored is not None:
-            body.append(stored.buffer[stored.at : stored.at + stored.size])
-            size += stored.size
-    return body, ordinal
-
-
-def _compare(
-    store: MessageStore, queue: ConsumeQueue, ordinal: int, most: int, codes: frozenset[int], read: Read
-) -> tuple[list[Buffer], int]:
-    """Collect records with one of these tag hashes."""
-    body: list[Buffer] = []
-    size, end = 0, min(queue.readable, ordinal + max(MOST_SCANNED, most))
-    while ordinal < end:
-        for _, _, code in UNIT.iter_unpack(queue.units(ordinal, end - ordinal, read)):
-            stored = store.reader.record(queue, ordinal, read) if code in codes else None
-            if stored is not None:
-                if body and (len(body) == most or size + stored.size > MOST_BYTES):
-                    return body, ordinal
-                body.append(stored.buffer[stored.at : stored.at + stored.size])
-                size += stored.size
-            ordinal += 1
-    return body, ordinal
-
-
-def _evaluate(
-    store: MessageStore, queue: ConsumeQueue, ordinal: int, most: int, matches: Expression, read: Read
-) -> tuple[list[Buffer], int]:
-    """Collect records whose properties match an expression: at least one record is looked at, and as many as time allows."""
-    body: list[Buffer] = []
-    size = examined = 0
-    began, end = time.thread_time(), min(queue.readable, ordinal + MOST_SCANNED)
-    while ordinal < end:
-        for _, record_size, _ in UNIT.iter_unpack(queue.units(ordinal, end - ordinal, read)):
-            if record_size < FILLER_SIZE:
-                examined += record_size
-                if examined > MOST_EXAMINED_BYTES and examined > record_size:
-                    return body, ordinal
-            stored = store.reader.record(queue, ordinal, read)
-            if stored is not None and _matches(matches, stored):
-                if body and (len(body) == most or size + stored.size > MOST_BYTES):
-                    return body, ordinal
-                body.append(stored.buffer[stored.at : stored.at + stored.size])
-                size += stored.size
-            ordinal += 1
-            if time.thread_time() - began > MOST_S:
-                return body, ordinal
-    return body, ordinal
-
-
-def _matches(expression: Expression, stored: Any) -> bool:
-    record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
-    return expression(properties.parse(record.properties.decode(errors="replace")))

@@ -1,0 +1,1 @@
+"""Leases: messages that are given to consumers for a while, and again until they are finished."""

@@ -1,0 +1,187 @@
+"""The log of leases: what each turn brings about is one record of ``METAQ_SYS_LEASES`` at its end (``metaq.leases.events``).
+
+An opening needs the records from ``since`` on only: by then each place that has leases has told its whole state. So there is no
+index, and no file beside the log. A *snapshot* moves ``since``: the whole states are recorded one after the other, while the
+events of other places go on between them, and afterwards the ordinal of the first of these records is the new ``since``.
+"""
+
+import logging
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from metaq.engine.context import Context
+from metaq.engine.turn import Turns
+from metaq.engine.writing import internal, stage
+from metaq.errors import CorruptRecord, MetaqError, StoreError
+from metaq.leases.events import EVENTS, LeaseRecord, PlacedEvent, decode_events, encode_events
+from metaq.message import LEASES_TOPIC, GroupPartition
+from metaq.protocol.record import decode_record
+from metaq.store.files.filecache import read_here
+from metaq.store.queues.consumequeue import ConsumeQueue
+
+logger = logging.getLogger(__name__)
+
+READ_BYTES: Final = 256 * 1024
+SECRET_BYTES: Final = 16
+EVENTS_A_RECORD: Final = 512
+"""Events of one record: at about 60 bytes each, 32 KiB."""
+RECORD_BYTES: Final = 64 * 1024
+"""Bytes of the body of a record. A single event is smaller (``metaq.leases.state.ROWS``)."""
+SNAPSHOT_BYTES: Final = 8 << 20
+"""Bytes of records after which a snapshot is due, at least, and"""
+SNAPSHOT_SHARE: Final = 4
+"""that many times the size of the last snapshot: so snapshots add at most a quarter to what is written."""
+
+
+class LeaseLog:
+    """The records of the leases of one broker."""
+
+    def __init__(self, context: Context, turns: Turns, lost: Callable[[set[GroupPartition]], None]) -> None:
+        """Create it; ``lost`` receives places whose events could not be stored."""
+        self._context = context
+        self._store = context.store
+        self._turns = turns
+        self._lost = lost
+        self._noted: list[PlacedEvent] = []
+        self._unsure: set[GroupPartition] = set()  # places with events in the append that comes
+        self._complaint = ""
+        self._secret: bytes | None = None
+        self._owes_secret = False
+        self.since = 0
+        """The ordinal of the record from which on an opening reads."""
+        self._next_since: int | None = None  # while a snapshot is being taken
+        self._bytes = 0  # of records since ``since``
+        self._snapshot_bytes = 0
+
+    # -- opening ------------------------------------------------------------------------------------------------------
+
+    def read(self) -> Iterator[PlacedEvent]:
+        """Iterate over the events from which all states follow, in their order."""
+        queue = self._store.queues.get(EVENTS)
+        if queue is None or not queue.readable:
+            return
+        self.since = self._last_since(queue)
+        for record in self._records(queue, self.since):
+            if record.secret is not None:
+                self._secret = record.secret
+            yield from record.events
+
+    def _last_since(self, queue: ConsumeQueue) -> int:
+        least = self._store.first(queue, read_here)[0]
+        for ordinal in range(queue.readable - 1, least - 1, -1):
+            last = next(self._records(queue, ordinal), None)
+            if last is not None:
+                return max(least, last.since)
+        return least
+
+    def _records(self, queue: ConsumeQueue, first: int) -> Iterator[LeaseRecord]:
+        self._bytes = 0
+        for stored in self._store.records(queue, first, READ_BYTES, read_here):
+            if stored is None:
+                continue
+            self._bytes += stored.size
+            try:
+                yield decode_events(decode_record(stored.buffer[stored.at : stored.at + stored.size]).body)
+            except CorruptRecord as error:
+                logger.error("record of leases skipped log_offset=%d reason=%s", stored.log_offset, error)
+
+    # -- the secret ---------------------------------------------------------------------------------------------------
+
+    @property
+    def secret(self) -> bytes:
+        """The secret of the tokens, which is made when it is first needed."""
+        if self._secret is None:
+            self._secret = secrets.token_bytes(SECRET_BYTES)
+            self._owes_secret = True
+        return self._secret
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def note(self, place: GroupPartition, events: Sequence[PlacedEvent]) -> None:
+        """Take events of a place, for the record at the end of this turn."""
+        if not self._noted:
+            self._turns.before_append(self.flush)
+        self._noted += events
+        if len(self._noted) >= EVENTS_A_RECORD:
+            self.flush()
+
+    def flush(self) -> None:
+        """Stage what was noted, so that a record that is staged afterwards follows it."""
+        noted, self._noted = self._noted, []
+        if not noted:
+            return
+        places = {place for place, _ in noted}
+        try:
+            self._store.check_writable()
+            for portion in self._portions(noted):
+                self._stage(portion)
+        except MetaqError as error:
+            self._complain(error)
+            self._lost(places)
+            return
+        if not self._unsure:
+            self._turns.after_append(self._appended)
+        self._unsure |= places
+
+    def _portions(self, events: Sequence[PlacedEvent]) -> Iterator[bytes]:
+        """Yield bodies of records for events: as few as the limit allows."""
+        secret = self.secret if self._owes_secret else None
+        body = encode_events(LeaseRecord(self.since, events, secret))
+        if len(body) <= self._most_bytes or len(events) == 1:
+            self._owes_secret = False
+            yield body
+            return
+        half = len(events) // 2
+        yield from self._portions(events[:half])
+        yield from self._portions(events[half:])
+
+    @property
+    def _most_bytes(self) -> int:
+        return min(RECORD_BYTES, self._store.settings.segment_bytes // 4)
+
+    def _stage(self, body: bytes) -> None:
+        placed = stage(self._context, internal(self._context, LEASES_TOPIC, body))
+        self._bytes += len(body)
+        self._complaint = ""
+        if placed.ordinal == 0:
+            self.since = 0
+
+    def _appended(self, failure: StoreError | None) -> None:
+        places, self._unsure = self._unsure, set()
+        if failure is not None:
+            self._owes_secret = self._secret is not None
+            self._complain(failure)
+            self._lost(places)
+
+    def _complain(self, error: MetaqError) -> None:
+        """Log once why leases are kept in memory only."""
+        if str(error) != self._complaint:
+            logger.error("leases are not kept: after a restart messages are given again reason=%s", error)
+        self._complaint = str(error)
+
+    def mark(self, event: PlacedEvent) -> bytes:
+        """Stage what was noted; return the body of a record that has one event more."""
+        self.flush()
+        return encode_events(LeaseRecord(self.since, [event]))
+
+    # -- snapshots ----------------------------------------------------------------------------------------------------
+
+    @property
+    def snapshot_due(self) -> bool:
+        return self._bytes > max(SNAPSHOT_BYTES, SNAPSHOT_SHARE * self._snapshot_bytes)
+
+    def begin_snapshot(self) -> None:
+        """Begin a snapshot: what is recorded from now on holds all states, once ``end_snapshot`` says so."""
+        self.flush()
+        self._next_since = self._store.queue(*EVENTS).next
+        self._owes_secret = self._secret is not None
+        self._bytes_before = self._bytes
+
+    def end_snapshot(self) -> None:
+        """Have openings read from the records of the snapshot on."""
+        self.flush()
+        if self._next_since is None:
+            return
+        self.since, self._next_since = self._next_since, None
+        self._snapshot_bytes = self._bytes = self._bytes - self._bytes_before

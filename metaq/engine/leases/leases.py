@@ -1,0 +1,253 @@
+"""The leases of one broker: the states of all groups in all partitions from which they lease messages.
+
+A state is there from the first pop on. It is left when nothing is open: the group's offset is then all there is to know.
+Whatever changes a state goes through ``record``: the event is applied at once, and is in the log at the end of the turn.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Final
+
+from metaq.engine.context import Context
+from metaq.engine.leases.leaselog import LeaseLog
+from metaq.engine.tables.modes import Mode
+from metaq.engine.turn import Turns
+from metaq.errors import StoreError
+from metaq.leases.events import Acked, Changed, Dead, Forgotten, LeaseEvent, PlacedEvent, Reset
+from metaq.leases.state import PartitionLeases, ReceiptState
+from metaq.message import GroupPartition, TopicPartition
+
+logger = logging.getLogger(__name__)
+
+MOST_OPEN: Final = 1_000_000
+"""Open messages of the whole broker: as many are held in memory, some 100 to 400 bytes for each pop."""
+KEPT_S: Final = 600.0
+"""How long a state stays in memory in which nothing is open."""
+
+Touched = Callable[[str, str], None]
+
+
+class Leases:
+    """The states, and their log."""
+
+    def __init__(self, context: Context, turns: Turns) -> None:
+        """Learn the states from the log."""
+        self.context = context
+        self.turns = turns
+        self._clock = context.store.clock
+        self._states: dict[tuple[str, str], dict[int, PartitionLeases]] = {}
+        self._used_s: dict[PartitionLeases, float] = {}
+        self.open = 0
+        """Open messages, of all groups."""
+        self.log = LeaseLog(context, turns, self._not_kept)
+        self._touched: dict[GroupPartition, PartitionLeases] = {}  # in this turn
+        self._unkept: set[GroupPartition] = set()
+        self.touched: Touched = _nobody
+        """Called after a turn with each group and topic whose state has changed."""
+        self._open_states()
+        context.offsets.owner = self
+
+    def _open_states(self) -> None:
+        for place, event in self.log.read():
+            self._apply(place, [event])
+        for place, state in list(self._all()):
+            topic, queue = self.context.topics.get(place.topic), self.context.store.queues.get(TopicPartition(*place[1:]))
+            if topic is None:
+                self._drop(place)
+                continue
+            self._apply(place, state.cut(0 if queue is None else queue.next, self._shift_ms))
+            if self.context.replicas.is_master:
+                self._commit(place, state.base)
+            if not state.open:
+                self._drop(place)
+        self._touched.clear()
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def get(self, place: GroupPartition) -> PartitionLeases | None:
+        """Return the state of a place; ``None`` when nothing is open there and nothing was popped for a while."""
+        return self._states.get((place.group, place.topic), {}).get(place.partition)
+
+    def of(self, group: str, topic: str) -> dict[int, PartitionLeases]:
+        """Return the states of a group in a topic, by partition."""
+        return self._states.get((group, topic), {})
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Return the groups and topics that have states."""
+        return list(self._states)
+
+    def _all(self) -> Iterator[tuple[GroupPartition, PartitionLeases]]:
+        for (group, topic), states in self._states.items():
+            for partition, state in states.items():
+                yield GroupPartition(group, topic, partition), state
+
+    def settled(self, place: GroupPartition) -> PartitionLeases | None:
+        """Return the state of a place as it is now: the leases that have ended are over."""
+        state = self.get(place)
+        if state is not None:
+            state.settle(self._now_ms)
+        return state
+
+    def receipt_state(self, place: GroupPartition, ordinal: int, pop_ms: int) -> ReceiptState:
+        """Return what has become of a delivery."""
+        state = self.settled(place)
+        if state is not None:
+            return state.receipt_state(ordinal, pop_ms)
+        offset = self.context.offsets.get(*place)
+        return ReceiptState.DONE if offset is not None and 0 <= ordinal < offset else ReceiptState.UNKNOWN
+
+    @property
+    def _now_ms(self) -> int:
+        return int(self._clock.monotonic() * 1000)
+
+    @property
+    def _shift_ms(self) -> int:
+        return self._clock.now_ms() - self._now_ms
+
+    # -- changing -----------------------------------------------------------------------------------------------------
+
+    def record(self, place: GroupPartition, *events: LeaseEvent) -> None:
+        """Apply events of a place now, and have them in the log at the end of this turn."""
+        self._apply(place, events)
+        self.log.note(place, [(place, event) for event in events])
+
+    def begin(self, place: GroupPartition, offset: int) -> PartitionLeases:
+        """Return a new state of a place, in which everything before ``offset`` is done."""
+        self.record(place, Reset(offset))
+        return self._states[place.group, place.topic][place.partition]
+
+    def ack(self, place: GroupPartition, pop_ms: int, first: int, bits: int) -> int:
+        """Finish messages of one delivery: those of the bits, counted from ``first`` on; return how many were open in it."""
+        state = self.get(place)
+        if state is None:
+            return 0
+        before = state.open
+        event = Acked(pop_ms, first, bits)
+        self._apply(place, [event])
+        done = before - state.open
+        if done:
+            self.log.note(place, [(place, event)])
+        return done
+
+    def change(self, place: GroupPartition, ordinal: int, pop_ms: int, due_ms: int) -> ReceiptState:
+        """Let a lease that goes on end at ``due_ms`` (Unix time); return its state before."""
+        found = self.receipt_state(place, ordinal, pop_ms)
+        if found is ReceiptState.LEASED:
+            self.record(place, Changed(pop_ms, ordinal, due_ms))
+        return found
+
+    def died(self, place: GroupPartition, ordinal: int) -> None:
+        """Take over that a message is among the dead letters now: the event is in the log."""
+        self._apply(place, [Dead(ordinal)])
+
+    def _apply(self, place: GroupPartition, events: Sequence[LeaseEvent]) -> None:
+        states = self._states.setdefault((place.group, place.topic), {})
+        state = states.get(place.partition)
+        if state is None:
+            state = states[place.partition] = PartitionLeases(0)
+        before, now_ms, shift_ms = state.open, self._now_ms, self._shift_ms
+        for event in events:
+            state.apply(event, now_ms, shift_ms)
+            if isinstance(event, Forgotten):
+                self.open -= before
+                self._drop(place)
+                return
+        self.open += state.open - before
+        self._used_s[state] = self._clock.monotonic()
+        if not self._touched:
+            self.turns.before_append(self._end_turn)
+        self._touched[place] = state
+
+    def _end_turn(self) -> None:
+        """Commit the offsets of what has changed, and tell whoever waits for leases."""
+        touched, self._touched = self._touched, {}
+        pairs: dict[tuple[str, str], None] = {}
+        for place, state in touched.items():
+            if self.get(place) is state:
+                self._commit(place, state.base)
+            pairs[place.group, place.topic] = None
+        self.turns.after_append(partial(self._tell, pairs))
+
+    def _tell(self, pairs: Iterable[tuple[str, str]], failure: StoreError | None) -> None:
+        for group, topic in pairs:
+            self.touched(group, topic)
+
+    def _commit(self, place: GroupPartition, base: int) -> None:
+        if self.context.topics.get(place.topic) is not None:
+            self.context.offsets.lead(*place, base)
+
+    def _drop(self, place: GroupPartition) -> None:
+        states = self._states[place.group, place.topic]
+        state = states.pop(place.partition)
+        self.open -= state.open
+        self._used_s.pop(state, None)
+        if not states:
+            del self._states[place.group, place.topic]
+
+    # -- the offsets of groups ----------------------------------------------------------------------------------------
+
+    def commits(self, place: GroupPartition, offset: int) -> bool:
+        """Take a consumer's own commit of an offset into account; return whether it counts.
+
+        In a group whose mode is POP it does not. Otherwise its sender has pulled and finished all before the offset.
+        """
+        state = self.get(place)
+        if state is None:
+            return True
+        if self.context.modes.get(place.topic, place.group).mode is Mode.POP:
+            return False
+        if offset >= state.next:
+            self.record(place, Reset(offset))
+        else:
+            self.record(place, *state.finishing_before(offset))
+        return True
+
+    def reset(self, place: GroupPartition, offset: int) -> None:
+        """Take over an offset that an administrator has set: nothing is open any more."""
+        if self.get(place) is not None:
+            self.record(place, Reset(offset))
+
+    def forget(self, group: str, topic: str) -> None:
+        """Forget the leases of a group in a topic, because its offsets are gone."""
+        for partition in list(self.of(group, topic)):
+            self.record(GroupPartition(group, topic, partition), Forgotten())
+
+    # -- keeping ------------------------------------------------------------------------------------------------------
+
+    def _not_kept(self, places: set[GroupPartition]) -> None:
+        """Remember places whose events could not be stored."""
+        self._unkept |= places
+
+    def keep_again(self) -> None:
+        """Record the states again of which events could not be stored, once there is room."""
+        if not self._unkept or not self.context.store.writable:
+            return
+        unkept, self._unkept = self._unkept, set()
+        for place in unkept:
+            self.tell(place)
+
+    def tell(self, place: GroupPartition) -> None:
+        """Record the whole state of a place."""
+        state = self.get(place)
+        if state is not None and state.has_claims:
+            self._unkept.add(place)  # its dead letters are on their way: in a moment
+            return
+        events: Sequence[LeaseEvent] = [Forgotten()] if state is None else state.events(self._shift_ms)
+        placed: list[PlacedEvent] = [(place, event) for event in events]
+        self.log.note(place, placed)
+
+    def places(self) -> list[GroupPartition]:
+        """Return all places that have a state."""
+        return [place for place, _ in self._all()]
+
+    def leave_unused(self) -> None:
+        """Leave states in which nothing is open and that nobody has used for a while."""
+        since_s = self._clock.monotonic() - KEPT_S
+        for place, state in list(self._all()):
+            if not state.open and self._used_s.get(state, 0.0) < since_s:
+                self._drop(place)
+
+
+def _nobody(group: str, topic: str) -> None:
+    """Ignore a change: nobody waits for leases."""

@@ -1,0 +1,30 @@
+"""The parts of the broker that lease messages, as those who speak to consumers use them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from metaq.engine.context import Context
+from metaq.engine.leases.leases import Leases
+from metaq.engine.leases.poison import Poison
+from metaq.engine.leases.popping import Pops
+from metaq.engine.leases.waiting import WaitingLines
+from metaq.engine.turn import Turns
+
+
+@dataclass(frozen=True, slots=True)
+class Leasing:
+    """The states, and what is done with them."""
+
+    leases: Leases
+    poison: Poison
+    pops: Pops
+    lines: WaitingLines
+
+    @classmethod
+    def open(cls, context: Context, turns: Turns, timer: Callable[[float], Any]) -> Self:
+        """Learn the states from the log; ``timer`` makes timers of the loop."""
+        leases = Leases(context, turns)
+        poison = Poison(context, leases, turns)
+        pops = Pops(context, leases, poison)
+        return cls(leases, poison, pops, WaitingLines(leases, pops, timer))

@@ -1,0 +1,99 @@
+"""Messages that a group gives up: each goes to the dead letters exactly once.
+
+The event and the copy are one group of records: recovery keeps both or neither. Until they are in the log, nobody gets the
+message; if they do not get there, it waits to be given again.
+"""
+
+import enum
+import logging
+from functools import partial
+from typing import Final
+
+from metaq.engine.context import Context
+from metaq.engine.deadletters import dead_letter, report_dead_letter
+from metaq.engine.leases.leases import Leases
+from metaq.engine.turn import Turns
+from metaq.engine.writing import again, internal, new_record
+from metaq.errors import MetaqError, StoreError
+from metaq.leases.events import Dead
+from metaq.message import LEASES_TOPIC, GroupPartition
+from metaq.protocol import properties
+from metaq.protocol.ids import offset_id_of
+from metaq.protocol.record import decode_record
+from metaq.store.recordgroups import put_record_group
+
+logger = logging.getLogger(__name__)
+
+MOST_TIMES: Final = (1 << 31) - 1
+
+
+class Reason(enum.StrEnum):
+    """Why a message was given up: the property ``METAQ_DEAD`` of the copy."""
+
+    TIMES = "times"
+    """It was delivered as often as its group allows."""
+    REJECTED = "rejected"
+    """Its consumer said so."""
+    AGED_OUT = "aged out"
+    """Its segment is deleted."""
+
+
+class Poison:
+    """Gives messages up."""
+
+    def __init__(self, context: Context, leases: Leases, turns: Turns) -> None:
+        self._context = context
+        self._leases = leases
+        self._turns = turns
+        self._complaint = ""
+        self.given_up = 0
+        """Messages since the start."""
+
+    def give_up(self, place: GroupPartition, ordinal: int, record: bytes, reason: Reason) -> None:
+        """Move an open message to the dead letters of its group; if that fails now, it stays open, which is logged."""
+        state, group = self._leases.get(place), self._context.groups.get(place.group)
+        bunch = None if state is None else state.find(ordinal)
+        if state is None or bunch is None or group is None:
+            return
+        try:
+            self._context.store.check_writable()
+            message = decode_record(record)
+            pairs = properties.parse(message.properties.decode(errors="replace"))
+            message_id = offset_id_of(message.store_host, message.log_offset)
+            pairs.setdefault(properties.RETRY_TOPIC, message.topic)
+            pairs.setdefault(properties.ORIGIN_ID, message_id)
+            pairs[properties.DEAD_TOPIC], pairs[properties.DEAD_ID] = message.topic, message_id
+            draft = again(message, message.topic, message.partition, pairs)
+            draft.reconsume_times = min(MOST_TIMES, message.reconsume_times + bunch.times)
+            draft = dead_letter(self._context, group, draft)
+            copy = new_record(self._context, draft, {properties.DEAD: reason.value})
+            body = self._leases.log.mark((place, Dead(ordinal)))
+            mark = new_record(self._context, internal(self._context, LEASES_TOPIC, body))
+            put_record_group(self._context.store, mark, [copy])
+        except MetaqError as error:
+            self._complain(place, ordinal, error)
+            return
+        state.claim(ordinal)
+        report_dead_letter(self._context, self._turns, draft)
+        self._turns.after_append(partial(self._appended, place, ordinal))
+
+    def _appended(self, place: GroupPartition, ordinal: int, failure: StoreError | None) -> None:
+        state = self._leases.get(place)
+        if failure is not None:
+            self._complain(place, ordinal, failure)
+            if state is not None:
+                state.release(ordinal)
+            return
+        self.given_up += 1
+        self._complaint = ""
+        if state is not None:
+            self._leases.died(place, ordinal)
+            state.release(ordinal)
+
+    def _complain(self, place: GroupPartition, ordinal: int, error: MetaqError) -> None:
+        """Log once why messages that were delivered too often stay open."""
+        if str(error) != self._complaint:
+            logger.error(
+                "a message cannot be given up group=%s topic=%s partition=%d ordinal=%d reason=%s", *place, ordinal, error
+            )
+        self._complaint = str(error)

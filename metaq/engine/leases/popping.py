@@ -1,0 +1,322 @@
+"""Pops: messages of a topic are leased to a consumer of a group.
+
+A pop is planned first, and then taken. A plan changes nothing, because reading may wait for the disk, and others go on then. It
+is taken in one step if the states that it was made from are still the same.
+
+What waits to be given again comes first, in each partition, but is at most half of what is wanted while there are messages that
+were never given. A message that was delivered as often as its group allows goes to the dead letters instead.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from metaq.engine.context import Context
+from metaq.engine.leases.leases import MOST_OPEN, Leases
+from metaq.engine.leases.poison import Poison, Reason
+from metaq.engine.priorities.order import ReadyPartition, pop_order
+from metaq.engine.reading.collecting import MOST_BYTES, Collected, collect
+from metaq.engine.reading.filters import Filter
+from metaq.engine.reading.young import is_young
+from metaq.engine.tables.groups import Group
+from metaq.engine.tables.topics import Topic
+from metaq.leases.events import Dead, LeaseEvent, Passed, Popped, Repeated
+from metaq.leases.redelivered import redelivered, times_of
+from metaq.leases.state import PartitionLeases
+from metaq.message import GroupPartition, TopicPartition
+from metaq.protocol.record import store_ms
+from metaq.store.files.filecache import Read
+from metaq.store.queues.consumequeue import ConsumeQueue
+
+ORDER_BY_PARTITION: Final = "partition"
+
+
+class PopRequest(NamedTuple):
+    """What a consumer wants."""
+
+    group: Group
+    topic: Topic
+    partition: int | None
+    """``None``: all of them."""
+    most: int
+    """Messages, at least 1."""
+    invisible_ms: int
+    """The length of the leases."""
+    wanted: Filter
+    from_first: bool
+    """Where a group without an offset begins: at the first message, otherwise at the end of all but young partitions."""
+    in_order: bool = False
+    """Give nothing of a partition while messages of it are leased."""
+    most_bytes: int = MOST_BYTES
+
+
+class _Again(NamedTuple):
+    """Messages of a partition that wait to be given again."""
+
+    ordinals: list[int]
+    records: list[bytes | memoryview]
+    times: list[int]
+    poisoned: list[tuple[int, bytes]]
+    """Those that were delivered as often as allowed."""
+    lost: list[int]
+    """Those whose records are not there any more."""
+
+
+class _Part(NamedTuple):
+    """What a plan takes from a partition."""
+
+    place: GroupPartition
+    state: PartitionLeases | None
+    version: int
+    next: int
+    """The first message that was never given."""
+    again: _Again
+    fresh: Collected | None
+    end: int
+
+    @property
+    def gives(self) -> int:
+        return len(self.again.ordinals) + (0 if self.fresh is None else len(self.fresh.ordinals))
+
+    @property
+    def changes(self) -> bool:
+        return bool(self.again.ordinals or self.again.poisoned or self.again.lost or self.fresh is not None)
+
+
+Plan = list[_Part]
+
+
+class Given(NamedTuple):
+    """Messages of one partition that a pop gave."""
+
+    partition: int
+    ordinals: Sequence[int]
+    """In ascending order: those that are given again are before those that were never given."""
+    times: Sequence[int]
+    """The number of deliveries of each, before this one."""
+    body: Sequence[bytes | memoryview]
+    """Their records, in the same order; one slice may hold several."""
+
+
+class PopResult(NamedTuple):
+    """The messages that a pop gave."""
+
+    pop_ms: int
+    """Names the delivery, in Unix milliseconds."""
+    given: Sequence[Given]
+    rest: int
+    """Messages that are ready in the partitions that were looked at, at most."""
+
+
+class Pops:
+    """Plans pops and takes them."""
+
+    def __init__(self, context: Context, leases: Leases, poison: Poison) -> None:
+        self._context = context
+        self._store = context.store
+        self._leases = leases
+        self._poison = poison
+        self._last: dict[tuple[str, str], int] = {}
+        """The partition that the last pop of a group from a topic began with."""
+        self._counts: Counter[tuple[str, str]] = Counter()
+        """Pops of a group from a topic with priorities."""
+
+    def forget(self, *, topic: str | None = None, group: str | None = None) -> None:
+        """Drop what is kept about a topic, or a group, that is deleted."""
+        for key in [key for key in self._last if group == key[0] or topic == key[1]]:
+            del self._last[key]
+            self._counts.pop(key, None)
+
+    def is_ready(self, group: str, topic: str, partition: int | None = None) -> bool:
+        """Return whether a topic may have messages to give to a group."""
+        known = self._context.topics.get(topic)
+        if known is None:
+            return False
+        partitions = range(known.read_partitions) if partition is None else (partition,)
+        return any(self._count_ready(GroupPartition(group, topic, number)) for number in partitions)
+
+    def _count_ready(self, place: GroupPartition) -> int:
+        """Return how many messages wait or were never given; of a group without an offset, those of the whole partition."""
+        queue = self._store.queues.get(TopicPartition(place.topic, place.partition))
+        if queue is None or not queue.readable:
+            return 0
+        state = self._leases.settled(place)
+        if state is not None:
+            return max(0, queue.readable - state.next) + state.waiting
+        return max(0, queue.readable - (self._context.offsets.get(*place) or 0))
+
+    # -- planning -----------------------------------------------------------------------------------------------------
+
+    def plan(self, request: PopRequest, read: Read) -> Plan:
+        """Return what the pop takes. Raise ``ColdRead`` as ``read`` does."""
+        plan: Plan = []
+        wanted, room_bytes = request.most, request.most_bytes
+        for partition in self._partitions(request, read):
+            if wanted <= 0 or room_bytes <= 0:
+                break
+            part = self._plan_part(request, partition, wanted, room_bytes, read)
+            if part is not None and part.changes:
+                plan.append(part)
+                wanted -= part.gives
+                room_bytes -= sum(map(len, part.again.records))
+                room_bytes -= 0 if part.fresh is None else sum(map(len, part.fresh.body))
+        return plan
+
+    def _partitions(self, request: PopRequest, read: Read) -> Iterable[int]:
+        """Return the partitions in the order in which they are looked at."""
+        topic, key = request.topic, (request.group.name, request.topic.name)
+        if request.partition is not None:
+            return (request.partition,)
+        count = topic.read_partitions
+        if topic.has_priorities:
+            max_wait_ms, factor = topic.priority_max_wait_ms, request.group.priority_factor
+            ready = self._ready_levels(request, max_wait_ms, read)
+            return pop_order(ready, levels=count, factor=factor, pops=self._counts[key], max_wait_ms=max_wait_ms)
+        first = (self._last.get(key, -1) + 1) % max(1, count)
+        return (*range(first, count), *range(first))
+
+    def _ready_levels(self, request: PopRequest, max_wait_ms: int, read: Read) -> list[ReadyPartition]:
+        """Return the levels with messages; how long the oldest has been there is looked up only where it counts."""
+        now_ms, levels = self._store.clock.now_ms(), []
+        for partition in range(request.topic.read_partitions):
+            place = GroupPartition(request.group.name, request.topic.name, partition)
+            if self._count_ready(place):
+                oldest_ms = self._oldest_ms(place, read) if max_wait_ms else now_ms
+                levels.append(ReadyPartition(partition, max(0, now_ms - oldest_ms)))
+        return levels
+
+    def _oldest_ms(self, place: GroupPartition, read: Read) -> int:
+        """Return when the oldest message that is ready was stored."""
+        queue, state = self._store.queues[TopicPartition(place.topic, place.partition)], self._leases.get(place)
+        waiting = [] if state is None else state.first_waiting(1)
+        following = (self._context.offsets.get(*place) or 0) if state is None else state.next
+        ordinal = min(*waiting, following) if waiting else following
+        ordinal = max(ordinal, self._store.first(queue, read)[0])
+        stored = self._store.reader.record(queue, ordinal, read) if ordinal < queue.readable else None
+        if stored is None:
+            return self._store.clock.now_ms()
+        return store_ms(stored.buffer[stored.at : stored.at + stored.size])
+
+    def _plan_part(self, request: PopRequest, partition: int, most: int, most_bytes: int, read: Read) -> _Part | None:
+        place = GroupPartition(request.group.name, request.topic.name, partition)
+        queue = self._store.queues.get(TopicPartition(place.topic, partition))
+        if queue is None or not queue.readable:
+            return None
+        least = self._store.first(queue, read)[0]
+        state = self._leases.settled(place)
+        if state is None:
+            version, following, leased, opened = 0, self._first(request, place, queue, least, read), 0, 0
+        else:
+            version, following, leased, opened = state.version, state.next, state.leased, state.open
+        if leased and (request.in_order or request.group.order == ORDER_BY_PARTITION):
+            return None
+        group, end = request.group, queue.readable
+        fresh_from = max(following, least)
+        room = min(group.max_in_flight - leased, group.max_open - opened, MOST_OPEN - self._leases.open)
+        has_fresh = fresh_from < end and room > 0
+        again = _Again([], [], [], [], [])
+        if state is not None and state.waiting:
+            half = max(1, most // 2) if has_fresh else most
+            again = self._plan_again(state, queue, group, half, most_bytes, read)
+        most -= len(again.ordinals)
+        most_bytes -= sum(map(len, again.records))
+        fresh = None
+        if has_fresh and most > 0 and most_bytes > 0:
+            fresh = collect(self._store, queue, fresh_from, min(most, room), request.wanted, read, most_bytes)
+        return _Part(place, state, version, following, again, fresh, end)
+
+    def _first(self, request: PopRequest, place: GroupPartition, queue: ConsumeQueue, least: int, read: Read) -> int:
+        """Return the offset at which a group begins that has no leases in a partition."""
+        known = self._context.offsets.get(*place)
+        if known is not None:
+            return known
+        if request.from_first or is_young(self._store, queue, read):
+            return least
+        return queue.readable
+
+    def _plan_again(
+        self, state: PartitionLeases, queue: ConsumeQueue, group: Group, most: int, most_bytes: int, read: Read
+    ) -> _Again:
+        again = _Again([], [], [], [], [])
+        size = 0
+        for ordinal in state.first_waiting(most):
+            bunch = state.find(ordinal)
+            assert bunch is not None, (queue, ordinal)
+            stored = self._store.reader.record(queue, ordinal, read) if ordinal < queue.readable else None
+            if stored is None:
+                again.lost.append(ordinal)
+                continue
+            record = stored.buffer[stored.at : stored.at + stored.size]
+            if bunch.times + times_of(record) >= group.retry_max_times:
+                again.poisoned.append((ordinal, bytes(record)))
+                continue
+            if again.ordinals and size + stored.size > most_bytes:
+                break
+            size += stored.size
+            again.ordinals.append(ordinal)
+            again.records.append(redelivered(record, bunch.times, bunch.first_ms))
+            again.times.append(bunch.times)
+        return again
+
+    # -- taking -------------------------------------------------------------------------------------------------------
+
+    def take(self, request: PopRequest, plan: Plan) -> PopResult | None:
+        """Lease what a plan has; return ``None`` when all of it has changed meanwhile."""
+        current = [part for part in plan if self._is_current(part)]
+        if not current and plan:
+            return None
+        now_ms = self._store.clock.now_ms()
+        last_ms = max((part.state.last_pop_ms for part in current if part.state is not None), default=0)
+        pop_ms = max(now_ms, last_ms + 1)
+        given = []
+        rest = 0
+        for part in current:
+            self._take_part(request, part, pop_ms)
+            rest += self._count_ready(part.place)
+            if part.gives:
+                given.append(_given(part))
+        if given:
+            key = request.group.name, request.topic.name
+            self._counts[key] += request.topic.has_priorities
+            self._last[key] = given[0].partition
+        return PopResult(pop_ms, given, rest)
+
+    def _is_current(self, part: _Part) -> bool:
+        state = self._leases.get(part.place)
+        return state is part.state and (state is None or state.version == part.version)
+
+    def _take_part(self, request: PopRequest, part: _Part, pop_ms: int) -> None:
+        place, again, fresh = part.place, part.again, part.fresh
+        if part.state is None:
+            self._leases.begin(place, part.next)
+        due_ms = pop_ms + request.invisible_ms
+        events: list[LeaseEvent] = [Dead(ordinal) for ordinal in again.lost]
+        if again.ordinals:
+            events.append(Repeated(pop_ms, due_ms, again.ordinals))
+        if fresh is not None:
+            events.append(_fresh_event(fresh, pop_ms, due_ms))
+        if events:
+            self._leases.record(place, *events)
+        for ordinal, record in again.poisoned:
+            self._poison.give_up(place, ordinal, record, Reason.TIMES)
+
+
+def _fresh_event(fresh: Collected, pop_ms: int, due_ms: int) -> LeaseEvent:
+    """Return what happens to messages that were never given: those that match are leased, the others are passed."""
+    ordinals = fresh.ordinals
+    if not ordinals:
+        return Passed(fresh.following)
+    first = ordinals[0]
+    if isinstance(ordinals, range):
+        return Popped(pop_ms, due_ms, first, len(ordinals), (1 << len(ordinals)) - 1)
+    bits = 0
+    for ordinal in ordinals:
+        bits |= 1 << (ordinal - first)
+    return Popped(pop_ms, due_ms, first, fresh.following - first, bits)
+
+
+def _given(part: _Part) -> Given:
+    again, fresh = part.again, part.fresh
+    ordinals = [*again.ordinals, *(() if fresh is None else fresh.ordinals)]
+    times = [*again.times, *([0] * (len(ordinals) - len(again.times)))]
+    return Given(part.place.partition, ordinals, times, [*again.records, *(() if fresh is None else fresh.body)])

@@ -1,0 +1,1 @@
+"""Reading a partition for a consumer: its filter, and the messages that match."""
