@@ -123,7 +123,7 @@ PlacedEvent = tuple[GroupPartition, LeaseEvent]
 
 
 class LeaseRecord(NamedTuple):
-    """What one record says."""
+    """The content of one record."""
 
     since: int
     events: Sequence[PlacedEvent]

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import gevent
 from gevent.hub import get_hub
@@ -78,7 +78,7 @@ from metaq.server.remoting.sending.partitions import Partitions
 from metaq.server.remoting.sending.recall import RecallHandler
 from metaq.server.remoting.sending.reply import ReplyHandler
 from metaq.server.remoting.sending.send import SendHandler
-from metaq.server.remoting.session import RequestHandler
+from metaq.server.remoting.session import Family
 from metaq.server.remoting.signing import signed
 from metaq.server.text.admin import AdminHandler
 from metaq.server.text.get import GetHandler
@@ -110,14 +110,6 @@ LEAVE_S: Final = 0.15
 another broker: a request that arrives at a closed connection gets no answer."""
 GIVE_UP_S: Final = 0.5
 """Seconds to wait afterwards for clients to read their answers."""
-
-
-class Family(Protocol):
-    """Handlers of related requests."""
-
-    def requests(self) -> Mapping[int, RequestHandler]:
-        """Return the handler methods by request code."""
-        ...
 
 
 class Broker:
@@ -400,12 +392,10 @@ class Broker:
         timer_keeper = TimerKeeper(self.timers, self._runs, self.run)
         keepers = (self._branches, self._check_back, self.epochs, timer_keeper, self._lease_keeper)
         self._duties.start(keepers if keeper is None else (keeper,))
-        self.timers.start()
-        self.dedupe.start()
-        self._duties.every(self.settings.sweep_interval_ms / 1000, self.timers.apply)
-        self._duties.every(self.settings.checkpoint_interval_ms / 1000, self.timers.flush)
-        self._duties.every(self.settings.sweep_interval_ms / 1000, self.dedupe.apply)
-        self._duties.every(self.settings.checkpoint_interval_ms / 1000, self.dedupe.flush)
+        for index in (self.timers, self.dedupe):
+            index.start()
+            self._duties.every(self.settings.sweep_interval_ms / 1000, index.apply)
+            self._duties.every(self.settings.checkpoint_interval_ms / 1000, index.flush)
         self._duties.every(IDLE_SCAN_S, self._endpoint.close_idle)
         self._duties.every(LOOK_S, self.authentication.reload_if_changed)
         self._duties.every(SAMPLE_S, self._sample)

@@ -1,4 +1,4 @@
-"""What openings and retention need of the leases: snapshots, and the end of open messages whose segments are deleted."""
+"""Keeping the leases: snapshots for openings, and the end of open messages whose segments are deleted."""
 
 import logging
 from collections.abc import Callable

@@ -15,7 +15,7 @@ from metaq.engine.context import Context
 from metaq.engine.leases.leases import MOST_OPEN, Leases
 from metaq.engine.leases.poison import Poison, Reason
 from metaq.engine.priorities.order import ReadyPartition, pop_order
-from metaq.engine.reading.collecting import MOST_BYTES, Collected, collect
+from metaq.engine.reading.collecting import MOST_BYTES, Collected, collect_messages
 from metaq.engine.reading.filters import Filter
 from metaq.engine.reading.young import is_young
 from metaq.engine.tables.groups import Group
@@ -32,7 +32,7 @@ ORDER_BY_PARTITION: Final = "partition"
 
 
 class PopRequest(NamedTuple):
-    """What a consumer wants."""
+    """The wishes of a consumer."""
 
     group: Group
     topic: Topic
@@ -63,7 +63,7 @@ class _Again(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What a plan takes from a partition."""
+    """The part of a plan that concerns one partition."""
 
     place: GroupPartition
     state: PartitionLeases | None
@@ -86,7 +86,7 @@ class _Part(NamedTuple):
 Plan = list[_Part]
 
 
-class Given(NamedTuple):
+class GivenPart(NamedTuple):
     """Messages of one partition that a pop gave."""
 
     partition: int
@@ -103,7 +103,7 @@ class PopResult(NamedTuple):
 
     pop_ms: int
     """Names the delivery, in Unix milliseconds."""
-    given: Sequence[Given]
+    given: Sequence[GivenPart]
     rest: int
     """Messages that are ready in the partitions that were looked at, at most."""
 
@@ -222,7 +222,7 @@ class Pops:
         most_bytes -= sum(map(len, again.records))
         fresh = None
         if has_fresh and most > 0 and most_bytes > 0:
-            fresh = collect(self._store, queue, fresh_from, min(most, room), request.wanted, read, most_bytes)
+            fresh = collect_messages(self._store, queue, fresh_from, min(most, room), request.wanted, read, most_bytes)
         return _Part(place, state, version, following, again, fresh, end)
 
     def _first(self, request: PopRequest, place: GroupPartition, queue: ConsumeQueue, least: int, read: Read) -> int:
@@ -315,8 +315,8 @@ def _fresh_event(fresh: Collected, pop_ms: int, due_ms: int) -> LeaseEvent:
     return Popped(pop_ms, due_ms, first, fresh.following - first, bits)
 
 
-def _given(part: _Part) -> Given:
+def _given(part: _Part) -> GivenPart:
     again, fresh = part.again, part.fresh
     ordinals = [*again.ordinals, *(() if fresh is None else fresh.ordinals)]
     times = [*again.times, *([0] * (len(ordinals) - len(again.times)))]
-    return Given(part.place.partition, ordinals, times, [*again.records, *(() if fresh is None else fresh.body)])
+    return GivenPart(part.place.partition, ordinals, times, [*again.records, *(() if fresh is None else fresh.body)])

@@ -23,7 +23,7 @@ MOST_S: Final = 0.008
 
 
 class Collected(NamedTuple):
-    """What was found in a partition."""
+    """The messages that were found in a partition."""
 
     body: list[bytes | memoryview]
     """The records; one slice may hold several that follow each other in the log."""
@@ -33,7 +33,7 @@ class Collected(NamedTuple):
     """The ordinal after the last message that was looked at."""
 
 
-def collect(
+def collect_messages(
     store: MessageStore, queue: ConsumeQueue, ordinal: int, most: int, wanted: Filter, read: Read, most_bytes: int = MOST_BYTES
 ) -> Collected:
     """Return the records from ``ordinal`` on that match, at most ``most`` and ``most_bytes``, but the first of any size.

@@ -228,3 +228,11 @@ RequestHandler = Callable[[RemotingSession, RemotingCommand], Answer | None]
 """Answers one request; returns ``None`` when the answer comes later, or not at all."""
 SendsHandler = Callable[[RemotingSession, Sequence[RemotingCommand], int], int]
 """Stages the run of sends that begins at an index; returns where it ends."""
+
+
+class Family(Protocol):
+    """Handlers of related requests."""
+
+    def requests(self) -> Mapping[int, RequestHandler]:
+        """Return the handler methods by request code."""
+        ...

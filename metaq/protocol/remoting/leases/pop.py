@@ -177,7 +177,7 @@ class Description(NamedTuple):
     order_count_info: str | None
 
 
-def describe(popped: Sequence[PoppedQueue]) -> Description:
+def describe_popped(popped: Sequence[PoppedQueue]) -> Description:
     """Return the fields for the queues of an answer, in the order of its body. ``ValueError`` when a queue comes twice."""
     if len({part.queue for part in popped}) != len(popped):
         raise ValueError(f"a queue comes twice among {[part.queue for part in popped]}: clients would drop the answer")

@@ -5,9 +5,9 @@ from typing import Final
 
 from metaq.engine.context import Context
 from metaq.engine.leases.leasing import Leasing
-from metaq.engine.leases.popping import Given, Plan, PopRequest, PopResult
+from metaq.engine.leases.popping import GivenPart, Plan, PopRequest, PopResult
 from metaq.engine.leases.waiting import Waiting
-from metaq.engine.reading.collecting import collect
+from metaq.engine.reading.collecting import collect_messages
 from metaq.engine.reading.filters import EVERY_MESSAGE, Filter, filter_of, parse_cached
 from metaq.engine.tables.groups import Group
 from metaq.engine.tables.topics import Topic
@@ -29,7 +29,7 @@ from metaq.protocol.remoting.leases.pop import (
     PopAnswer,
     PopMessage,
     PoppedQueue,
-    describe,
+    describe_popped,
 )
 from metaq.protocol.subscription import ExpressionKind
 from metaq.server.access.permissions import Action, demand
@@ -162,7 +162,7 @@ class PopHandler:
             first = max(known if state is None else state.next, store.first(queue, read)[0])
             rest += max(0, queue.readable - first)
             if most > 0 and first < queue.readable:
-                found = collect(store, queue, first, most, EVERY_MESSAGE, read)
+                found = collect_messages(store, queue, first, most, EVERY_MESSAGE, read)
                 body += found.body
                 most -= len(found.ordinals)
                 rest -= len(found.ordinals)
@@ -289,7 +289,7 @@ class _Pop(_Waits):
         wanted = self._wanted
         token = token_of(self._leasing.leases.log.secret, wanted.group.name, wanted.topic.name, result.pop_ms)
         queues = [_described(part, with_times=wanted.in_order) for part in result.given]
-        header = PopAnswer(result.pop_ms, wanted.invisible_ms, Int32(token), result.rest, *describe(queues))
+        header = PopAnswer(result.pop_ms, wanted.invisible_ms, Int32(token), result.rest, *describe_popped(queues))
         body = [each for part in result.given for each in part.body]
         self.defer()
         messages = sum(len(part.ordinals) for part in result.given)
@@ -302,7 +302,7 @@ class _Pop(_Waits):
         self.session.settle(self._request, failure(error) if isinstance(error, Fenced) else answer)
 
 
-def _described(part: Given, *, with_times: bool) -> PoppedQueue:
+def _described(part: GivenPart, *, with_times: bool) -> PoppedQueue:
     return PoppedQueue(part.partition, part.ordinals, part.times if with_times else None)
 
 

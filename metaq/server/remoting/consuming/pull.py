@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 
 from metaq.engine.context import Context
 from metaq.engine.hold import Holds
-from metaq.engine.reading.collecting import collect
+from metaq.engine.reading.collecting import collect_messages
 from metaq.engine.reading.filters import Filter, filter_of, parse_cached
 from metaq.engine.tables.groups import Group
 from metaq.errors import AccessDenied, RequestFailed, UnknownTopic, WrongPartition
@@ -236,7 +236,7 @@ def read_partition(store: MessageStore, key: TopicPartition, offset: int, most: 
         return Found(Response.PULL_OFFSET_MOVED, "OFFSET_OVERFLOW_BADLY", end, least, end, [])
     if offset < least:
         return Found(Response.PULL_OFFSET_MOVED, "OFFSET_TOO_SMALL", least, least, end, [])
-    body, ordinals, following = collect(store, queue, offset, most, wanted, read)
+    body, ordinals, following = collect_messages(store, queue, offset, most, wanted, read)
     if body:
         return Found(Response.SUCCESS, "FOUND", following, least, end, body, len(ordinals))
     return Found(Response.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE", following, least, end, [])

@@ -71,12 +71,6 @@ def test_bytes_of_a_list_may_be_negative() -> None:
     assert ack.bits == b"\x80\xff"
 
 
-def test_keys_that_are_bare_numbers_are_read() -> None:
-    """Fastjson writes them, and what is not known is ignored."""
-    body = GOLDEN.replace(b'"acks":', b'"other":{0:5,1:7},"acks":')
-    assert decode_batch_ack(body) == BatchAck("broker-a", (ACK,))
-
-
 @pytest.mark.parametrize("body", [b"{}", b'{"acks":null}', b'{"brokerName":null,"acks":[]}'])
 def test_a_batch_may_be_empty(body: bytes) -> None:
     """What to answer is the broker's affair."""

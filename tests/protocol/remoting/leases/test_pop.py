@@ -23,7 +23,7 @@ from metaq.protocol.remoting.leases.pop import (
     PoppedQueue,
     Receipt,
     decode_receipt,
-    describe,
+    describe_popped,
     receipts_of,
 )
 
@@ -106,20 +106,20 @@ def test_answers_have_rocketmqs_names(answer: tuple[Any, ...], fields: dict[str,
 def test_description_is_as_java_clients_split_it() -> None:
     """One entry a queue, separated by semicolons, in the order of the body."""
     popped = [PoppedQueue(3, (117, 118, 120)), PoppedQueue(0, (7,))]
-    assert describe(popped) == ("0 3 117;0 0 7", "0 3 117,118,120;0 0 7", None)
-    assert describe([]) == ("", "", None)
+    assert describe_popped(popped) == ("0 3 117;0 0 7", "0 3 117,118,120;0 0 7", None)
+    assert describe_popped([]) == ("", "", None)
 
 
 def test_times_are_told_when_order_was_asked_for() -> None:
     """The fewest of a queue for clients that know no more, and those that differ, by offset."""
     popped = [PoppedQueue(3, (117, 118), (2, 0)), PoppedQueue(0, (7,), (1,)), PoppedQueue(1, (4, 5), (0, 0))]
-    assert describe(popped).order_count_info == "0 3 0;0 qo3%117 2;0 0 1;0 1 0"
+    assert describe_popped(popped).order_count_info == "0 3 0;0 qo3%117 2;0 0 1;0 1 0"
 
 
 def test_a_queue_that_comes_twice_is_an_error_of_the_program() -> None:
     """A Java client would throw the whole answer away."""
     with pytest.raises(ValueError, match="comes twice"):
-        describe([PoppedQueue(3, (1,)), PoppedQueue(3, (2,))])
+        describe_popped([PoppedQueue(3, (1,)), PoppedQueue(3, (2,))])
 
 
 def counts_of(info: str | None) -> dict[str, int]:
@@ -137,7 +137,7 @@ answers = st.dictionaries(st.integers(0, 1023), offset_lists, max_size=8)
 def test_clients_find_every_message_in_the_description(answer: dict[int, list[int]], random: Any) -> None:
     """Property: what is built here, a client reads as the place and the times of each record of the body."""
     popped = [PoppedQueue(queue, offsets, [random.randrange(4) for _ in offsets]) for queue, offsets in answer.items()]
-    described = describe(popped)
+    described = describe_popped(popped)
     header = PopAnswer(17, 60_000, Int32(4_711), 0, *described)
     fields = encode_header(header)
     body = [(TopicPartition("t", part.queue), offset) for part in popped for offset in part.offsets]
