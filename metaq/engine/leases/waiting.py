@@ -39,7 +39,7 @@ class Waiting:
     def waits(self) -> bool:
         return self._line is not None
 
-    def leave(self) -> None:
+    def cancel(self) -> None:
         """Leave the line, for example because the client is gone."""
         line, self._line = self._line, None
         if line is not None:
@@ -49,7 +49,7 @@ class Waiting:
 
     def wake(self) -> None:
         """Leave the line and look."""
-        self.leave()
+        self.cancel()
         self._again()
 
 

@@ -5,13 +5,13 @@ from typing import Final
 
 from metaq.engine.context import Context
 from metaq.engine.leases.leasing import Leasing
-from metaq.engine.leases.popping import GivenPart, Plan, PopRequest, PopResult
+from metaq.engine.leases.popping import GivenPart, PopRequest, PopResult
 from metaq.engine.leases.waiting import Waiting
 from metaq.engine.reading.collecting import collect_messages
 from metaq.engine.reading.filters import EVERY_MESSAGE, Filter, filter_of, parse_cached
 from metaq.engine.tables.groups import Group
 from metaq.engine.tables.topics import Topic
-from metaq.errors import AccessDenied, Fenced, Overloaded, RequestFailed, StoreError
+from metaq.errors import AccessDenied, Fenced, RequestFailed, StoreError
 from metaq.leases.tokens import token_of
 from metaq.message import TopicPartition
 from metaq.protocol.remoting.codes import Request, Response
@@ -38,6 +38,7 @@ from metaq.server.remoting.consuming.pull import check_readable
 from metaq.server.remoting.later import Later
 from metaq.server.remoting.reads import RemotingRead
 from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler, failure
+from metaq.server.wire.pops import LineRead, PopRead
 from metaq.server.wire.reads import StoreReads
 from metaq.store.files.filecache import Read
 
@@ -49,9 +50,6 @@ LATE_MS: Final = 500
 """A pop whose time is over by more is answered at once: its client does not wait any more."""
 MOST_APART_MS: Final = 2000
 """A client's clock that differs by more from the broker's is not believed."""
-TRIES: Final = 8
-"""Plans for one pop, when others change the leases meanwhile or nothing matches; then it waits in line."""
-RETRY_MS: Final = 100
 
 
 class PopHandler:
@@ -102,7 +100,7 @@ class PopHandler:
             in_order=header.order,
         )
         wait_ms = self._wait_ms(header.poll_time, header.born_time)
-        self.reads.start(_Pop(self, session, request, wanted, wait_ms))
+        _Pop(session, request).start(self.leasing, self.reads, wanted, wait_ms)
         return None
 
     def _check(self, session: RemotingSession, group_name: str, topic_name: str, queue: int) -> tuple[Group, Topic]:
@@ -174,16 +172,7 @@ class PopHandler:
         header = decode_header(Notification, request.fields)
         self._check(session, header.consumer_group, header.topic, header.queue_id)
         self.context.store.check_master()
-        partition = None if header.queue_id == ALL_QUEUES else header.queue_id
-        if self.leasing.pops.is_ready(header.consumer_group, header.topic, partition):
-            return _noticed(has_message=True)
-        wait_ms = self._wait_ms(header.poll_time, header.born_time)
-        if wait_ms <= 0:
-            return _noticed(has_message=False)
-        lines = self.leasing.lines
-        if session.closed or not lines.has_room():
-            return _noticed(has_message=False, is_full=True)
-        _Notice(self, session, request, header, wait_ms)
+        _Notice(session, request).start(self.leasing, header, self._wait_ms(header.poll_time, header.born_time))
         return None
 
     def polling(self, session: RemotingSession, request: RemotingCommand) -> Answer:
@@ -199,103 +188,38 @@ def _check_count(count: int) -> None:
         raise RequestFailed(Response.INVALID_PARAMETER, f"maxMsgNums is {count}, not from 1 to {MOST_MESSAGES}")
 
 
-def _noticed(*, has_message: bool, is_full: bool = False) -> Answer:
+def _noticed(*, has_message: bool, is_full: bool) -> Answer:
     return Answer(fields=encode_header(NotificationAnswer(has_message, is_full)))
 
 
-class _Waits(RemotingRead):
-    """A request that waits in line for messages, for a limited time."""
+class _Waits(LineRead, RemotingRead):
+    """A request of this protocol that may wait in line."""
 
-    def __init__(self, leasing: Leasing, session: RemotingSession, request: RemotingCommand, wait_ms: int) -> None:
-        super().__init__(session, request)
-        self._leasing = leasing
-        self._clock = leasing.leases.context.store.clock
-        self._deadline = self._clock.monotonic() + wait_ms / 1000
-        self._number = 0
-        self._place: Waiting | None = None
+    def hold(self, place: Waiting) -> None:
+        self.session.closing.append(place.cancel)
 
-    def _wait(self, group: str, topic: str, partition: int | None) -> bool:
-        """Wait in line, at the place that the request had there before; return false when its time is over."""
-        seconds = self._deadline - self._clock.monotonic()
-        lines = self._leasing.lines
-        if seconds <= 0 or self.session.closed:
-            return False
-        self.defer()
-        self._number = self._number or lines.next_number()
-        again, number = self._woken, self._number
-        self._place = lines.wait(group, topic, number=number, again=again, partition=partition, seconds=seconds)
-        self.session.closing.append(self._place.leave)
-        return True
-
-    def _woken(self) -> None:
-        assert self._place is not None
-        if self._place.leave in self.session.closing:
-            self.session.closing.remove(self._place.leave)
-        self._look()
-
-    def _look(self) -> None:
-        raise NotImplementedError
+    def release(self, place: Waiting) -> None:
+        if place.cancel in self.session.closing:
+            self.session.closing.remove(place.cancel)
 
 
-class _Pop(_Waits):
+class _Pop(PopRead, _Waits):
     """A pop in progress."""
 
-    def __init__(
-        self, handler: PopHandler, session: RemotingSession, request: RemotingCommand, wanted: PopRequest, wait_ms: int
-    ) -> None:
-        super().__init__(handler.leasing, session, request, wait_ms)
-        self._handler = handler
-        self._wanted = wanted
-        self._tries = 0
-
-    def read(self, read: Read) -> Plan:
-        return self._leasing.pops.plan(self._wanted, read)
-
-    def found(self, plan: Plan) -> None:
-        """Take the plan and answer; plan again when others were faster, and wait in line when there is nothing."""
-        result = self._leasing.pops.take(self._wanted, plan)
-        if plan and (result is None or not result.given):
-            self._tries += 1
-            if self._tries < TRIES:
-                self._look()
-                return
-        if result is None:
-            raise Overloaded(f"others took the messages of {TRIES} plans of this pop", retry_after_ms=RETRY_MS)
-        if result.given:
-            self._give(result)
-        else:
-            self._find_nothing()
-
-    def _look(self) -> None:
-        self._handler.reads.start(self)
-
-    def _find_nothing(self) -> None:
-        self._tries = 0
-        context, wanted = self._handler.context, self._wanted
-        lines = self._leasing.lines
-        if self._deadline > self._clock.monotonic() and not lines.has_room():
-            code = Response.POLLING_FULL
-        elif self._wait(wanted.group.name, wanted.topic.name, wanted.partition):
-            return
-        else:
-            code = Response.POLLING_TIMEOUT
-        context.counters.get_miss.add(1)
-        context.topic_counters(wanted.topic.name).get_miss.add(1)
-        answer = PopAnswer(context.store.clock.now_ms(), wanted.invisible_ms, Int32(0), 0)
+    def give_nothing(self, *, is_full: bool) -> None:
+        answer = PopAnswer(self.clock.now_ms(), self.wanted.invisible_ms, Int32(0), 0)
+        code = Response.POLLING_FULL if is_full else Response.POLLING_TIMEOUT
         self.session.settle(self._request, Answer(code, encode_header(answer), "there is nothing to pop"))
 
-    def _give(self, result: PopResult) -> None:
-        """Answer once the leases are in the log."""
-        wanted = self._wanted
-        token = token_of(self._leasing.leases.log.secret, wanted.group.name, wanted.topic.name, result.pop_ms)
+    def give(self, result: PopResult) -> None:
+        wanted, leases = self.wanted, self.leasing.leases
+        token = token_of(leases.log.secret, wanted.group.name, wanted.topic.name, result.pop_ms)
         queues = [_described(part, with_times=wanted.in_order) for part in result.given]
         header = PopAnswer(result.pop_ms, wanted.invisible_ms, Int32(token), result.rest, *describe_popped(queues))
         body = [each for part in result.given for each in part.body]
-        self.defer()
-        messages = sum(len(part.ordinals) for part in result.given)
-        self._handler.context.statistics.got(wanted.group.name, wanted.topic.name, messages, sum(map(len, body)))
+        self.count(result)
         answer = Answer(Response.SUCCESS, encode_header(header), "FOUND", body)
-        self._leasing.leases.turns.after_append(partial(self._answer, answer))
+        leases.turns.after_append(partial(self._answer, answer))
 
     def _answer(self, answer: Answer, error: StoreError | None) -> None:
         """Answer. Leases for which the disk has no room are kept in memory, but a master that was replaced gives none."""
@@ -309,17 +233,18 @@ def _described(part: GivenPart, *, with_times: bool) -> PoppedQueue:
 class _Notice(_Waits):
     """A question whether there is something to pop, in progress."""
 
-    def __init__(
-        self, handler: PopHandler, session: RemotingSession, request: RemotingCommand, header: Notification, wait_ms: int
-    ) -> None:
-        super().__init__(handler.leasing, session, request, wait_ms)
+    def start(self, leasing: Leasing, header: Notification, wait_ms: int) -> None:
+        """Answer now, or once there are messages."""
+        self.begin(leasing, wait_ms)
         self._header = header
-        self._partition = None if header.queue_id == ALL_QUEUES else header.queue_id
-        self._look()
+        self.look()
 
-    def _look(self) -> None:
-        header = self._header
-        is_ready = self._leasing.pops.is_ready(header.consumer_group, header.topic, self._partition)
-        if not is_ready and self._wait(header.consumer_group, header.topic, self._partition):
-            return
-        self.session.settle(self._request, _noticed(has_message=is_ready))
+    def look(self) -> None:
+        group, topic = self._header.consumer_group, self._header.topic
+        partition = None if self._header.queue_id == ALL_QUEUES else self._header.queue_id
+        is_ready = self.leasing.pops.is_ready(group, topic, partition)
+        is_full = self.may_wait and not self.leasing.lines.has_room()
+        if not is_ready and self.may_wait and not is_full:
+            self.wait(group, topic, partition)
+        else:
+            self.session.settle(self._request, _noticed(has_message=is_ready, is_full=is_full and not is_ready))

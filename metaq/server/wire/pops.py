@@ -1,0 +1,118 @@
+"""Pops of all protocols: read a plan, take it, and wait in line when there is nothing."""
+
+from typing import Final
+
+from metaq.engine.leases.leasing import Leasing
+from metaq.engine.leases.popping import Plan, PopRequest, PopResult
+from metaq.engine.leases.waiting import Waiting
+from metaq.errors import Overloaded
+from metaq.server.wire.reads import StoreRead, StoreReads
+from metaq.store.files.filecache import Read
+
+TRIES: Final = 8
+"""Plans for one pop, when others change the leases meanwhile or nothing matches; then it waits in line."""
+RETRY_MS: Final = 100
+
+
+class LineRead(StoreRead):
+    """A request that may wait in line for messages, for a limited time."""
+
+    # no __slots__: it is mixed with the read of a protocol
+
+    def begin(self, leasing: Leasing, wait_ms: int) -> None:
+        """Remember how long it may wait."""
+        self.leasing = leasing
+        self.clock = leasing.leases.context.store.clock
+        self.deadline_s = self.clock.monotonic() + wait_ms / 1000
+        self.number = 0
+        self.place: Waiting | None = None
+
+    @property
+    def may_wait(self) -> bool:
+        """True while its client is there and its time is not over."""
+        return not self.session.closed and self.deadline_s > self.clock.monotonic()
+
+    def wait(self, group: str, topic: str, partition: int | None) -> None:
+        """Wait in line, at the place that the request had there before."""
+        self.defer()
+        lines = self.leasing.lines
+        self.number = self.number or lines.next_number()
+        seconds = self.deadline_s - self.clock.monotonic()
+        again = self._again
+        place = lines.wait(group, topic, number=self.number, again=again, partition=partition, seconds=seconds)
+        self.place = place
+        self.hold(place)
+
+    def _again(self) -> None:
+        place, self.place = self.place, None
+        if place is not None:
+            self.release(place)
+        self.look()
+
+    def look(self) -> None:
+        """Look whether there is something now."""
+        raise NotImplementedError
+
+    def hold(self, place: Waiting) -> None:
+        """Have the session cancel the wait when its connection closes."""
+        raise NotImplementedError
+
+    def release(self, place: Waiting) -> None:
+        """Undo ``hold``."""
+        raise NotImplementedError
+
+
+class PopRead(LineRead):
+    """A pop in progress."""
+
+    def start(self, leasing: Leasing, reads: StoreReads, wanted: PopRequest, wait_ms: int) -> None:
+        """Answer now, or once there are messages."""
+        self.begin(leasing, wait_ms)
+        self.reads = reads
+        self.wanted = wanted
+        self.tries = 0
+        self.look()
+
+    def look(self) -> None:
+        self.reads.start(self)
+
+    def read(self, read: Read) -> Plan:
+        return self.leasing.pops.plan(self.wanted, read)
+
+    def found(self, plan: Plan) -> None:
+        """Take the plan and answer; plan again when others were faster, and wait in line when there is nothing."""
+        result = self.leasing.pops.take(self.wanted, plan)
+        if plan and (result is None or not result.given):
+            self.tries += 1
+            if self.tries < TRIES:
+                self.look()
+                return
+        if result is None:
+            raise Overloaded(f"others took the messages of {TRIES} plans of this pop", retry_after_ms=RETRY_MS)
+        if result.given:
+            self.defer()
+            self.give(result)
+            return
+        self.tries = 0
+        is_full = self.may_wait and not self.leasing.lines.has_room()
+        if self.may_wait and not is_full:
+            self.wait(self.wanted.group.name, self.wanted.topic.name, self.wanted.partition)
+            return
+        context = self.leasing.leases.context
+        context.counters.get_miss.add(1)
+        context.topic_counters(self.wanted.topic.name).get_miss.add(1)
+        self.give_nothing(is_full=is_full)
+
+    def count(self, result: PopResult) -> None:
+        """Count the messages that are given."""
+        messages = sum(len(part.ordinals) for part in result.given)
+        size = sum(len(each) for part in result.given for each in part.body)
+        self.leasing.leases.context.statistics.got(self.wanted.group.name, self.wanted.topic.name, messages, size)
+
+    def give(self, result: PopResult) -> None:
+        """Answer with messages once their leases are in the log."""
+        raise NotImplementedError
+
+    def give_nothing(self, *, is_full: bool) -> None:
+        """Answer that there is nothing; ``is_full``: too many wait already."""
+        raise NotImplementedError
