@@ -43,7 +43,7 @@ from metaq.engine.timers.timers import Timers
 from metaq.engine.turn import Turns
 from metaq.errors import MetaqError
 from metaq.protocol.record import host_bytes
-from metaq.protocol.text.commands import Auth, Cancel, Create, Get, Help, Offset, PutWith, Stats, Sync, Transaction, Version
+from metaq.protocol.text.commands import Auth, Transaction
 from metaq.registry.kvconfig import KvConfig
 from metaq.server.access.authentication import LOOK_S, Authentication
 from metaq.server.endpoint import CommandHandler
@@ -83,7 +83,9 @@ from metaq.server.remoting.signing import signed
 from metaq.server.text.admin import AdminHandler
 from metaq.server.text.get import GetHandler
 from metaq.server.text.later import LaterHandler
+from metaq.server.text.leases import LeaseHandler
 from metaq.server.text.login import log_in
+from metaq.server.text.push import PushHandler
 from metaq.server.text.put import PutHandler
 from metaq.server.text.transaction import TransactionHandler
 from metaq.server.wire.listeners import Listener
@@ -306,22 +308,16 @@ class Broker:
         admin = AdminHandler(self.context, self._endpoint, self._duties.save_topics, self._figures)
         puts = PutHandler(self.context, self.turns)
         later = LaterHandler(self.context, puts, self.timers, self._cancels, self.dedupe)
+        leases = LeaseHandler(self.context, self.leasing, self._reads)
         self._branches = TransactionHandler(
             self.context, self.turns, self._reads, puts, self.transactions, self._local, self.run
         )
         commands: dict[type, CommandHandler] = {
-            Get: gets.get,
-            Offset: gets.offset,
-            Stats: admin.stats,
-            Version: admin.version,
-            Help: admin.help,
-            Create: admin.create,
             Auth: partial(log_in, self.authentication),
-            PutWith: later.put,
-            Cancel: later.cancel,
             Transaction: self._branches.transaction,
-            Sync: admin.sync,
         }
+        for family in (gets, admin, later, leases, PushHandler(leases)):
+            commands.update(family.commands())
         self._endpoint.answer_text(commands, puts.puts, self._branches.puts)
 
     def _answer_remoting(self) -> None:

@@ -130,9 +130,9 @@ class Endpoint:
             listener.socket.close()
 
     def close_idle(self) -> None:
-        """Close connections that have been silent for longer than ``idle_timeout_ms`` and are owed no answer."""
+        """Close connections that have been silent for longer than ``idle_timeout_ms`` and wait for nothing."""
         oldest = self.now() - self._settings.idle_timeout_ms / 1000
-        for session in [session for session in self.sessions if session.last_io < oldest and not session.owed]:
+        for session in [session for session in self.sessions if session.last_io < oldest and not session.is_expected]:
             logger.info("connection idle, closed session=%s", session)
             session.close()
 

@@ -2,7 +2,8 @@
 
 A fence of kind ``telnet`` is a session. What a person types is after ``> ``, everything else is the broker's answer. A byte
 that is not printable ASCII is shown as ``·``; ``…`` stands for anything, and on a line of its own for any lines. The answer of
-each reply begins on a new line, although no line end is sent after a body.
+each reply begins on a new line, although no line end is sent after a body. An ID of a message stands for the one that the
+broker has given instead, also where it is typed afterwards.
 """
 
 import re
@@ -13,7 +14,8 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).parents[2]
 TYPED: Final = "> "
 _FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_LENGTH_AT: Final = {"result": 2, "value": 1}
+_LENGTH_AT: Final = {"result": 2, "value": 1, "message": 1}
+_ID: Final = re.compile(r"\b[0-9]+-[0-9]+-[0-9a-z]{6}\b")
 
 
 class Fence(NamedTuple):
@@ -97,15 +99,18 @@ class Conversation:
 
 def count_replies(shown: str) -> int:
     """How many replies a document shows."""
-    return len(re.findall(r"^(?:result|value) ", shown, re.MULTILINE))
+    return len(re.findall(r"^(?:result|value|message) ", shown, re.MULTILINE))
 
 
 def play(fence: Fence, connection: socket.socket, session: str | None = None) -> None:
     """Type a session's lines and compare what comes back; ``session`` is the fence's text unless it is given."""
-    talk = Conversation(connection)
+    talk, ids = Conversation(connection), dict[str, str]()
     for step in steps(fence.text if session is None else session):
-        talk.say(step.typed)
+        talk.say([_ID.sub(lambda shown: ids.get(shown[0], shown[0]), line) for line in step.typed])
         found = talk.replies(count_replies(step.shown))
-        assert matches(step.shown, found), f"{fence.place}: after {step.typed} it shows\n{step.shown}\nand there is\n{found}"
+        ids.update(zip(_ID.findall(step.shown), _ID.findall(found), strict=False))
+        assert matches(_ID.sub("…", step.shown), found), (
+            f"{fence.place}: after {step.typed} it shows\n{step.shown}\nand there is\n{found}"
+        )
     rest = talk.rest()
     assert rest == "", f"{fence.place}: more comes than it shows:\n{rest}"

@@ -36,8 +36,8 @@ class PopRequest(NamedTuple):
 
     group: Group
     topic: Topic
-    partition: int | None
-    """``None``: all of them."""
+    partitions: Sequence[int] | None
+    """Those from which it wants messages; ``None``: all of them."""
     most: int
     """Messages, at least 1."""
     invisible_ms: int
@@ -127,13 +127,13 @@ class Pops:
             del self._last[key]
             self._counts.pop(key, None)
 
-    def is_ready(self, group: str, topic: str, partition: int | None = None) -> bool:
+    def is_ready(self, group: str, topic: str, partitions: Sequence[int] | None = None) -> bool:
         """Return whether a topic may have messages to give to a group."""
         known = self._context.topics.get(topic)
         if known is None:
             return False
-        partitions = range(known.read_partitions) if partition is None else (partition,)
-        return any(self._count_ready(GroupPartition(group, topic, number)) for number in partitions)
+        wanted = range(known.read_partitions) if partitions is None else partitions
+        return any(self._count_ready(GroupPartition(group, topic, number)) for number in wanted)
 
     def _count_ready(self, place: GroupPartition) -> int:
         """Return how many messages wait or were never given; of a group without an offset, those of the whole partition."""
@@ -165,20 +165,19 @@ class Pops:
     def _partitions(self, request: PopRequest, read: Read) -> Iterable[int]:
         """Return the partitions in the order in which they are looked at."""
         topic, key = request.topic, (request.group.name, request.topic.name)
-        if request.partition is not None:
-            return (request.partition,)
         count = topic.read_partitions
+        wanted: Sequence[int] = range(count) if request.partitions is None else request.partitions
         if topic.has_priorities:
             max_wait_ms, factor = topic.priority_max_wait_ms, request.group.priority_factor
-            ready = self._ready_levels(request, max_wait_ms, read)
+            ready = self._ready_levels(request, wanted, max_wait_ms, read)
             return pop_order(ready, levels=count, factor=factor, pops=self._counts[key], max_wait_ms=max_wait_ms)
-        first = (self._last.get(key, -1) + 1) % max(1, count)
-        return (*range(first, count), *range(first))
+        last = self._last.get(key, -1)
+        return sorted(wanted, key=lambda partition: (partition <= last, partition))
 
-    def _ready_levels(self, request: PopRequest, max_wait_ms: int, read: Read) -> list[ReadyPartition]:
+    def _ready_levels(self, request: PopRequest, wanted: Sequence[int], max_wait_ms: int, read: Read) -> list[ReadyPartition]:
         """Return the levels with messages; how long the oldest has been there is looked up only where it counts."""
         now_ms, levels = self._store.clock.now_ms(), []
-        for partition in range(request.topic.read_partitions):
+        for partition in wanted:
             place = GroupPartition(request.group.name, request.topic.name, partition)
             if self._count_ready(place):
                 oldest_ms = self._oldest_ms(place, read) if max_wait_ms else now_ms

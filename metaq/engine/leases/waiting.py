@@ -4,7 +4,7 @@ One is woken when its group may have messages: readers see a new one, a lease en
 then looks, and takes its place in the line again if it finds nothing, or wants more.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from typing import Any, Final
 
@@ -21,16 +21,18 @@ Timer = Callable[[float], Any]
 class Waiting:
     """One consumer that waits."""
 
-    __slots__ = ("_again", "_line", "_timer", "number", "partition")
+    __slots__ = ("_again", "_line", "_timer", "number", "partitions")
 
-    def __init__(self, line: "_Line", number: int, partition: int | None, again: Callable[[], None], timer: Any | None) -> None:
+    def __init__(
+        self, line: "_Line", number: int, partitions: Sequence[int] | None, again: Callable[[], None], timer: Any | None
+    ) -> None:
         self._line: _Line | None = line
         self._again = again
         self._timer = timer
         self.number = number
         """Its place in the line."""
-        self.partition = partition
-        """The partition that it wants; ``None``: all."""
+        self.partitions = partitions
+        """The partitions that it wants; ``None``: all."""
 
     def __lt__(self, other: "Waiting") -> bool:
         return self.number < other.number
@@ -118,12 +120,13 @@ class WaitingLines:
         *,
         number: int,
         again: Callable[[], None],
-        partition: int | None = None,
+        partitions: Sequence[int] | None = None,
         seconds: float | None = None,
     ) -> Waiting:
         """Take the place ``number`` in a line.
 
-        ``again`` is called, once, when there may be messages in the partition (``None``: in any), or after some seconds.
+        ``again`` is called, once, when there may be messages in one of the partitions (``None``: in any), or after some
+        seconds.
         """
         line = self._lines.get((group, topic))
         if line is None:
@@ -131,7 +134,7 @@ class WaitingLines:
             self._groups.setdefault(topic, set()).add(group)
         self.count += 1
         timer = None if seconds is None else self._timer(seconds)
-        one = Waiting(line, number, partition, again, timer)
+        one = Waiting(line, number, partitions, again, timer)
         if timer is not None:
             timer.start(one.wake)
         line.add(one)
@@ -166,9 +169,9 @@ class WaitingLines:
         if line is None:
             return
         for one in line.members():
-            if one.waits and self._pops.is_ready(group, topic, one.partition):
+            if one.waits and self._pops.is_ready(group, topic, one.partitions):
                 one.wake()
-            elif one.partition is None:
+            elif one.partitions is None:
                 break
         line = self._lines.get((group, topic))
         if line is not None:

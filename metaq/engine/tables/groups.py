@@ -30,6 +30,9 @@ MAX_NAME_LENGTH: Final = MAX_TOPIC_LENGTH - len(RETRY_PREFIX)
 """The longest group name: each group has a retry topic that is named after it."""
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
+SAFE_ACKS: Final = "safe"
+"""A value of ``lease_acks``: acks are answered when they are as safe as messages."""
+
 SYSTEM_PREFIX: Final = "CID_RMQ_SYS_"
 SYSTEM_GROUPS: Final = (
     "TOOLS_CONSUMER",

@@ -33,6 +33,13 @@ put TOPIC PARTITION LENGTH FLAG OPTION=VALUE... OPAQUE                the same w
 cancel HANDLE OPAQUE                                                  cancel it
 get TOPIC GROUP PARTITION POSITION MAXSIZE OPAQUE [wait=MS]           read messages from a position on
 offset TOPIC GROUP PARTITION POSITION OPAQUE                          the valid position nearest to one
+subscribe TOPIC GROUP [ready=N] [invisible=MS] [OPAQUE]               have messages pushed, N at once, each leased for MS
+ready N [TOPIC GROUP] [OPAQUE]                                        have others at once
+unsubscribe TOPIC GROUP [OPAQUE]                                      end it
+pop TOPIC GROUP [COUNT] [invisible=MS] [wait=MS] [OPAQUE]             lease messages once
+ack ID[,ID...] [OPAQUE]                                               finish leased messages
+nack ID[,ID...] [delay=MS | dead] [OPAQUE]                            give them back, or up
+extend ID[,ID...] MS [OPAQUE]                                         lease them for longer
 create TOPIC PARTITIONS OPAQUE                                        create a topic or give it more partitions
 auth USER PASSWORD OPAQUE                                             log in
 transaction KEY SESSION TYPE [TIMEOUT] [QUALIFIER] OPAQUE             messages put together, with their KEY before the OPAQUE
@@ -127,6 +134,10 @@ class AdminHandler:
         except (NotWritable, StoreError) as error:
             answer = write_result(error.status, f"{topic.name} exists, but may be forgotten: {error}", create.opaque)
         session.answer(1, 0, answer)
+
+    def commands(self) -> dict[type, Callable[..., None]]:
+        """Return the handler methods by command."""
+        return {Stats: self.stats, Version: self.version, Help: self.help, Create: self.create, Sync: self.sync}
 
     def stats(self, session: Session, stats: Stats) -> None:
         item, opaque = stats.item, stats.opaque

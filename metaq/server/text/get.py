@@ -1,5 +1,6 @@
 """``get`` and ``offset``: answers follow the original broker (specs: text protocol, sections 3.2, 3.3 and 4.8)."""
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from metaq.engine.context import Context
@@ -34,6 +35,10 @@ class GetHandler:
         self._holds = holds
         self._loop = loop
         self._epochs = context.epochs
+
+    def commands(self) -> dict[type, Callable[..., None]]:
+        """Return the handler methods by command."""
+        return {Get: self.get, Offset: self.offset}
 
     # -- entry points -------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """``put`` with options, among them the time of a message for later, and ``cancel``."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -38,6 +39,10 @@ class LaterHandler:
         self._cancels = cancels
         self._dedupe = dedupe
         self._id_base = id_base(context.settings.broker_number, context.store.epoch)
+
+    def commands(self) -> dict[type, Callable[..., None]]:
+        """Return the handler methods by command."""
+        return {PutWith: self.put, Cancel: self.cancel}
 
     def put(self, session: TextSession, command: PutWith) -> None:
         """Store a message with its options. With a time it is parked, and the reply ends with the handle that cancels it."""

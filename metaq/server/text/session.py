@@ -6,16 +6,19 @@ owed.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from metaq.engine.figures.counters import Counters
-from metaq.engine.hold import Hold
 from metaq.engine.turn import Short
 from metaq.errors import MetaqError
 from metaq.protocol.text.codec import CommandReader
-from metaq.protocol.text.commands import Command, Invalid, Put, Quit
+from metaq.protocol.text.commands import Ack, Command, Extend, Invalid, Nack, Put, Quit
 from metaq.protocol.text.replies import ERROR, OK, write_result
-from metaq.server.wire.session import Session, SessionHost, Stream
+from metaq.server.wire.session import Buffer, Session, SessionHost, Stream
+
+MOST_UNREAD: Final = 64 * 1024
+"""Unsent bytes beyond which nothing is pushed to a client: the leases of what it has not read run all the same."""
+ENDS_OF_LEASES: Final = (Ack, Nack, Extend)
 
 
 class TextHandlers(SessionHost, Protocol):
@@ -34,10 +37,38 @@ class TextHandlers(SessionHost, Protocol):
         ...
 
 
+class HeldCommand(Protocol):
+    """A command that waits for a message."""
+
+    def cancel(self) -> None:
+        """Forget it without an answer."""
+        ...
+
+    def wake(self) -> None:
+        """Look once more, and answer."""
+        ...
+
+
+class Subscriber(Protocol):
+    """A subscription of a session."""
+
+    def end(self) -> None:
+        """Push nothing more, and give back what is out."""
+        ...
+
+    def look(self) -> None:
+        """Push what may be pushed now."""
+        ...
+
+    def finished(self, partition: int, ordinal: int) -> None:
+        """Take note that a message is not out any more."""
+        ...
+
+
 class TextSession(Session):
     """One client that speaks the text protocol."""
 
-    __slots__ = ("_handlers", "_reader", "_waiting", "held", "roll_back")
+    __slots__ = ("_handlers", "_reader", "_waiting", "held", "lease_changes", "leases_from", "roll_back", "subscriptions")
 
     def __init__(self, connection: Stream, address: Any, reader: CommandReader, handlers: TextHandlers) -> None:
         super().__init__(connection, address, handlers, reader.receive)
@@ -46,8 +77,14 @@ class TextSession(Session):
         self._waiting = False
         self.roll_back: Callable[[], object] | None = None
         """Ends the connection's transactions when it closes."""
-        self.held: Hold | None = None
-        """The get that waits for a message."""
+        self.held: HeldCommand | None = None
+        """The get or pop that waits for a message."""
+        self.leases_from: dict[tuple[str, str], None] = {}
+        """The topics and groups from which this connection has leased messages."""
+        self.lease_changes = 0
+        """Of the commands that are owed, those that end leases: more of these may follow them."""
+        self.subscriptions: dict[tuple[str, str], Subscriber] = {}
+        """By topic and group."""
 
     def close(self) -> None:
         super().close()
@@ -59,6 +96,9 @@ class TextSession(Session):
         held, self.held = self.held, None
         if held is not None:
             held.cancel()
+        subscriptions, self.subscriptions = self.subscriptions, {}
+        for subscription in subscriptions.values():
+            subscription.end()
 
     def _ended(self) -> None:
         super()._ended()
@@ -82,7 +122,7 @@ class TextSession(Session):
             command = commands[at]
             if type(command) is Put and command.transaction is None and not self._waiting:
                 at = self._handlers.puts(self, commands, at)
-            elif self.owed or self._unsent > self._handlers.max_unsent_bytes:
+            elif self._must_wait(command):
                 self._backlog = commands[at:]
                 break
             elif type(command) is Put:
@@ -92,6 +132,35 @@ class TextSession(Session):
                 if not self._one(command):
                     break
                 self._waiting = self.owed > 0  # puts may follow puts, but overtake nothing else
+
+    def _must_wait(self, command: Command) -> bool:
+        """Return whether a command cannot be answered yet. Ends of leases may follow each other: they are answered in order."""
+        if self._unsent > self._handlers.max_unsent_bytes:
+            return True
+        return self.owed > 0 and not (self.owed == self.lease_changes and type(command) in ENDS_OF_LEASES)
+
+    @property
+    def is_expected(self) -> bool:
+        return self.owed > 0 or bool(self.subscriptions)
+
+    # -- pushes -------------------------------------------------------------------------------------------------------
+
+    @property
+    def takes_pushes(self) -> bool:
+        """True when the client reads what it is sent."""
+        return self._socket is not None and not self._eof and self._unsent <= MOST_UNREAD
+
+    def push(self, *buffers: Buffer) -> None:
+        """Send what is no reply to a command; between two replies."""
+        if self._socket is not None:
+            self.reply(*buffers)
+            self.flush()
+
+    def _on_writable(self) -> None:
+        super()._on_writable()
+        if self.takes_pushes:
+            for subscription in list(self.subscriptions.values()):
+                subscription.look()
 
     def _one(self, command: Command) -> bool:
         """Answer one command; return false when no other may be taken after it."""

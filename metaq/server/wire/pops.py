@@ -1,5 +1,6 @@
 """Pops of all protocols: read a plan, take it, and wait in line when there is nothing."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from metaq.engine.leases.leasing import Leasing
@@ -32,14 +33,14 @@ class LineRead(StoreRead):
         """True while its client is there and its time is not over."""
         return not self.session.closed and self.deadline_s > self.clock.monotonic()
 
-    def wait(self, group: str, topic: str, partition: int | None) -> None:
+    def wait(self, group: str, topic: str, partitions: Sequence[int] | None) -> None:
         """Wait in line, at the place that the request had there before."""
         self.defer()
         lines = self.leasing.lines
         self.number = self.number or lines.next_number()
         seconds = self.deadline_s - self.clock.monotonic()
         again = self._again
-        place = lines.wait(group, topic, number=self.number, again=again, partition=partition, seconds=seconds)
+        place = lines.wait(group, topic, number=self.number, again=again, partitions=partitions, seconds=seconds)
         self.place = place
         self.hold(place)
 
@@ -96,7 +97,7 @@ class PopRead(LineRead):
         self.tries = 0
         is_full = self.may_wait and not self.leasing.lines.has_room()
         if self.may_wait and not is_full:
-            self.wait(self.wanted.group.name, self.wanted.topic.name, self.wanted.partition)
+            self.wait(self.wanted.group.name, self.wanted.topic.name, self.wanted.partitions)
             return
         context = self.leasing.leases.context
         context.counters.get_miss.add(1)

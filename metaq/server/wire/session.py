@@ -148,6 +148,11 @@ class Session:
         return not (self.owed or self._backlog or self._unsent)
 
     @property
+    def is_expected(self) -> bool:
+        """True when the client waits for something, and may be silent for as long as it likes."""
+        return self.owed > 0
+
+    @property
     def kept_waiting(self) -> tuple[int, float]:
         """The bytes that only the client can release, and the monotonic time since which it has released none."""
         return self._unfinished + self._backlog_bytes + self._unsent, self._since

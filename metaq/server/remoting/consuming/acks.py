@@ -6,6 +6,7 @@ from typing import Final
 from metaq.engine.context import Context
 from metaq.engine.leases.leasing import Leasing
 from metaq.engine.leases.poison import Reason
+from metaq.engine.tables.groups import SAFE_ACKS
 from metaq.errors import Fenced, MessageIllegal, ReceiptInvalid, RequestFailed, StoreError, UnknownTopic
 from metaq.leases.events import Dead
 from metaq.leases.state import ReceiptState
@@ -25,8 +26,6 @@ from metaq.store.files.filecache import Read
 
 REJECT: Final = -1
 """The invisible time of a message that should go to the dead letters at once."""
-
-SAFE: Final = "safe"
 
 _WORDS: Final = {
     ReceiptState.OVER: "the lease is over",
@@ -161,7 +160,7 @@ class AckHandler:
         """Answer once the change is in the log; as safe as a message, if one of the groups wants that (``lease_acks``)."""
         kept = session.owe(request)
         known = [self._context.groups.get(name) for name in groups]
-        if any(group is not None and group.lease_acks == SAFE for group in known):
+        if any(group is not None and group.lease_acks == SAFE_ACKS for group in known):
             owe(self.turns, session, kept, answer, 0)
         else:
             self.turns.after_append(partial(_pay, session, kept, answer))

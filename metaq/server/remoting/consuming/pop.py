@@ -92,7 +92,7 @@ class PopHandler:
         wanted = PopRequest(
             group=group,
             topic=topic,
-            partition=None if header.queue_id == ALL_QUEUES else header.queue_id,
+            partitions=_partitions(header.queue_id),
             most=header.max_msg_nums,
             invisible_ms=header.invisible_time,
             wanted=self._filter(header),
@@ -188,6 +188,11 @@ def _check_count(count: int) -> None:
         raise RequestFailed(Response.INVALID_PARAMETER, f"maxMsgNums is {count}, not from 1 to {MOST_MESSAGES}")
 
 
+def _partitions(queue: int) -> tuple[int, ...] | None:
+    """Return the partitions that a ``queueId`` means; ``None``: all."""
+    return None if queue == ALL_QUEUES else (queue,)
+
+
 def _noticed(*, has_message: bool, is_full: bool) -> Answer:
     return Answer(fields=encode_header(NotificationAnswer(has_message, is_full)))
 
@@ -241,10 +246,10 @@ class _Notice(_Waits):
 
     def look(self) -> None:
         group, topic = self._header.consumer_group, self._header.topic
-        partition = None if self._header.queue_id == ALL_QUEUES else self._header.queue_id
-        is_ready = self.leasing.pops.is_ready(group, topic, partition)
+        partitions = _partitions(self._header.queue_id)
+        is_ready = self.leasing.pops.is_ready(group, topic, partitions)
         is_full = self.may_wait and not self.leasing.lines.has_room()
         if not is_ready and self.may_wait and not is_full:
-            self.wait(group, topic, partition)
+            self.wait(group, topic, partitions)
         else:
             self.session.settle(self._request, _noticed(has_message=is_ready, is_full=is_full and not is_ready))

@@ -1,0 +1,293 @@
+"""``subscribe``, ``ready`` and ``unsubscribe``: messages are leased and pushed as they come (specs: text protocol, section 16).
+
+A subscription always waits in line (``metaq.engine.leases.waiting``), also while it may push nothing. When it is woken, it
+pushes what it may and takes the last place.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from metaq.engine.leases.popping import Plan, PopRequest, PopResult
+from metaq.engine.leases.waiting import Waiting
+from metaq.errors import BadRequest, Fenced, MetaqError, StoreError
+from metaq.leases.state import ReceiptState
+from metaq.message import GroupPartition
+from metaq.protocol.text.commands import Ready, Subscribe, Unsubscribe
+from metaq.protocol.text.replies import BAD_REQUEST, MOVED, NOT_FOUND, OK, write_result
+from metaq.server.text.leases import FrameStyle, LeaseHandler, frames, refusal
+from metaq.server.text.session import TextSession
+from metaq.server.text.shares import Shares
+from metaq.server.wire.reads import StoreRead
+from metaq.server.wire.session import Buffer
+from metaq.store.files.filecache import Read
+
+MOST_AT_ONCE: Final = 32
+"""Messages that are pushed to one subscription in one turn; then it is the turn of others in line."""
+RETRY_S: Final = 0.1
+"""The pause after a read that failed."""
+FULL_S: Final = 0.25
+"""The pause between two searches for messages that are not out any more, of a subscription that may push nothing."""
+FEW: Final = 64
+
+
+class PushHandler:
+    """Handles subscriptions."""
+
+    def __init__(self, leases: LeaseHandler) -> None:
+        self._leases = leases
+        self._shares: dict[tuple[str, str], Shares[Subscription]] = {}
+
+    def commands(self) -> dict[type, Callable[..., None]]:
+        """Return the handler methods by command."""
+        return {Subscribe: self.subscribe, Ready: self.ready, Unsubscribe: self.unsubscribe}
+
+    def subscribe(self, session: TextSession, command: Subscribe) -> None:
+        """Push messages of a topic from now on."""
+        key = command.topic, command.group
+        try:
+            if key in session.subscriptions:
+                raise BadRequest(f"this connection is subscribed to {command.topic} for {command.group} already")
+            wanted = self._leases.request(session, command, MOST_AT_ONCE, command.partition)
+        except MetaqError as error:
+            session.reply(refusal(error, command.opaque))
+            return
+        subscription = Subscription(self, self._leases, session, command, wanted)
+        session.subscriptions[key] = subscription
+        session.reply(write_result(OK, "", command.opaque))
+        if command.owns:
+            self._deal(subscription, command)
+        subscription.begin()
+
+    def _deal(self, subscription: "Subscription", command: Subscribe) -> None:
+        """Give a subscription its share of the partitions, or the one that it takes over from another one."""
+        shares = self._shares.setdefault(subscription.key, Shares())
+        subscription.shares = shares
+        replaced = shares.add(subscription, command.name or "", command.partition)
+        if replaced is not None:
+            replaced.replace()
+        self._look_again(shares)
+
+    def _look_again(self, shares: "Shares[Subscription]") -> None:
+        """Have the members of a group look: their partitions may be others now."""
+        for member in list(shares.members):
+            member.look()
+
+    def left(self, subscription: "Subscription") -> None:
+        """Take note that a subscription is over."""
+        shares = subscription.shares
+        if shares is not None:
+            shares.remove(subscription)
+            if shares.members:
+                self._look_again(shares)
+            else:
+                self._shares.pop(subscription.key, None)
+
+    def ready(self, session: TextSession, command: Ready) -> None:
+        """Change how many messages of a subscription may be out and not finished."""
+        subscriptions = session.subscriptions
+        if command.topic is not None and command.group is not None:
+            subscription = subscriptions.get((command.topic, command.group))
+        elif len(subscriptions) > 1:
+            text = f"this connection has {len(subscriptions)} subscriptions: ready needs topic and group"
+            session.reply(write_result(BAD_REQUEST, text, command.opaque))
+            return
+        else:
+            subscription = next(iter(subscriptions.values()), None)
+        if not isinstance(subscription, Subscription):
+            session.reply(write_result(NOT_FOUND, "this connection has no such subscription", command.opaque))
+            return
+        session.reply(write_result(OK, "", command.opaque))
+        subscription.set_ready(command.ready)
+
+    def unsubscribe(self, session: TextSession, command: Unsubscribe) -> None:
+        """Push nothing more, and give back what is out."""
+        subscription = session.subscriptions.pop((command.topic, command.group), None)
+        if subscription is None:
+            session.reply(write_result(NOT_FOUND, "this connection has no such subscription", command.opaque))
+            return
+        subscription.end()
+        session.reply(write_result(OK, "", command.opaque))
+
+
+class Subscription(StoreRead):
+    """One subscription of a session."""
+
+    def __init__(
+        self, handler: PushHandler, leases: LeaseHandler, session: TextSession, command: Subscribe, wanted: PopRequest
+    ) -> None:
+        self.session: TextSession = session
+        self.shares: Shares[Subscription] | None = None
+        self._handler = handler
+        self._leases = leases
+        self._lines = leases.leasing.lines
+        self._wanted = wanted
+        self._style = FrameStyle(command.opaque, command.with_crc)
+        self._ready = command.ready
+        self._out: dict[tuple[int, int], int] = {}  # the delivery of each message that is out, by partition and ordinal
+        self._place: Waiting | None = None
+        self._number = self._lines.next_number()
+        self._dropped_s = 0.0
+        self._is_reading = False
+        self._ended = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Its topic and group."""
+        return self._wanted.topic.name, self._wanted.group.name
+
+    def begin(self) -> None:
+        """Push what there is."""
+        self._wait()
+        self.look()
+
+    def set_ready(self, ready: int) -> None:
+        self._ready = ready
+        self.look()
+
+    # -- in line ------------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Push now what may be pushed."""
+        if self._place is not None:
+            self._place.cancel()
+            self._woken()
+
+    def _wait(self, seconds: float | None = None) -> None:
+        if not self._ended and self._place is None:
+            topic, group = self.key
+            again, number, mine = self._woken, self._number, self._mine()
+            self._place = self._lines.wait(group, topic, number=number, again=again, partitions=mine, seconds=seconds)
+
+    def _woken(self) -> None:
+        self._place = None
+        if self._ended or self._is_reading:
+            return
+        self._drop_finished()
+        if self._credit > 0 and self.session.takes_pushes and self._partitions() != ():
+            self._is_reading = True
+            self._leases.reads.start(self)
+        else:
+            self._wait(None if self._credit > 0 or not self._ready else FULL_S)
+
+    @property
+    def _credit(self) -> int:
+        """How many messages more may be pushed now."""
+        return min(MOST_AT_ONCE, self._ready - len(self._out))
+
+    def finished(self, partition: int, ordinal: int) -> None:
+        """Take note that a message is not out any more."""
+        self._out.pop((partition, ordinal), None)
+
+    def _drop_finished(self) -> None:
+        """Find messages that are not out any more because their leases are over, or because somebody else finished them.
+
+        When many may be out, it is not done each time, because it looks at all of them.
+        """
+        now_s = self._leases.context.store.clock.monotonic()
+        if self._credit > 0 or (self._ready > FEW and now_s < self._dropped_s + FULL_S):
+            return
+        self._dropped_s = now_s
+        for message, pop_ms in list(self._out.items()):
+            if not self._is_out(message, pop_ms):
+                del self._out[message]
+
+    def _is_out(self, message: tuple[int, int], pop_ms: int) -> bool:
+        topic, group = self.key
+        place = GroupPartition(group, topic, message[0])
+        return self._leases.leases.receipt_state(place, message[1], pop_ms) is ReceiptState.LEASED
+
+    def _mine(self) -> tuple[int, ...] | None:
+        """Return its partitions; ``None``: all."""
+        if self.shares is None:
+            return None if self._wanted.partitions is None else tuple(self._wanted.partitions)
+        topic = self._leases.context.topics.get(self._wanted.topic.name)
+        return tuple(self.shares.of(self, 0 if topic is None else topic.read_partitions))
+
+    def _partitions(self) -> tuple[int, ...] | None:
+        """Return those of its partitions from which it may take messages now; ``None``: all."""
+        mine = self._mine()
+        if mine is None or self.shares is None:
+            return mine
+        return tuple(partition for partition in mine if not self._is_out_elsewhere(partition))
+
+    def _is_out_elsewhere(self, partition: int) -> bool:
+        """Return whether the former owner of a partition has messages of it out: until then, its order is not safe."""
+        assert self.shares is not None
+        return any(other.has_out(partition) for other in self.shares.members if other is not self)
+
+    def has_out(self, partition: int) -> bool:
+        """Return whether messages of a partition are out and not finished."""
+        mine = [(message, pop_ms) for message, pop_ms in self._out.items() if message[0] == partition]
+        return any(self._is_out(message, pop_ms) for message, pop_ms in mine)
+
+    # -- pushing ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _request(self) -> PopRequest:
+        context = self._leases.context
+        group = context.groups.get(self._wanted.group.name) or self._wanted.group
+        topic = context.topics.get(self._wanted.topic.name) or self._wanted.topic
+        return self._wanted._replace(group=group, topic=topic, partitions=self._partitions(), most=max(1, self._credit))
+
+    def read(self, read: Read) -> Plan:
+        return self._leases.leasing.pops.plan(self._request, read)
+
+    def defer(self) -> None:
+        """Do nothing: no command is owed anything."""
+
+    def fail(self, error: MetaqError) -> None:
+        """Try again after a pause; a broker that is no master any more closes its connections by itself."""
+        self._is_reading = False
+        self._wait(RETRY_S)
+
+    def found(self, plan: Plan) -> None:
+        """Push what a plan has, and take the last place in line."""
+        self._is_reading = False
+        if self._ended:
+            return
+        wanted = self._request
+        result = self._leases.leasing.pops.take(wanted, plan)
+        if result is None or (plan and not result.given):
+            self._wait(RETRY_S)
+            return
+        if result.given:
+            self._number = self._lines.next_number()
+            self._push(wanted, result)
+        self._wait()
+
+    def _push(self, wanted: PopRequest, result: PopResult) -> None:
+        for part in result.given:
+            for ordinal in part.ordinals:
+                self._out[part.partition, ordinal] = result.pop_ms
+        out = frames(self._leases, wanted, result, self._style)
+        messages = sum(len(part.ordinals) for part in result.given)
+        self._leases.context.statistics.got(wanted.group.name, wanted.topic.name, messages, sum(map(len, out)))
+        self._leases.leases.turns.after_append(partial(self._send, out))
+
+    def _send(self, out: list[Buffer], error: StoreError | None) -> None:
+        if not isinstance(error, Fenced):
+            self.session.push(*out)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def replace(self) -> None:
+        """End it because another one takes its partition over; the client is told."""
+        self.session.subscriptions.pop(self.key, None)
+        self.end()
+        self.session.push(write_result(MOVED, "taken over", self._style.opaque))
+
+    def end(self) -> None:
+        """Push nothing more, and give back what is out."""
+        if self._ended:
+            return
+        self._ended = True
+        if self._place is not None:
+            self._place.cancel()
+            self._place = None
+        topic, group = self.key
+        now_ms = self._leases.context.store.clock.now_ms()
+        for (number, ordinal), pop_ms in self._out.items():
+            self._leases.leases.change(GroupPartition(group, topic, number), ordinal, pop_ms, now_ms)
+        self._out = {}
+        self._handler.left(self)

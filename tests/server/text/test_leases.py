@@ -1,0 +1,259 @@
+"""Leases over the text protocol: pop, ack, nack, extend, and pushes to subscriptions, in the process of the test."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from metaq.engine.leases.leasing import Leasing
+from metaq.message import TopicPartition
+from metaq.server.text.get import GetHandler
+from metaq.server.text.leases import LeaseHandler
+from metaq.server.text.push import PushHandler
+from metaq.server.text.put import PutHandler
+from tests.support.inprocess import Parts, Text
+
+LEASE_S: Final = 60.0
+
+
+class Broker:
+    """A broker that leases messages of the topic ``orders``."""
+
+    def __init__(self, data: Path) -> None:
+        self.parts = Parts(data, topics={"orders": {"partitions": 4}})
+        context = self.parts.context
+        self.leasing = Leasing.open(context, self.parts.turns, self.parts.loop.timer)
+        leases = LeaseHandler(context, self.leasing, self.parts.reads)
+        puts = PutHandler(context, self.parts.turns).puts
+        gets = GetHandler(context, self.parts.holds, self.parts.reads, self.parts.loop)
+        commands = {**leases.commands(), **PushHandler(leases).commands(), **gets.commands()}
+        self.parts.endpoint.answer_text(commands, puts, puts)
+        self._producer = Text(self.parts)
+
+    def put(self, *bodies: str, partition: int = 0) -> None:
+        """Store messages; those who wait for them get them."""
+        for body in bodies:
+            self._producer.send(f"put orders {partition} {len(body)} 0 1\r\n{body}".encode())
+        self.settle()
+
+    def settle(self) -> None:
+        """End turns until nothing more happens, and let readers see what was stored."""
+        for _ in range(5):
+            self.parts.end_turn()
+            self.leasing.lines.wake(self.parts.store.queues.values())
+        self.parts.end_turn()
+        self._producer.answers()
+
+    def advance(self, seconds: float) -> None:
+        self.parts.advance(seconds)
+        self.settle()
+
+    def dead_letters(self) -> int:
+        queue = self.parts.store.queues.get(TopicPartition("%DLQ%billing", 0))
+        return 0 if queue is None else queue.readable
+
+
+class Client:
+    """A client; tokens of ids are hidden, but remembered."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.text = Text(broker.parts)
+        self.ids: dict[str, str] = {}
+
+    def say(self, line: str) -> list[str]:
+        """Send a command, in which ``0-17`` stands for the id; return the lines that come."""
+        told = re.sub(r"\b\d+-\d+\b", lambda found: self.ids.get(found[0], found[0] + "-000000"), line)
+        at_once = self.text.send(told.encode() + b"\r\n")
+        self._broker.settle()
+        return self.heard(at_once)
+
+    def heard(self, before: bytes = b"") -> list[str]:
+        """Return the lines that have come."""
+        lines = (before + self.text.answers()).decode().splitlines()
+        shown = []
+        for line in lines:
+            for found in re.finditer(r"\b(\d+-\d+)-[0-9a-z]{6}\b", line):
+                self.ids[found[1]] = found[0]
+            shown.append(re.sub(r"\b(\d+-\d+)-[0-9a-z]{6}\b", r"\1", line))
+        return shown
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    broker = Broker(tmp_path / "data")
+    yield broker
+    broker.parts.close()
+
+
+@pytest.fixture
+def client(broker: Broker) -> Client:
+    return Client(broker)
+
+
+def test_pop_and_ack(broker: Broker, client: Client) -> None:
+    """ES-102: a message is given once, until its lease ends, and never after its ack."""
+    broker.put("hello", "world")
+    assert client.say("pop orders billing 2 7") == [
+        "message 5 7 0-0 orders 0 0 1 0",
+        "hellomessage 5 7 0-1 orders 0 25 1 0",
+        "worldresult 200 1 7",
+        "2",
+    ]
+    assert client.say("pop orders billing 1 7") == ["result 404 23 7", "there is nothing to pop"]
+    assert client.say("ack 0-0 8") == ["result 200 1 8", "1"]
+    assert client.say("ack 0-0 9")[0].startswith("result 404 ")
+    broker.advance(LEASE_S)
+    assert client.say("pop orders billing 2 7") == ["message 5 7 0-1 orders 0 25 2 0", "worldresult 200 1 7", "1"]
+
+
+def test_an_id_is_good_on_any_connection(broker: Broker, client: Client) -> None:
+    """Elsewhere, topic and group have to be named; and the id of one group means nothing to another one."""
+    broker.put("a")
+    client.say("pop orders billing 1 7")
+    other = Client(broker)
+    other.ids = client.ids
+    assert other.say("ack 0-0 1")[0].startswith("result 404 ")
+    assert other.say("ack orders audit 0-0 1")[0].startswith("result 404 ")
+    assert other.say("ack orders billing 0-0 1") == ["result 200 1 1", "1"]
+
+
+def test_ends_of_leases_follow_each_other_in_one_turn(broker: Broker, client: Client) -> None:
+    """Their answers come in order, and a get after them waits for them."""
+    broker.put("a", "b", "c")
+    client.say("pop orders billing 3 7")
+    lines = "".join(f"ack {client.ids[f'0-{number}']} {number}\r\n" for number in range(3))
+    assert client.text.send(lines.encode() + b"offset orders billing 0 0 9\r\n") == b""
+    broker.parts.end_turn()
+    answers = client.text.answers().decode()
+    assert re.findall(r"result 200 \d+ (\d)", answers) == ["0", "1", "2", "9"]
+    assert broker.parts.context.offsets.get("billing", "orders", 0) == 3
+
+
+def test_nack_and_extend(broker: Broker, client: Client) -> None:
+    broker.put("a")
+    client.say("pop orders billing 1 7")
+    assert client.say("extend 0-0 120000 1") == ["result 200 1 1", "1"]
+    broker.advance(LEASE_S + 1)
+    assert client.say("pop orders billing 1 7")[0].startswith("result 404 ")
+    assert client.say("nack 0-0 delay=5000 1") == ["result 200 1 1", "1"]
+    assert client.say("pop orders billing 1 7")[0].startswith("result 404 ")
+    broker.advance(5)
+    assert client.say("pop orders billing 1 7")[0] == "message 1 7 0-0 orders 0 0 2 0"
+    assert client.say("nack 0-0 dead 1") == ["result 200 1 1", "1"]
+    assert broker.dead_letters() == 1
+    broker.advance(LEASE_S)
+    assert client.say("pop orders billing 1 7")[0].startswith("result 404 ")
+
+
+def test_a_pop_waits_for_a_message(broker: Broker, client: Client) -> None:
+    assert client.say("pop orders billing 1 wait=5000 7") == []
+    broker.put("a")
+    assert client.heard() == ["message 1 7 0-0 orders 0 0 1 0", "aresult 200 1 7", "1"]
+    assert client.say("pop orders billing 1 wait=5000 7") == []
+    broker.advance(5)
+    assert client.heard()[0].startswith("result 404 ")
+
+
+def test_push_with_credit(broker: Broker, client: Client) -> None:
+    """MY-031: never more than the credit are out; an ack makes room for the next."""
+    broker.put("a", "b", "c")
+    assert client.say("subscribe orders billing ready=2 1") == [
+        "result 200 0 1",
+        "message 1 1 0-0 orders 0 0 1 0",
+        "amessage 1 1 0-1 orders 0 21 1 0",
+        "b",
+    ]
+    assert client.say("ack 0-0 2") == ["result 200 1 2", "1message 1 1 0-2 orders 0 42 1 0", "c"]
+    broker.put("d")
+    assert client.heard() == []
+    assert client.say("ready 3 3") == ["result 200 0 3", "message 1 1 0-3 orders 0 63 1 0", "d"]
+    assert client.say("ready 0 3") == ["result 200 0 3"]
+    assert client.say("ack 0-1 2") == ["result 200 1 2", "1"]
+
+
+def test_a_message_that_is_given_back_comes_again(broker: Broker, client: Client) -> None:
+    client.say("subscribe orders billing 1")
+    broker.put("a")
+    client.heard()
+    assert client.say("nack 0-0 2") == ["result 200 1 2", "1message 1 1 0-0 orders 0 0 2 0", "a"]
+    broker.advance(LEASE_S)  # the lease ends
+    assert client.heard() == ["message 1 1 0-0 orders 0 0 3 0", "a"]
+
+
+def test_what_is_out_goes_to_others_at_the_end(broker: Broker, client: Client) -> None:
+    """Closing, and unsubscribing, give back at once what is not finished."""
+    client.say("subscribe orders billing ready=5 1")
+    broker.put("a", "b")
+    client.heard()
+    other = Client(broker)
+    assert other.say("subscribe orders billing ready=5 4") == ["result 200 0 4"]
+    assert client.say("unsubscribe orders billing 2") == ["result 200 0 2"]
+    broker.settle()
+    assert [line for line in other.heard() if "message" in line] == [
+        "message 1 4 0-0 orders 0 0 2 0",
+        "amessage 1 4 0-1 orders 0 21 2 0",
+    ]
+    assert client.say("unsubscribe orders billing 2")[0].startswith("result 404 ")
+
+
+def test_subscribers_share_what_comes(broker: Broker, client: Client) -> None:
+    """Those that have waited longest come first."""
+    other = Client(broker)
+    client.say("subscribe orders billing ready=10 1")
+    other.say("subscribe orders billing ready=10 1")
+    for number in range(4):
+        broker.put(str(number))
+    assert "".join(client.heard()).count("message") == 2
+    assert "".join(other.heard()).count("message") == 2
+
+
+def test_own_partitions(broker: Broker, client: Client) -> None:
+    """MY-010, MY-013: even shares; a partition moves only when what its former owner has out of it is finished."""
+    client.say("subscribe orders billing assign=own ready=9 1")
+    broker.put("a", partition=1)
+    assert "".join(client.heard()).count("message") == 1
+    other = Client(broker)
+    other.say("subscribe orders billing assign=own ready=9 2")
+    broker.put("b", partition=1)
+    assert client.heard() == []
+    assert other.heard() == []
+    assert client.say("ack 1-0 3") == ["result 200 1 3", "1"]
+    assert other.heard()[0].startswith("message 1 2 1-1 orders")
+    broker.put("c", partition=0)
+    assert client.heard()[0].startswith("message 1 1 0-0 orders")
+
+
+def test_a_new_owner_takes_a_partition_over(broker: Broker, client: Client) -> None:
+    """MY-027: the former one is told."""
+    client.say("subscribe orders billing assign=own partition=2 1")
+    other = Client(broker)
+    other.say("subscribe orders billing assign=own partition=2 5")
+    assert client.heard() == ["result 301 10 1", "taken over"]
+    broker.put("a", partition=2)
+    assert client.heard() == []
+    assert other.heard() == ["message 1 5 2-0 orders 2 0 1 0", "a"]
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("pop nowhere billing 1", 404),
+        ("subscribe nowhere billing 1", 404),
+        ("subscribe orders billing partition=4 1", 500),
+        ("ready 5 1", 404),
+        ("pop orders billing invisible=99999999 1", 400),
+    ],
+)
+def test_refusals(client: Client, line: str, code: int) -> None:
+    assert client.say(line)[0].startswith(f"result {code} ")
+
+
+def test_a_second_subscription_to_the_same_is_refused(client: Client) -> None:
+    client.say("subscribe orders billing 1")
+    assert client.say("subscribe orders billing 2")[0].startswith("result 400 ")
+    assert client.say("subscribe orders audit 2") == ["result 200 0 2"]
+    assert client.say("ready 4 3")[0].startswith("result 400 ")
+    assert client.say("ready 4 orders audit 3") == ["result 200 0 3"]
