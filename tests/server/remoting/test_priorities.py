@@ -74,6 +74,20 @@ def change_attributes(broker: BrokerProcess) -> None:
         ask(client, Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, fastjson.encode(group))
 
 
+def shown_attributes(broker: BrokerProcess) -> dict[str, object]:
+    """The attributes of the topic and of the group that ``change_attributes`` changes; empty without them."""
+    with connect(broker) as client:
+        shown = {}
+        for code, fields in (
+            (Request.GET_TOPIC_CONFIG, {"topic": TOPIC}),
+            (Request.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": "g"}),
+        ):
+            answer = client.call(code, fields)
+            if answer.code == Response.SUCCESS:
+                shown[code.name] = fastjson.decode(answer.body).get("attributes")
+        return shown
+
+
 def check_attributes(broker: BrokerProcess) -> None:
     with connect(broker) as client:
         row = ask_body(client, Request.GET_TOPIC_CONFIG, topic=TOPIC)
