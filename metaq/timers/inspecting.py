@@ -86,17 +86,14 @@ def _mark(stored: Stored) -> TimerEvent:
         body = decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size])).body
         try:
             recurring_of(body)._replace(zone="UTC").check()  # this machine may know other zones than the broker's
-        except (BadRequest, ValueError, KeyError, TypeError) as error:
+        except (BadRequest, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CorruptRecord(f"the definition at log offset {stored.log_offset} cannot be read: {error}") from error
     return event
 
 
 def _park(stored: Stored) -> Park:
     """Return what a park means; the run of a definition comes into the log with a mark. Raises ``CorruptRecord``."""
-    try:
-        park = event_of_park(stored)
-    except ValueError as error:
-        raise CorruptRecord(f"the park at log offset {stored.log_offset} cannot be read: {error}") from error
+    park = event_of_park(stored)
     if park.definition is not None and park.before is None and not is_member(stored):
         raise CorruptRecord(f"the run at log offset {stored.log_offset} belongs to no group")
     return park
