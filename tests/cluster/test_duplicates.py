@@ -2,12 +2,19 @@
 
 from pathlib import Path
 
+from metaq.protocol.remoting.codes import Request
 from tests.cluster.test_roles import ALONE, restart_as_slave
 from tests.engine.test_dedupe import TOPIC, create, put
 from tests.support.admin import connect
 from tests.support.broker import wait_until
 from tests.support.cluster import DEADLINE_S, Cluster, ReplicaProcess, wait_caught_up
 from tests.support.messages import count
+
+
+def has_window(replica: ReplicaProcess) -> bool:
+    """Return whether its table of topics, which follows apart from the log, knows the window."""
+    with connect(replica) as client:
+        return b"dedupe.window.ms" in bytes(client.call(Request.GET_TOPIC_CONFIG, {"topic": TOPIC}).body)
 
 
 def places(replica: ReplicaProcess, idents: list[str], partition: int) -> list[tuple[str, str]]:
@@ -23,6 +30,7 @@ def test_an_id_is_stored_once_over_failovers(tmp_path: Path) -> None:
         master, slave = cluster.pair()
         with connect(master) as client:
             create(client)
+        wait_until(lambda: has_window(slave), DEADLINE_S, "the slave has the table of topics")
         idents = ["a", "b"]
         first = places(master, idents, 2)
         for partition in (1, 3):
