@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from metaq.engine.context import Context
-from metaq.engine.priorities.levels import partition_of_copy
+from metaq.engine.priorities.levels import check_priority, partition_of_copy
 from metaq.engine.turn import Turns
 from metaq.engine.writing import Draft, Placed, again, delayed, internal, new_record, note, stage
 from metaq.errors import MessageIllegal, MetaqError, StoreError, UnknownTopic
@@ -69,6 +69,7 @@ class HalfMessages:
         for name in properties.TIMERS:
             if name in pairs and properties.TIMER_OUT not in pairs:
                 raise MessageIllegal(f"a transactional message cannot be delayed by the property {name}; use a delay level")
+        check_priority(self.context.topics, draft)
         pairs.setdefault(properties.PRODUCER_GROUP, producer_group)  # whom to check with; not every client sets it
         kept = {**pairs, properties.REAL_TOPIC: draft.topic, properties.REAL_QUEUE: str(draft.partition)}
         properties.encode(kept, {properties.HALF: LONGEST_ORIGIN})

@@ -280,6 +280,7 @@ class Broker:
             positions=self._schedule.positions,
             transactions=self._operators.numbers,
             timers=self.timers,
+            dedupe=self.dedupe,
             export=self._export,
             registered=self._why_unknown,
             registry=self._registry,

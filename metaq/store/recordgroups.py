@@ -123,7 +123,7 @@ def whole_groups(found: Iterable[Stored | Gap], trusted: int, quarantine: Ranges
             sieve.drop(item)
         elif item.log_offset < trusted:
             yield from sieve.keep((item,))
-        elif _is_member(item):
+        elif is_member(item):
             yield from sieve.member(item)
         else:
             yield from sieve.begin(item)
@@ -186,5 +186,6 @@ class _Sieve:
         return self.keep((stored,))
 
 
-def _is_member(stored: Stored) -> bool:
+def is_member(stored: Stored) -> bool:
+    """Return whether an intact record is a member of a group."""
     return bool(stored.buffer[stored.at + _SYS_FLAG_AT] & _MEMBER_IN_FIRST_BYTE)

@@ -25,6 +25,8 @@ from metaq.store.ordered.engine import DeleteKey, Entry, Operation, SetKey
 from metaq.timers.cron import Recurrence, parse_schedule
 from metaq.timers.records import Defined, Definition, Ended, Key, Park, TimerEvent, Undefined, parts_of
 
+RECURRING: Final = "recurring"
+"""What a data folder is marked with once a message was defined, so that no older version opens it."""
 MOST: Final = 10_000
 """Definitions of one broker."""
 MOST_BODY_BYTES: Final = 64 * 1024

@@ -181,15 +181,18 @@ def event_of_park(stored: Stored) -> Park:
     """Return what a park means. Raise ``CorruptRecord`` when an intact record is not a park."""
     view, at, size, _ = stored
     properties = decode_record(bytes(view[at : at + size])).properties
-    due, again, cron = _value(properties, _OUT), _value(properties, _AGAIN), _value(properties, _CRON)
-    number = None if cron is None else int(cron.rpartition(b":")[2])
-    if due is None:
-        raise CorruptRecord(f"the record at log offset {stored.log_offset} is not a park: it has no {TIMER_OUT}")
     place, end = stored.log_offset, stored.log_offset + size
-    if again is None:
-        return Park(key_of(int(due), place), place, None, end, number)
-    ident, before, _ = map(int, again.split(b":"))
-    return Park(key_of(int(due), ident), place, before, end, number)
+    try:
+        due, again, cron = _value(properties, _OUT), _value(properties, _AGAIN), _value(properties, _CRON)
+        number = None if cron is None else int(cron.rpartition(b":")[2])
+        if due is None:
+            raise CorruptRecord(f"the record at log offset {place} is not a park: it has no {TIMER_OUT}")
+        if again is None:
+            return Park(key_of(int(due), place), place, None, end, number)
+        ident, before, _ = map(int, again.split(b":"))
+        return Park(key_of(int(due), ident), place, before, end, number)
+    except (ValueError, struct.error) as error:
+        raise CorruptRecord(f"the park at log offset {place} cannot be read: {error}") from error
 
 
 def event_of_mark(stored: Stored) -> TimerEvent:
@@ -210,7 +213,7 @@ def event_of_mark(stored: Stored) -> TimerEvent:
                 return Defined(definition_of(mark, place), replaced, end)
             case "undefine":
                 return Undefined(mark["name"], ended_of(mark["ended"]), end)
-    except (ValueError, KeyError, TypeError, struct.error) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise CorruptRecord(f"the mark of timers at log offset {place} cannot be read: {error}") from error
     raise CorruptRecord(f"the mark of timers at log offset {place} is of an unknown kind")
 

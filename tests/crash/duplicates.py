@@ -1,6 +1,6 @@
 """SIGKILL while producers send messages with ids, and send again what had no answer, as RocketMQ's producers do.
 
-A case is the life of one data folder, which outlives ``KILLS`` kills. Each sender draws ids, some of them many times, sends
+A case is the life of one data folder, which outlives many kills. Each sender draws ids, some of them many times, sends
 several at once on one connection, and keeps each answer. What had no answer is sent again after the start, to any partition.
 Between a kill and the next start the folder ``dedupeindex`` may be deleted, or put back as it was before.
 
@@ -11,28 +11,22 @@ answer, and no id has two (D-1, D-2).
 settings and the same work again, but not the same instants, as processes and disks are not deterministic.
 """
 
-import argparse
-import multiprocessing
 import random
 import shutil
-import tempfile
 import threading
 import time
-from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from metaq.protocol.properties import UNIQUE_KEY
 from metaq.protocol.remoting.codes import Request, Response
-from tests.crash.command import Result, expect
-from tests.crash.driver import CaseFailed
-from tests.support.broker import BrokerProcess, wait_until
+from tests.crash.command import expect
+from tests.crash.lives import Life, main, one_life, run_lives
+from tests.support.broker import wait_until
 from tests.support.messages import pairs_of, records, send, send_header
 from tests.support.remoting import ConnectionEnded, RemotingClient
 
-KILLS: Final = 10
-"""In one case."""
 TOPIC: Final = "once"
 PARTITIONS: Final = 3
 SENDERS: Final = 3
@@ -48,52 +42,31 @@ LOG_OFFSET: Final = slice(16, None)
 Place = tuple[str, ...]
 
 
-def run(seed: int, count: int, workers: int = 2) -> Result:
-    """Kill at least ``count`` times, in cases from ``seed`` on, so many of them side by side."""
-    seeds = range(seed, seed + -(-count // KILLS))
-    details: Counter[str] = Counter()
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        for case in pool.map(one_case, seeds):
-            details.update(case)
-    return Result("duplicates", seeds, details["kills"], dict(details))
-
-
-def one_case(seed: int, kills: int = KILLS) -> dict[str, int]:
-    """Live one data folder; return how many kills it saw, and so on. It is removed unless something is wrong."""
-    folder = Path(tempfile.mkdtemp(prefix=f"metaq-duplicates-{seed}-"))
-    life = Life(seed, folder)
-    try:
-        life.live(kills)
-    except Exception as error:
-        raise CaseFailed(
-            f"after {life.counts['kills']} kills: {error!r}\nflags: {' '.join(life.broker.flags)}\nfolder: {folder}\n"
-            f"replay: python -m tests.crash.duplicates --seed {seed}"
-        ) from error
-    finally:
-        life.broker.kill()
-    shutil.rmtree(folder)
-    return dict(life.counts)
-
-
-class Life:
+class IdLife(Life):
     """One data folder from its beginning to its end."""
 
+    name = "duplicates"
+    most_kills = 10
+
     def __init__(self, seed: int, folder: Path) -> None:
-        rng = self._rng = random.Random(seed)
+        super().__init__(seed, folder)
         self._index = folder / "data" / "dedupeindex"
         self._copy = folder / "copy"
-        flags = ["--sweep-interval-ms", "10", "--checkpoint-interval-ms", rng.choice(("50", "500", "30000"))]
-        flags += ["--hot-bytes", rng.choice(("0", "268435456")), "--timer-engine", rng.choice(("rocksdict", "sqlite3"))]
-        self.broker = BrokerProcess(folder / "data", *flags, durability=rng.choice(("memory", "disk")))
+        flags = {
+            "sweep-interval-ms": 10,
+            "checkpoint-interval-ms": self._rng.choice((50, 500, 30_000)),
+            "hot-bytes": self._rng.choice((0, 256 << 20)),
+            "timer-engine": self._rng.choice(("rocksdict", "sqlite3")),
+        }
+        self._set(flags)
         self.answers: dict[str, Place] = {}
         self.unknown: list[set[str]] = [set() for _ in range(SENDERS)]
         """The ids of each sender whose messages may be stored or not."""
-        self.counts: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._wrong: list[str] = []
 
     def live(self, kills: int) -> None:
-        self.broker.start()
+        self._start()
         with RemotingClient(self.broker.host, self.broker.port) as client:
             create(client)
         for _ in range(kills):
@@ -102,16 +75,16 @@ class Life:
             for thread in threads:
                 thread.start()
             time.sleep(self._rng.uniform(0.02, 0.4))
-            self.broker.kill()
-            self.counts["kills"] += 1
+            self._kill()
             for thread in threads:
                 thread.join()
             self._spoil()
-            self.broker.start()
+            self._start()
         for number in range(SENDERS):
             self._send(number, 0.5, True)
         expect(not self._wrong, "\n".join(self._wrong))
         self._check()
+        self._stop()
 
     def _spoil(self) -> None:
         """Delete the index, or put back what it was at an earlier kill: older ones are right, too (I-5)."""
@@ -183,14 +156,8 @@ def create(client: RemotingClient) -> None:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=KILLS, help="kills")
-    parser.add_argument("--workers", type=int, default=2)
-    options = parser.parse_args()
-    print(run(options.seed, options.count, options.workers))
-
+one_case: Final = partial(one_life, IdLife)
+run: Final = partial(run_lives, IdLife)
 
 if __name__ == "__main__":
-    main()
+    main(IdLife)

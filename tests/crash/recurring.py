@@ -1,6 +1,6 @@
 """SIGKILL while recurring messages run: of each definition every due time is delivered exactly once.
 
-A case is the life of one data folder, which outlives ``KILLS`` kills, with some definitions of an interval of one or two
+A case is the life of one data folder, which outlives many kills, with some definitions of an interval of one or two
 seconds and ``missed: all``. They are defined again, ended and defined anew between kills.
 After the last one it is checked that the due times of each definition follow each other without a gap and without a
 double, that what was ended came no more, and that one run is pending of each.
@@ -8,61 +8,36 @@ double, that what was ended came no more, and that one run is pending of each.
 ``python -m tests.crash.recurring --seed 7 --count 400`` runs it; a failure names the seed.
 """
 
-import argparse
 import json
-import random
-import shutil
-import tempfile
 import time
 from base64 import b64encode
-from collections import Counter, defaultdict
+from collections import defaultdict
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from metaq.protocol.remoting.codes import Request
-from metaq.store.recovery.verify import verify
-from tests.crash.command import Result, expect
-from tests.crash.driver import CaseFailed
+from tests.crash.command import expect
+from tests.crash.lives import Life, main, one_life, run_lives
 from tests.support.admin import ask, connect, create_topic
-from tests.support.broker import BrokerProcess, wait_until
+from tests.support.broker import wait_until
 from tests.support.messages import count, pairs_of, records
 from tests.support.remoting import RemotingClient
 
-KILLS: Final = 20
 DEFINITIONS: Final = 5
 TOPIC: Final = "later"
 DEADLINE_S: Final = 60.0
 
 
-def run(seed: int, count: int) -> Result:
-    """Kill at least ``count`` times, in cases from ``seed`` on."""
-    seeds = range(seed, seed + -(-count // KILLS))
-    details: Counter[str] = Counter()
-    for case in seeds:
-        details.update(one_case(case))
-    return Result("recurring", seeds, details["kills"], dict(details))
-
-
-def one_case(seed: int, kills: int = KILLS) -> dict[str, int]:
-    """Live one data folder; return what it saw. It is removed unless something is wrong."""
-    folder = Path(tempfile.mkdtemp(prefix=f"metaq-recurring-{seed}-"))
-    life = Life(seed, folder)
-    try:
-        life.live(kills)
-    except Exception as error:
-        raise CaseFailed(f"{error!r}\nfolder: {folder}\nreplay: python -m tests.crash.recurring --seed {seed}") from error
-    finally:
-        life.broker.kill()
-    shutil.rmtree(folder)
-    return dict(life.counts)
-
-
-class Life:
+class RecurringLife(Life):
     """One data folder from its beginning to its end."""
 
+    name = "recurring"
+    most_kills = 20
+
     def __init__(self, seed: int, folder: Path) -> None:
-        self._rng = random.Random(seed)
+        super().__init__(seed, folder)
         flags = {
             "max-body-bytes": 4096,
             "segment-bytes": 262_144,
@@ -70,15 +45,10 @@ class Life:
             "sweep-interval-ms": self._rng.choice((10, 250)),
             "timer-engine": self._rng.choice(("rocksdict", "sqlite3")),
         }
-        self.broker = BrokerProcess(
-            folder / "data",
-            *(text for name, value in flags.items() for text in (f"--{name}", str(value))),
-            durability=self._rng.choice(("disk", "memory")),
-        )
-        self.counts: Counter[str] = Counter()
+        self._set(flags)
 
     def live(self, kills: int) -> None:
-        self.broker.start()
+        self._start()
         with connect(self.broker) as client:
             create_topic(client, TOPIC)
             for number in range(DEFINITIONS):
@@ -88,9 +58,8 @@ class Life:
             if self._rng.random() < 0.4:
                 with connect(self.broker) as client:
                     self._change(client, self._rng.randrange(DEFINITIONS))
-            self.broker.kill()
-            self.counts["kills"] += 1
-            self.broker.start()
+            self._kill()
+            self._start()
         self._end()
 
     def _define(self, client: RemotingClient, number: int) -> None:
@@ -121,10 +90,7 @@ class Life:
             listed = json.loads(bytes(ask(client, Request.LIST_TIMERS).body))["rows"]
             expect(listed == [], "with its definition a run ends", listed)
             self._check(client)
-        expect(self.broker.terminate() == 0, "an orderly stop", self.broker.stderr()[-2000:])
-        expect("Traceback" not in self.broker.stderr(), "no surprises", self.broker.stderr()[-2000:])
-        report = verify(self.broker.data)
-        expect(not report.damages and not report.quarantined_bytes, "no kill damages anything", report)
+        self._stop()
 
     def _check(self, client: RemotingClient) -> None:
         dues: dict[str, list[int]] = defaultdict(list)
@@ -138,13 +104,8 @@ class Life:
         self.counts["definitions"] += len(dues)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=KILLS)
-    options = parser.parse_args()
-    print(run(options.seed, options.count))
-
+one_case: Final = partial(one_life, RecurringLife)
+run: Final = partial(run_lives, RecurringLife)
 
 if __name__ == "__main__":
-    main()
+    main(RecurringLife)

@@ -1,6 +1,6 @@
 """SIGKILL while messages are parked for their time, cancelled and delivered; the index of timers spoiled, the clock set.
 
-A case is the life of one data folder, which outlives ``KILLS`` kills. Messages are delayed by moments, seconds or an hour, and
+A case is the life of one data folder, which outlives many kills. Messages are delayed by moments, seconds or an hour, and
 cancelled at any distance from their time. Between a kill and the next start the folder ``timerindex`` may be deleted, cut
 short, altered, put back as it was before, or be that of another broker, and the clock may be set. At some seeds retention
 deletes what has been read, so pending messages are stored again and again. In the end the clock is set beyond the last due.
@@ -12,31 +12,25 @@ before its time; none twice; none whose cancel was acknowledged; each one of whi
 settings and the same work again, but not the same instants, as processes and disks are not deterministic.
 """
 
-import argparse
-import multiprocessing
 import random
 import shutil
-import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
 
 from metaq.client import TextClient
 from metaq.errors import ConnectionFailed
 from metaq.protocol.remoting.codes import Request
-from metaq.store.recovery.verify import verify
-from tests.crash.command import Result, expect
-from tests.crash.driver import CaseFailed
+from tests.crash.command import expect
+from tests.crash.lives import Life, main, one_life, run_lives
 from tests.crash.timerjournal import CANCELLED, DELIVERED, HOUR_MS, TOPIC, Connection, Journal
 from tests.support.admin import ask, connect
 from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess, wait_until
 
-KILLS: Final = 20
-"""In one case."""
 PARTITIONS: Final = 2
 SENDERS: Final = 3
 WHILE_STARTING: Final = 0.2
@@ -58,46 +52,18 @@ class ControlledBroker(BrokerProcess):
     program: ClassVar[tuple[str, ...]] = ("tests.support.controlled",)
 
 
-def run(seed: int, count: int, workers: int = 2) -> Result:
-    """Kill at least ``count`` times, in cases from ``seed`` on, so many of them side by side."""
-    seeds = range(seed, seed + -(-count // KILLS))
-    details: Counter[str] = Counter()
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        for case in pool.map(one_case, seeds):
-            details.update(case)
-    return Result("timers", seeds, details["kills"], dict(details))
-
-
-def one_case(seed: int, kills: int = KILLS) -> dict[str, int]:
-    """Live one data folder; return how many kills of each kind it saw, and so on. It is removed unless something is wrong."""
-    folder = Path(tempfile.mkdtemp(prefix=f"metaq-timers-{seed}-"))
-    life = Life(seed, folder)
-    try:
-        life.live(kills)
-    except Exception as error:
-        raise CaseFailed(
-            f"after {life.counts['kills']} kills: {error!r}\nflags: {' '.join(life.broker.flags)}\nfolder: {folder}\n"
-            f"replay: python -m tests.crash.timers --seed {seed}"
-        ) from error
-    finally:
-        life.broker.kill()
-    shutil.rmtree(folder)
-    return dict(life.counts)
-
-
-class Life:
+class TimerLife(Life):
     """One data folder from its beginning to its end."""
 
+    name = "timers"
+    most_kills = 20
+
     def __init__(self, seed: int, folder: Path) -> None:
-        self._rng = random.Random(seed)
-        self._folder = folder
+        super().__init__(seed, folder, ControlledBroker)
         self._index = folder / "data" / "timerindex"
-        self._start_s = 1.0  # how long the last start took
         self._fast_ms = 0
         self._positions = [0] * PARTITIONS
         self.journal = Journal(random.Random(seed))
-        self.broker = ControlledBroker(folder / "data")
-        self.counts: Counter[str] = Counter()
         self._keeps_little = self._rng.random() < 0.5
         self._draw_settings()
 
@@ -116,8 +82,7 @@ class Life:
             "keep-hours": KEPT_S / 3600 if self._keeps_little else 72,
             "timer-engine": rng.choice(("rocksdict", "rocksdict", "sqlite3")),
         }
-        self.broker.flags = tuple(text for name, value in drawn.items() for text in (f"--{name}", str(value)))
-        self.broker.durability = rng.choice(("disk", "memory"))
+        self._set(drawn)
 
     def clock(self) -> int:
         """Return the broker's time."""
@@ -146,23 +111,6 @@ class Life:
     def _client(self) -> TextClient:
         return TextClient(self.broker.host, self.broker.port, timeout_s=SOCKET_TIMEOUT_S)
 
-    def _start(self) -> None:
-        began = time.monotonic()
-        self.broker.start()
-        self._start_s = time.monotonic() - began
-
-    def _kill_while_starting(self) -> None:
-        moment = time.monotonic() + self._start_s * self._rng.uniform(0.5, 1.2)
-        self.broker.launch()
-        wait_until(lambda: time.monotonic() >= moment, 2 * self._start_s + 1, "the moment of the kill")
-        expect(self.broker.running, "the broker starts", self.broker.stderr()[-2000:])
-        self.broker.kill()
-        self._count("kills while starting")
-
-    def _count(self, kind: str) -> None:
-        self.counts[kind] += 1
-        self.counts["kills"] += 1
-
     # -- the load -----------------------------------------------------------------------------------------------------
 
     def _kill_under_load(self, *, at_once: bool) -> None:
@@ -178,13 +126,11 @@ class Life:
         for thread in threads:
             thread.start()
         time.sleep(seconds)
-        expect(self.broker.running, "the broker lives", self.broker.stderr()[-2000:])
-        self.broker.kill()
+        self._kill("kills at once" if at_once else "kills under load")
         for thread in threads:
             thread.join()
         if failures:
             raise failures[0]
-        self._count("kills at once" if at_once else "kills under load")
 
     def _seeds(self) -> list[int]:
         return [self._rng.randrange(1 << 32) for _ in range(SENDERS)]
@@ -314,10 +260,7 @@ class Life:
             time.sleep(0.5)  # for what nobody is owed: its park was not answered
             self._read_on(client, None)
         self.journal.check()
-        expect(self.broker.terminate() == 0, "an orderly stop", self.broker.stderr()[-2000:])
-        expect("Traceback" not in self.broker.stderr(), "no surprises", self.broker.stderr()[-2000:])
-        report = verify(self.broker.data)
-        expect(not report.damages and not report.quarantined_bytes, "no kill damages anything", report)
+        self._stop()
         self.counts.update(self.journal.counts())
 
     def _is_over(self, client: TextClient) -> bool:
@@ -369,14 +312,8 @@ def some_delay(rng: random.Random) -> int:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=KILLS)
-    parser.add_argument("--workers", type=int, default=2)
-    options = parser.parse_args()
-    print(run(options.seed, options.count, options.workers))
-
+one_case: Final = partial(one_life, TimerLife)
+run: Final = partial(run_lives, TimerLife)
 
 if __name__ == "__main__":
-    main()
+    main(TimerLife)

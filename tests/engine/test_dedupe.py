@@ -12,6 +12,7 @@ from metaq.protocol.remoting.headers import SendMessage
 from metaq.protocol.sysflag import TRANSACTION_TYPE
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.messages import count, pairs_of, records, send, send_header, sent
+from tests.support.metrics import value
 from tests.support.remoting import RemotingClient
 
 TOPIC: Final = "once"
@@ -123,3 +124,20 @@ def test_a_window_ends_and_a_new_topic_knows_nothing(tmp_path: Path) -> None:
         assert client.call(Request.DELETE_TOPIC_IN_BROKER, {"topic": TOPIC}).code == Response.SUCCESS
         create(client)
         assert put(client, "a") != again
+
+
+@ENGINES
+def test_the_metrics_count_duplicates_and_the_index(tmp_path: Path, engine: str) -> None:
+    """E-01, E-07: nothing before the first window; then what was not stored, and what the index has and lacks."""
+    flags = ("--timer-engine", engine, "--checkpoint-interval-ms", "50", "--sweep-interval-ms", "10")
+    with BrokerProcess(tmp_path / "data", *flags) as broker, RemotingClient(broker.host, broker.port) as client:
+        names = ("metaq_duplicates_total", "metaq_dedupe_waiting", "metaq_dedupe_behind_bytes", "metaq_dedupe_index_bytes")
+        sent(client, send(client, send_header("free", "UNIQ_KEY\x01a\x02"), b"x"))
+        assert [value(broker, name) for name in names] == [0, 0, 0, 0]
+        create(client)
+        for ident in ("a", "b", "a", "a"):
+            put(client, ident)
+        assert value(broker, "metaq_duplicates_total") == 2
+        wait_until(lambda: value(broker, "metaq_dedupe_waiting") == 0, DEADLINE_S, "the ids are in the index")
+        wait_until(lambda: value(broker, "metaq_dedupe_behind_bytes") == 0, DEADLINE_S, "the index covers the log")
+        wait_until(lambda: value(broker, "metaq_dedupe_index_bytes") > 0, DEADLINE_S, "the index is on the disk")

@@ -3,6 +3,7 @@
 import json
 import time
 from base64 import b64encode
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from tests.crash.timers import ControlledBroker
 from tests.support.admin import Refused, ask, create_topic
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.messages import count, pairs_of, records, send, send_header, sent
+from tests.support.metrics import value
 from tests.support.remoting import RemotingClient
 
 DEADLINE_S: Final = 60.0
@@ -125,15 +127,49 @@ def test_times_that_passed_while_nothing_ran(tmp_path: Path, missed: str, expect
 
 
 def test_a_run_whose_topic_is_gone_is_dropped_and_the_next_comes(tmp_path: Path) -> None:
-    """E-13: the definition goes on, and delivers once the topic is there again."""
+    """E-13: the definition goes on, and delivers once the topic is there again; the log has one line, and a metric all."""
     with BrokerProcess(tmp_path / "data") as broker, RemotingClient(broker.host, broker.port) as client:
+
+        def dropped() -> float:
+            return value(broker, "metaq_recurring_dropped_total")
+
+        def has_dropped(wanted: float) -> bool:
+            return dropped() >= wanted
+
+        def goes_on(times: int) -> bool:
+            return broker.stderr().count("delivered again name=n") == times
+
         define(client, "n", "@every 1s")
         wait_count(client, 1)
-        ask(client, Request.DELETE_TOPIC_IN_BROKER, topic=TOPIC)
-        wait_until(lambda: "timer dropped" in broker.stderr(), DEADLINE_S, "a run is dropped")
-        create_topic(client, TOPIC)
-        wait_count(client, 2)
-        assert len(pending(client)) == 1
+        for number in (1, 2):
+            ask(client, Request.DELETE_TOPIC_IN_BROKER, topic=TOPIC)
+            wait_until(partial(has_dropped, dropped() + 2), DEADLINE_S, "two runs are dropped")
+            assert broker.stderr().count("recurring message dropped name=n") == number
+            create_topic(client, TOPIC)
+            wait_until(partial(goes_on, number), DEADLINE_S, "one is delivered")
+        assert len(pending(client)) == value(broker, "metaq_recurring") == 1
+
+
+def features(broker: BrokerProcess) -> list[str]:
+    found: list[str] = json.loads((broker.data / "store.json").read_text("utf-8")).get("features", [])
+    return found
+
+
+def test_the_folder_says_that_it_has_definitions(tmp_path: Path) -> None:
+    """E-13, ES-003: from the first one on, and again when the file was lost, so that no older version opens it."""
+    with BrokerProcess(tmp_path / "data", "--sweep-interval-ms", "10") as broker:
+        with RemotingClient(broker.host, broker.port) as client:
+            sent(client, send(client, send_header("other", "TIMER_DELAY_MS\x01600000\x02"), b"x"))
+            with pytest.raises(Refused):
+                cron(client, "define", name="n", cron="@daily", topic="absent", body=b"")
+            assert features(broker) == ["timers"]
+            define(client, "n", "@daily")
+            assert features(broker) == ["recurring", "timers"]
+        assert broker.terminate() == 0
+        for name in ("store.json", "store.json.bak"):
+            (broker.data / name).unlink()
+        broker.start()
+        wait_until(lambda: features(broker) == ["recurring", "timers"], DEADLINE_S, "the new file says it again")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.codes import PULL_COMMITS_OFFSET, PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.server.replicas.masteronly import CODES
+from tests.server.remoting.test_priorities import change_attributes, check_attributes, shown_attributes
 from tests.support.admin import ask, ask_body, connect, create_topic, fields_of, send
 from tests.support.broker import RegistryProcess, wait_until
 from tests.support.cluster import PATIENT, Cluster, ReplicaProcess, wait_caught_up
@@ -227,3 +228,13 @@ def test_a_slave_has_the_request_modes_of_its_master(cluster: Cluster) -> None:
             return ask_body(client, Request.GET_ALL_MESSAGE_REQUEST_MODE)["messageRequestModeMap"]
 
         wait_until(lambda: modes() == {"orders": {"audit": row}}, DEADLINE_S, "the slave has the modes")
+
+
+def test_a_slave_has_the_attributes_of_its_master(cluster: Cluster) -> None:
+    """MY-034: of topics and of groups; once it is promoted they can be changed there."""
+    master, slave = cluster.pair()
+    change_attributes(master)
+    wait_until(lambda: shown_attributes(slave) == shown_attributes(master), DEADLINE_S, "the slave has the attributes")
+    master.kill()
+    slave.promote()
+    check_attributes(slave)

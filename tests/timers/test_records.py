@@ -1,12 +1,20 @@
 """Parks as a start reads them."""
 
+import json
 import zlib
+from contextlib import suppress
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.errors import CorruptRecord
 from metaq.message import LogOffset
-from metaq.protocol.properties import TIMER
+from metaq.protocol.properties import CRON, TIMER
 from metaq.protocol.record import encode_properties
 from metaq.protocol.text.messages import Stored
-from metaq.timers.records import Again, Park, event_of_park, key_of, properties_of_park
+from metaq.timers.inspecting import TimerInspection
+from metaq.timers.records import MARKS, Again, Park, event_of_mark, event_of_park, key_of, properties_of_park
 from tests.support.wire import stored_record
 
 
@@ -31,3 +39,51 @@ def test_only_the_broker_s_own_properties_count() -> None:
     body = f"{TIMER}\x01{Again(1, 2, 3)}\x02TIMER_OUT_MS\x01junk".encode()
     found = park(body, {f"my{TIMER}": "junk", **added})
     assert (found.key, found.before) == (key_of(1_700_000_000_000, 100), None)
+
+
+@pytest.mark.parametrize(
+    "pairs", [{TIMER: "1:2"}, {TIMER: "a:b:c"}, {CRON: "n"}, {"TIMER_OUT_MS": "soon"}, {"TIMER_OUT_MS": "-1"}]
+)
+def test_a_park_that_cannot_be_read_is_damage(pairs: dict[str, str]) -> None:
+    """E-10: as for a mark, so that a start reads on after it."""
+    with pytest.raises(CorruptRecord, match="log offset 100 cannot be read"):
+        park(b"x", properties_of_park(1, "orders", 0) | pairs)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = (
+    "to",
+    "segments",
+    "timers",
+    "secret",
+    "name",
+    "cron",
+    "zone",
+    "topic",
+    "partition",
+    "missed",
+    "body",
+    "replaced",
+    "ended",
+)
+
+
+@given(
+    st.fixed_dictionaries({"do": st.sampled_from(["deliver", "cancel", "secret", "define", "undefine", "x"])}).flatmap(
+        lambda mark: st.dictionaries(st.sampled_from(NAMES), VALUES).map(lambda more: {**more, **mark})
+    )
+    | VALUES
+)
+def test_any_mark_is_read_or_damage(mark: object) -> None:
+    """E-10: whatever an intact mark says, a start and an inspection go on after it."""
+    body = json.dumps(mark).encode()
+    data = stored_record("METAQ_SYS_TIMERS", body, zlib.crc32(body) & 0x7FFFFFFF, log_offset=100)
+    stored = Stored(memoryview(data), 0, len(data), LogOffset(100))
+    with suppress(CorruptRecord):
+        event_of_mark(stored)
+    for log_offset, _ in TimerInspection().record(MARKS, stored):
+        assert log_offset == 100

@@ -10,6 +10,7 @@ from rich.progress import Progress
 from metaq.cli.common import FAILED, json_option, print_json
 from metaq.store.recovery.verify import repair as repair_store
 from metaq.store.recovery.verify import verify as verify_store
+from metaq.timers.inspecting import TimerInspection
 
 
 @click.command()
@@ -26,7 +27,11 @@ def verify(directory: Path, repair: bool, as_json: bool) -> int:
     # Rich draws nothing where standard error is no terminal.
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("repairing" if repair else "checking", total=None)
-        report = check(directory, progress=lambda done, total: progress.update(task, completed=done, total=total))
+        report = check(
+            directory,
+            progress=lambda done, total: progress.update(task, completed=done, total=total),
+            inspect=TimerInspection().record,
+        )
     damages = [{"file": str(path), "offset": offset, "damage": text} for path, offset, text in report.damages]
     if as_json:
         print_json({**dataclasses.asdict(report), "directory": str(directory), "damages": damages})

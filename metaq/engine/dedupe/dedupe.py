@@ -383,13 +383,27 @@ class Dedupe:
 
     # -- figures ------------------------------------------------------------------------------------------------------
 
+    @property
+    def waiting(self) -> int:
+        """The number of ids that wait to enter the index."""
+        return 0 if self._seen is None else self._seen.waiting
+
+    @property
+    def behind_bytes(self) -> int:
+        """The bytes of the log that the index does not cover; 0 without an index."""
+        return 0 if self._seen is None else self._store.log.end - self._seen.covered
+
+    @property
+    def index_bytes(self) -> int:
+        """The size of the index's files; 0 without an index."""
+        return 0 if self._seen is None else self._seen.index.size_bytes
+
     def numbers(self) -> Mapping[str, object]:
         """Return figures for stats: values by name."""
-        seen = self._seen
         return {
             "duplicates": self.duplicates,
-            "dedupe_index": "unused" if seen is None else "yes" if self._fold is None else "reading the log",
-            "dedupe_index_waiting": 0 if seen is None else seen.waiting,
+            "dedupe_index": "unused" if self._seen is None else "yes" if self._fold is None else "reading the log",
+            "dedupe_index_waiting": self.waiting,
         }
 
 

@@ -23,6 +23,13 @@ def prioritize(topics: TopicTable, draft: Draft) -> None:
         draft.properties.pop(PRIORITY, None)
 
 
+def check_priority(topics: TopicTable, draft: Draft) -> None:
+    """Raise ``MessageIllegal`` for a message whose priority could not be read later, if its topic has priorities."""
+    topic = topics.get(draft.topic)
+    if topic is not None and topic.has_priorities:
+        priority_level(draft.properties, topic.partitions, draft.partition)
+
+
 def partition_of_copy(topic: Topic, pairs: Mapping[str, str], asked: int) -> int:
     """Return the partition in which a message is put that was parked for partition ``asked``, of a topic that may have changed.
 

@@ -75,6 +75,10 @@ class Topic:
     attributes: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Settings by name (``metaq.protocol.remoting.attributes``)."""
 
+    def having(self, attributes: Mapping[str, str]) -> "Topic":
+        """Return the same topic with these attributes, and its others as they are."""
+        return replace(self, attributes=dict(sorted({**self.attributes, **attributes}.items())))
+
     @property
     def has_priorities(self) -> bool:
         """True when each partition is a level of priority, the greater the more urgent."""
@@ -300,12 +304,12 @@ class TopicTable:
         for name, wanted in settings.items():
             permission = READ * wanted.accept_subscribe | WRITE * wanted.accept_publish
             topic = self.ensure(name, wanted.partitions)
-            attributes = dict(topic.attributes)
+            attributes: dict[str, str] = {}
             if wanted.priority:
                 attributes[MESSAGE_TYPE] = PRIORITY_TYPE
             if wanted.dedupe_window_ms is not None:
                 attributes[DEDUPE_WINDOW_MS] = str(wanted.dedupe_window_ms)
-            self.put(replace(topic, permission=permission, attributes=dict(sorted(attributes.items()))))
+            self.put(replace(topic, permission=permission).having(attributes))
 
     def load(self, disk: Disk, known: Mapping[TopicPartition, int]) -> list[str]:
         """Read the file and add the partitions that the store knows; return the problems that were found in the file.

@@ -7,10 +7,12 @@ become safe in order.
 A copy whose topic has been deleted is dropped, as the topic's messages were; so is one that cannot be stored, or whose park is
 damaged.
 
-The next run of a recurring message is a member of the group that delivers the one before it, also when that one is dropped.
+The next run of a recurring message is a member of the group that delivers the one before it, also when that one is dropped. Why
+runs of it are dropped is logged once, until there is another reason or one is delivered.
 """
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -19,14 +21,15 @@ from gevent.event import AsyncResult, Event
 
 from metaq.engine.priorities.levels import partition_of_copy
 from metaq.engine.timers.recurring import Runs
-from metaq.engine.timers.staged import NextRun
-from metaq.engine.timers.timers import RESERVED_BYTES, Timers
+from metaq.engine.timers.staged import RESERVED_BYTES, NextRun
+from metaq.engine.timers.timers import Timers
 from metaq.engine.writing import again, new_record, note
 from metaq.errors import IndexFailed, MetaqError, StoreError
 from metaq.protocol import properties
 from metaq.protocol.record import Record, decode_record
 from metaq.store.files.filecache import Run, read_through
 from metaq.store.newrecord import NewRecord
+from metaq.timers.definitions import MOST
 from metaq.timers.pending import Pending
 from metaq.timers.records import Definition, Key, key_of, parts_of
 
@@ -51,6 +54,9 @@ RETRY_S: Final = 1.0
 CLOCK_STEP_MS: Final = 10_000
 """A wall clock that moves by this much against the monotonic one was set, and that is logged."""
 
+OnDrop = Callable[[int, str], None]
+"""Report that the message parked at a log offset is dropped, and why."""
+
 
 class _Copies(NamedTuple):
     """The timers of one group, and the messages that it delivers."""
@@ -74,6 +80,7 @@ class Delivery:
         self._wake = Event()
         self._in_flight_bytes = 0
         self._failing = False
+        self._drops: dict[int, str] = {}  # by the number of a definition: why runs of it are dropped now
         self._greenlet: Any = None
         self._clock_difference_ms: int | None = None
         timers.woken = self._wake.set
@@ -169,12 +176,12 @@ class Delivery:
         runs: list[NextRun] = []
         size, count, dropped = 0, 0, 0
         for key, place in taken:
-            record = self._park(place)
             definition = table.definitions.of_run(key)
             if definition is None:
-                found, run = [] if record is None else self._copy(record), None
+                record = self._park(place, self._dropped)
+                found, run = [] if record is None else self._copy(record, self._dropped), None
             else:
-                found, run = self._run_copies(definition, key, record, most_bytes - size)
+                found, run = self._run_copies(definition, key, place, most_bytes - size)
             length = sum(copy.size for copy in found) + (0 if run is None else len(run.draft.body) + RESERVED_BYTES)
             if (records or runs) and size + length > most_bytes:
                 break
@@ -187,35 +194,37 @@ class Delivery:
             table.release(key)
         return _Copies(taken[:count], records, runs, size, dropped)
 
-    def _run_copies(
-        self, definition: Definition, key: Key, record: Record | None, room: int
-    ) -> tuple[list[NewRecord], NextRun | None]:
+    def _run_copies(self, definition: Definition, key: Key, place: int, room: int) -> tuple[list[NewRecord], NextRun | None]:
         """Return the copies of a run of a recurring message, as many as there is room for, and the next run."""
         due_ms, now_ms = parts_of(key)[0], self._store.clock.now_ms()
-        copy = [] if record is None else self._copy(record)
+        on_drop = partial(self._run_dropped, definition)
+        record = self._park(place, on_drop)
+        copy = [] if record is None else self._copy(record, on_drop)
         most = max(1, room // (copy[0].size + 1)) if copy else 1
         plan = self._runs.plan(definition, due_ms, now_ms, most)
         run = self._runs.next_run(definition, record, plan.next_ms)
         if record is None or not copy:
             return [], run
-        copies = [self._copy(record, out_ms)[0] for out_ms in plan.times] if plan.times != [due_ms] else copy
+        if self._drops.pop(definition.number, None) is not None:
+            logger.info("recurring message delivered again name=%s", definition.name)
+        copies = [self._copy(record, on_drop, out_ms)[0] for out_ms in plan.times] if plan.times != [due_ms] else copy
         return copies, run
 
-    def _park(self, place: int) -> Record | None:
+    def _park(self, place: int, on_drop: OnDrop) -> Record | None:
         """Return a park; ``None`` when it is damaged or lost, which is reported."""
         try:
             stored = self._store.record_at_offset(place, self._read)
         except StoreError as error:
             if self._store.failure is not None:
                 raise
-            self._dropped(place, str(error))
+            on_drop(place, str(error))
             return None
         if stored is None:
-            self._dropped(place, "its record is damaged or lost")
+            on_drop(place, "its record is damaged or lost")
             return None
         return decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size]))
 
-    def _copy(self, record: Record, out_ms: int | None = None) -> list[NewRecord]:
+    def _copy(self, record: Record, on_drop: OnDrop, out_ms: int | None = None) -> list[NewRecord]:
         """Return the copy that consumers get, with another due time if one is given.
 
         Return nothing when its topic was deleted or it cannot be stored, which is reported.
@@ -224,7 +233,7 @@ class Delivery:
         name, number = pairs.pop(properties.REAL_TOPIC, ""), int(pairs.pop(properties.REAL_QUEUE, "0"))
         topic = self._context.topics.of_parked(name, number) if name else None
         if topic is None:
-            self._dropped(record.log_offset, f"the topic {name} was deleted")
+            on_drop(record.log_offset, f"the topic {name} was deleted")
             return []
         if out_ms is not None:
             pairs[properties.TIMER_OUT] = str(out_ms)
@@ -235,12 +244,22 @@ class Delivery:
         try:
             return [new_record(self._context, draft, own)]
         except MetaqError as error:
-            self._dropped(record.log_offset, str(error))
+            on_drop(record.log_offset, str(error))
             return []
 
     def _dropped(self, place: int, reason: str) -> None:
         self._timers.dropped += 1
         logger.error("timer dropped log_offset=%d reason=%s", place, reason)
+
+    def _run_dropped(self, definition: Definition, place: int, reason: str) -> None:
+        self._timers.dropped += 1
+        self._timers.runs_dropped += 1
+        if self._drops.get(definition.number) == reason:
+            return
+        if len(self._drops) >= MOST:  # some of them are of definitions that have ended
+            self._drops.clear()
+        self._drops[definition.number] = reason
+        logger.error("recurring message dropped name=%s log_offset=%d reason=%s", definition.name, place, reason)
 
     def _stage(self, table: Pending, copies: _Copies) -> None:
         """Stage a group, and wait until it is in the log. Raises ``MetaqError`` when it is not; its timers are given back."""

@@ -155,6 +155,7 @@ class RecurringMessages:
         if old is None and len(table.definitions) + len(self._timers.names_in_flight) >= MOST:
             raise Overloaded(f"there are already {MOST} recurring messages on this broker", retry_after_ms=60_000)
         self._timers.ready()
+        self._timers.begin_recurring()
         now_ms = self._store.clock.now_ms()
         due_ms = schedule.next(now_ms)
         stage_definition(self._timers, recurring, ended, self._runs.draft(recurring, due_ms), due_ms)

@@ -1,11 +1,16 @@
 """Records of timers on their way into the log, and the times that senders ask for."""
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from metaq.engine.writing import Draft
 from metaq.errors import MessageIllegal
 from metaq.protocol import properties
-from metaq.timers.records import Definition, Key, TimerEvent
+from metaq.timers.records import Definition, Key, TimerEvent, properties_of_park
+
+RESERVED_BYTES: Final = 2048
+"""Room in a segment for the mark that is stored together with a delivered message, and for the rest of both records."""
+LONGEST_TIMES: Final = {properties.TIMER_ENQUEUE: str((1 << 63) - 1), properties.TIMER_DEQUEUE: str((1 << 63) - 1)}
+"""What a delivered copy adds to the properties of its park, at its longest."""
 
 
 class Staged(NamedTuple):
@@ -29,6 +34,16 @@ class NextRun(NamedTuple):
     def own(self) -> dict[str, str]:
         """The properties that only the broker may set."""
         return {properties.CRON: f"{self.definition.name}:{self.definition.number}"}
+
+
+def properties_to_park(draft: Draft, due_ms: int, segment_bytes: int) -> dict[str, str]:
+    """Return the properties of a message's park. Raise ``MessageIllegal`` when its copy would not fit into a segment."""
+    added = properties_of_park(due_ms, draft.topic, draft.partition)
+    kept = {name: value for name, value in draft.properties.items() if name not in added} | added
+    size = len(draft.body) + len(properties.encode(kept, LONGEST_TIMES)) + RESERVED_BYTES
+    if size > segment_bytes:
+        raise MessageIllegal(f"a delayed message must leave {RESERVED_BYTES} bytes of a segment (segment_bytes) free")
+    return kept
 
 
 def due_of(pairs: dict[str, Any], now_ms: int) -> int | None:

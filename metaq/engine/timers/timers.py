@@ -18,7 +18,7 @@ from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
 from metaq.engine.context import Context
-from metaq.engine.timers.staged import NextRun, Staged
+from metaq.engine.timers.staged import NextRun, Staged, properties_to_park
 from metaq.engine.turn import Turns
 from metaq.engine.writing import Draft, Placed, internal_mark, new_record, note, stage
 from metaq.errors import DiskFull, IndexFailed, MessageIllegal, NotWritable, Overloaded, StoreError
@@ -29,6 +29,7 @@ from metaq.store.newrecord import NewRecord
 from metaq.store.ordered.ordered import remove_ordered
 from metaq.store.recordgroups import put_record_group
 from metaq.store.recovery.recovery import add_feature
+from metaq.timers.definitions import RECURRING
 from metaq.timers.fold import Fold, Ordinals, ends, readable
 from metaq.timers.handles import Handle, handle_of
 from metaq.timers.opening import FEATURE, open_pending
@@ -49,7 +50,6 @@ from metaq.timers.records import (
     cancel_mark,
     deliver_mark,
     key_of,
-    properties_of_park,
     secret_mark,
 )
 
@@ -64,10 +64,6 @@ APPLY_S: Final = 0.003
 RETRY_MS: Final = 100
 WAIT_S: Final = 0.05
 """Pause while the fold waits for records to become readable."""
-RESERVED_BYTES: Final = 2048
-"""Room in a segment for the mark that is stored together with a delivered message, and for the rest of both records."""
-LONGEST_TIMES: Final = {properties.TIMER_ENQUEUE: str((1 << 63) - 1), properties.TIMER_DEQUEUE: str((1 << 63) - 1)}
-"""What a delivered copy adds to the properties of its park, at its longest."""
 
 
 class Timers:
@@ -90,6 +86,7 @@ class Timers:
         self._noted = -1
         self.names_in_flight: set[str] = set()
         """Names of recurring messages that are being defined or ended."""
+        self._has_recurring = False  # as the folder says
         self._secret: bytes | None = None
         self._flushed = 0
         self.index_lock = BoundedSemaphore(1)
@@ -97,8 +94,8 @@ class Timers:
         self._greenlets: list[Any] = []
         self._changed = Event()
         self.woken: Callable[[], None] = lambda: None
-        self.parked = self.delivered = self.cancelled = self.dropped = self.moved = 0
-        """Counts since the start."""
+        self.parked = self.delivered = self.cancelled = self.dropped = self.runs_dropped = self.moved = 0
+        """Counts since the start. ``runs_dropped`` are those of ``dropped`` that were runs of recurring messages."""
         if any(key in self._store.queues for key in (PARKS, MARKS)):
             with suppress(DiskFull):  # it has the feature, unless its file was lost and written again
                 add_feature(self._store, FEATURE)
@@ -192,6 +189,8 @@ class Timers:
         if self._failure is not None and not self._open_again():
             return
         self.follow()
+        if self.recurring:
+            self.begin_recurring()
         began = clock.monotonic()
         with self.index_lock:
             try:
@@ -321,11 +320,7 @@ class Timers:
         if (limit_ms and due_ms - now_ms > limit_ms) or due_ms > LATEST_MS:
             raise MessageIllegal(f"a delay of {due_ms - now_ms} ms is longer than {limit_ms or LATEST_MS} ms (max_delay_ms)")
         pending = self.ready()
-        added = properties_of_park(due_ms, draft.topic, draft.partition)
-        kept = {name: value for name, value in draft.properties.items() if name not in added} | added
-        size = len(draft.body) + len(properties.encode(kept, LONGEST_TIMES)) + RESERVED_BYTES
-        if size > settings.segment_bytes:
-            raise MessageIllegal(f"a delayed message must leave {RESERVED_BYTES} bytes of a segment (segment_bytes) free")
+        kept = properties_to_park(draft, due_ms, settings.segment_bytes)
         secret = self._current_secret()
         placed = stage(self.context, draft.moved(*PARKS, kept))
         key = key_of(due_ms, placed.log_offset)
@@ -358,6 +353,12 @@ class Timers:
             raise
         self.woken()
         return pending
+
+    def begin_recurring(self) -> None:
+        """Write down, once, that the folder has recurring messages. Raise ``StoreError`` when that cannot be written."""
+        if not self._has_recurring:
+            add_feature(self._store, RECURRING)
+            self._has_recurring = True
 
     def _current_secret(self) -> bytes:
         """Return the secret of the handles; make it with the first one."""
@@ -471,6 +472,11 @@ class Timers:
         return 0 if self._pending is None else len(self._pending)
 
     @property
+    def recurring(self) -> int:
+        """The number of recurring messages that are defined now."""
+        return 0 if self._pending is None else len(self._pending.definitions)
+
+    @property
     def late_ms(self) -> int:
         """How long the first message that is due has been due, in milliseconds; 0 when none is."""
         first = None if self._pending is None else self._pending.first
@@ -487,7 +493,8 @@ class Timers:
             "timers_cancelled": self.cancelled,
             "timers_dropped": self.dropped,
             "timers_moved": self.moved,
-            "timers_recurring": 0 if pending is None else len(pending.definitions),
+            "timers_recurring": self.recurring,
+            "timers_runs_dropped": self.runs_dropped,
             "timer_index": "unused" if pending is None else "yes" if self._fold is None else "reading the log",
             "timer_index_waiting": 0 if pending is None else pending.waiting,
         }

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from metaq.engine.context import Context
+from metaq.engine.dedupe.dedupe import Dedupe
 from metaq.engine.figures.metrics import Family, Metric, Sample
 from metaq.engine.figures.statistics import NOTHING
 from metaq.engine.hold import Holds
@@ -59,6 +60,7 @@ class BrokerMetrics:
     transactions: Callable[[Read], Mapping[str, object]]
     """Returns the figures of transactions by name."""
     timers: Timers
+    dedupe: Dedupe
     export: OffsetExporter
     registered: Callable[[], str | None]
     """Returns the reason why clients cannot find this broker, or ``None``."""
@@ -117,6 +119,7 @@ class BrokerMetrics:
             self._store,
             self._sizes,
             self._delays,
+            self._ids,
             self._transactions,
             self._replicas,
             self._registries,
@@ -258,6 +261,14 @@ class BrokerMetrics:
         yield _one(metrics.TIMERS_DELIVERED, self.timers.delivered)
         yield _one(metrics.TIMERS_CANCELLED, self.timers.cancelled)
         yield _one(metrics.TIMERS_DROPPED, self.timers.dropped)
+        yield _one(metrics.RECURRING, self.timers.recurring)
+        yield _one(metrics.RECURRING_DROPPED, self.timers.runs_dropped)
+
+    def _ids(self, rest: Rest) -> Iterator[Family]:
+        yield _one(metrics.DUPLICATES, self.dedupe.duplicates)
+        yield _one(metrics.DEDUPE_WAITING, self.dedupe.waiting)
+        yield _one(metrics.DEDUPE_BEHIND, self.dedupe.behind_bytes)
+        yield _one(metrics.DEDUPE_BYTES, self.dedupe.index_bytes)
 
     def _delayed(self) -> Iterator[Sample]:
         for level, position in self.positions().items():

@@ -113,6 +113,20 @@ TIMERS_CANCELLED: Final = _counter("metaq_timers_cancelled_total", "messages", "
 TIMERS_DROPPED: Final = _counter(
     "metaq_timers_dropped_total", "messages", "Delayed messages that could not be delivered at their time."
 )
+RECURRING: Final = _gauge("metaq_recurring", "messages", "Recurring messages that are defined.")
+RECURRING_DROPPED: Final = _counter(
+    "metaq_recurring_dropped_total",
+    "messages",
+    "Those of the messages dropped at their time that were runs of recurring messages.",
+)
+DUPLICATES: Final = _counter(
+    "metaq_duplicates_total", "messages", "Messages that were not stored, as their ids were stored before."
+)
+DEDUPE_WAITING: Final = _gauge("metaq_dedupe_waiting", "messages", "Stored messages whose ids are not yet in the index of ids.")
+DEDUPE_BEHIND: Final = _gauge(
+    "metaq_dedupe_behind_bytes", "bytes", "Bytes of the log that a start after a kill would read again for the index of ids."
+)
+DEDUPE_BYTES: Final = _gauge("metaq_dedupe_index_bytes", "bytes", "Size of the files of the index of ids.")
 HALVES: Final = _gauge("metaq_half_messages", "messages", "Transactional messages whose producers have not decided yet.")
 HALF_AGE: Final = _gauge(
     "metaq_half_oldest_seconds", "seconds", "Seconds since the oldest of these was put; 0 if there is none."

@@ -15,9 +15,10 @@ from metaq.engine.figures.counters import Meter
 from metaq.engine.tables.topics import Topic
 from metaq.errors import MetaqError, NotWritable, StoreError
 from metaq.message import INTERNAL_TOPICS, TopicPartition
+from metaq.protocol.remoting.attributes import MESSAGE_TYPE, PRIORITY_TYPE
 from metaq.protocol.remoting.codes import READ, WRITE
 from metaq.protocol.text.commands import Create, Help, Stats, Sync, Version
-from metaq.protocol.text.replies import BAD_REQUEST, FORBIDDEN, OK, UNAVAILABLE, write_result
+from metaq.protocol.text.replies import FORBIDDEN, OK, UNAVAILABLE, write_result
 from metaq.server.access.permissions import Action, allowed, demand, denied
 from metaq.server.stacks import stacks
 from metaq.server.wire.memory import Memory
@@ -40,7 +41,8 @@ pop TOPIC GROUP [COUNT] [invisible=MS] [wait=MS] [OPAQUE]             lease mess
 ack ID[,ID...] [OPAQUE]                                               finish leased messages
 nack ID[,ID...] [delay=MS | dead] [OPAQUE]                            give them back, or up
 extend ID[,ID...] MS [OPAQUE]                                         lease them for longer
-create TOPIC PARTITIONS OPAQUE                                        create a topic or give it more partitions
+create TOPIC PARTITIONS [priority=yes] OPAQUE                         create a topic or give it more partitions; with the
+                                                                      option each partition is a level of priority
 auth USER PASSWORD OPAQUE                                             log in
 transaction KEY SESSION TYPE [TIMEOUT] [QUALIFIER] OPAQUE             messages put together, with their KEY before the OPAQUE
 stats [ITEM] OPAQUE                                                   statistics; `stats help 1` lists the items
@@ -109,9 +111,6 @@ class AdminHandler:
         session.reply(write_result(UNAVAILABLE, "sync is answered by synchronous slaves only", sync.opaque))
 
     def create(self, session: Session, create: Create) -> None:
-        if create.priority:
-            session.reply(write_result(BAD_REQUEST, "topics with priorities are not available", create.opaque))
-            return
         if not self._context.replicas.is_master:
             reason = f"this replica is a slave; create {create.topic} on its master"
             session.reply(write_result(UNAVAILABLE, reason, create.opaque))
@@ -120,6 +119,8 @@ class AdminHandler:
         try:
             demand(session.principal, action, create.topic)
             topic = self._context.topics.ensure(create.topic, create.partitions)
+            if create.priority:
+                topic = self._context.topics.put(topic.having({MESSAGE_TYPE: PRIORITY_TYPE}))
         except MetaqError as error:
             session.reply(write_result(error.status, str(error), create.opaque))
         else:

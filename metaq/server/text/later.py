@@ -49,7 +49,7 @@ class LaterHandler:
         put, options = command
         try:
             if put.transaction is not None:
-                raise BadRequest("the options priority= and key= are not available in a transaction")
+                raise BadRequest("a put in a transaction cannot have options: not priority=, key=, id=, delay= or at=")
             queue = self._puts.partition(session, put)
             check_body(put)
             now_ms, due = self._context.store.clock.now_ms(), options.due

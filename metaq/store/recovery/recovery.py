@@ -51,7 +51,7 @@ from metaq.store.settings import StoreSettings
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION: Final = 1
-FEATURES: Final = frozenset(("timers",))
+FEATURES: Final = frozenset(("timers", "recurring"))
 """The features of a folder that this version knows: kinds of records that a version without the feature would misread."""
 IDENTITY: Final = "store.json"
 QUARANTINE: Final = "quarantine.json"

@@ -6,7 +6,7 @@ damage: units, items and records that the next start would rebuild or cut are sk
 ``quarantine.json`` are counted separately, with the intact records in them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +37,9 @@ FOLDERS_OF_DOCUMENTS: Final = (".", "config")
 
 OnProgress = Callable[[int, int], None]
 """``on_progress(done_bytes, total_bytes)``."""
+Inspect = Callable[[TopicPartition, Stored], Iterable[tuple[int, str]]]
+"""Look at the next record that readers get, and return what is wrong with its content, or with earlier records: log offsets and
+texts. The store does not know what the records of its users mean."""
 
 
 class Damage(NamedTuple):
@@ -63,17 +66,21 @@ class Report:
     """Intact records in those ranges, hidden from readers: their groups are not whole (``metaq.store.recordgroups``)."""
 
 
-def verify(directory: Path, disk: Disk | None = None, progress: OnProgress | None = None) -> Report:
-    """Check a data folder, and return what was checked and what was wrong.
+def verify(
+    directory: Path, disk: Disk | None = None, progress: OnProgress | None = None, inspect: Inspect | None = None
+) -> Report:
+    """Check a data folder, and return what was checked and what was wrong. ``inspect`` is given each record in turn.
 
     Raises ``DirectoryLocked`` when a broker uses it, ``UnknownVersion``, and ``StoreError`` when it is not a data folder.
     """
     disk = disk or RealDisk()
     with _locked(directory, disk):
-        return _Verifier(directory, disk, progress or (lambda done, total: None)).run()
+        return _Verifier(directory, disk, progress or (lambda done, total: None), inspect or (lambda key, stored: ())).run()
 
 
-def repair(directory: Path, disk: Disk | None = None, progress: OnProgress | None = None) -> Report:
+def repair(
+    directory: Path, disk: Disk | None = None, progress: OnProgress | None = None, inspect: Inspect | None = None
+) -> Report:
     """Rebuild queues and checkpoints from the log, whose records stay as they are, and restore documents from their backups.
 
     The key index is deleted; a running broker rebuilds it with the sizes in its settings. Return the report of ``verify``
@@ -86,7 +93,7 @@ def repair(directory: Path, disk: Disk | None = None, progress: OnProgress | Non
         settings = StoreSettings(segment_bytes=_room_needed(directory, disk))
     store, _ = open_store(directory, settings, disk=disk, rebuild=True)
     store.close()
-    return verify(directory, disk, progress)
+    return verify(directory, disk, progress, inspect)
 
 
 def _room_needed(directory: Path, disk: Disk) -> int:
@@ -199,10 +206,11 @@ class _Queue:
 class _Verifier:
     """One verification; ``run`` is called once."""
 
-    def __init__(self, directory: Path, disk: Disk, progress: OnProgress) -> None:
+    def __init__(self, directory: Path, disk: Disk, progress: OnProgress, inspect: Inspect) -> None:
         self._directory = directory
         self._disk = disk
         self._progress = progress
+        self._inspect = inspect
         self._report = Report()
         self._queues: dict[TopicPartition, _Queue] = {}
         self._bad: list[Gap] = []
@@ -319,6 +327,8 @@ class _Verifier:
     def _check_record(self, stored: Stored) -> None:
         topic, partition, ordinal, position = identity(stored.buffer[stored.at :])
         key = TopicPartition(topic, partition)
+        for log_offset, text in self._inspect(key, stored):
+            self._add_log(log_offset, text)
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = self._open_queue(key)

@@ -106,10 +106,11 @@ class Bench:
         endpoint: Any = SimpleNamespace(sessions=sessions, connections=len(sessions), memory=memory)
         context: Any = SimpleNamespace(**parts, groups=nobody, clients=nobody, replicas=NoReplicas())
         unused: Any = SimpleNamespace(cold_reads=0, waiting=0)
-        timers: Any = SimpleNamespace(pending=0, late_ms=0, delivered=0, cancelled=0, dropped=0)
+        timers: Any = SimpleNamespace(pending=0, late_ms=0, delivered=0, cancelled=0, dropped=0, recurring=0, runs_dropped=0)
+        dedupe: Any = SimpleNamespace(duplicates=0, waiting=0, behind_bytes=0, index_bytes=0)
         export = OffsetExporter(cast(Context, context), None, run_here)
         self.metrics = BrokerMetrics(
-            context, endpoint, unused, Holds(), unused, dict, unused, timers, export, lambda: None, None, run_here
+            context, endpoint, unused, Holds(), unused, dict, unused, timers, dedupe, export, lambda: None, None, run_here
         )
 
     def find(self, part: str, rest: Callable[[], None] = lambda: None) -> dict[Metric, list[object]]:

@@ -13,7 +13,7 @@ from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import encode_header, with_letters
 from tests.support.admin import ask, ask_body, connect
 from tests.support.broker import BrokerProcess, wait_until
-from tests.support.halves import COMMIT, Producer
+from tests.support.halves import COMMIT, HALF_TOPIC, Producer
 from tests.support.halves import TOPIC as HALVES
 from tests.support.messages import count, pairs_of, records, send, send_header, sent
 from tests.support.remoting import RemotingClient
@@ -72,6 +72,20 @@ def change_attributes(broker: BrokerProcess) -> None:
             assert "attribute" in (answer.remark or "")
         group = {"groupName": "g", "attributes": {"+priority.factor": "50"}}
         ask(client, Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, fastjson.encode(group))
+
+
+def shown_attributes(broker: BrokerProcess) -> dict[str, object]:
+    """The attributes of the topic and of the group that ``change_attributes`` changes; empty without them."""
+    with connect(broker) as client:
+        shown = {}
+        for code, fields in (
+            (Request.GET_TOPIC_CONFIG, {"topic": TOPIC}),
+            (Request.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": "g"}),
+        ):
+            answer = client.call(code, fields)
+            if answer.code == Response.SUCCESS:
+                shown[code.name] = fastjson.decode(answer.body).get("attributes")
+        return shown
 
 
 def check_attributes(broker: BrokerProcess) -> None:
@@ -142,6 +156,19 @@ def test_a_half_message_goes_there_when_it_is_committed(broker: BrokerProcess, c
         begun = producer.half(b"paid", pairs=PRIORITY.format(2), partition=1)
         assert producer.end(begun.end(COMMIT)) == 0
     assert [count(client, HALVES, partition) for partition in range(3)] == [0, 0, 1]
+
+
+def test_a_half_message_without_a_right_priority_is_refused(broker: BrokerProcess, client: RemotingClient) -> None:
+    """MY-034: when it is sent, like other messages: 13, and nothing is undecided; in another topic it is a property."""
+    ask(client, Request.UPDATE_AND_CREATE_TOPIC, **(JAVA_CREATE | {"topic": HALVES}))
+    with Producer(broker) as producer:
+        before = len(records(client, HALF_TOPIC))
+        for pairs in (PRIORITY.format("high"), PRIORITY.format("-1"), "DELAY\x011\x02" + PRIORITY.format("1.0")):
+            answer = producer.response(producer.start_half(b"bad", pairs=pairs))
+            assert (answer.code, "from 0 up" in (answer.remark or "")) == (Response.MESSAGE_ILLEGAL, True)
+        assert len(records(client, HALF_TOPIC)) == before
+        ask(client, Request.UPDATE_AND_CREATE_TOPIC, **(JAVA_CREATE | {"topic": HALVES, "attributes": "-message.type"}))
+        producer.half(b"taken", pairs=PRIORITY.format("high"))
 
 
 def test_a_batch_has_one_priority(client: RemotingClient) -> None:

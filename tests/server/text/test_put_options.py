@@ -9,6 +9,7 @@ import gevent
 import pytest
 
 from metaq.engine.dedupe.dedupe import Dedupe
+from metaq.engine.tables.topics import Topic
 from metaq.engine.timers.cancelling import Cancels
 from metaq.engine.timers.timers import Timers
 from metaq.protocol.properties import DEDUPE_ID, PRIORITY, SHARDING_KEY, TIMER_OUT
@@ -127,7 +128,8 @@ def test_a_put_whose_time_is_over_has_its_position_at_once(parts: Parts, client:
         (b"put nothing 0 4 0 key=k 2\r\npaid", 500, "The server do not accept topic nothing"),
         (b"put orders 0 4 0 5 key=k 2\r\npaid", 500, "Checksum failure"),
         (b"put orders 0 4 1 key=k 2\r\npaid", 400, "flag bit 0 announces an attribute"),
-        (b"put orders 0 4 0 TX:a:1 key=k 2\r\npaid", 400, "priority= and key= are not available in a transaction"),
+        (b"put orders 0 4 0 TX:a:1 key=k 2\r\npaid", 400, "in a transaction cannot have options: not priority=, key=, id="),
+        (b"put orders 0 4 0 TX:a:1 priority=1 2\r\npaid", 400, "in a transaction cannot have options: not priority="),
     ],
 )
 def test_a_put_with_options_that_is_refused(parts: Parts, client: Text, data: bytes, code: int, text: str) -> None:
@@ -156,10 +158,25 @@ def test_a_command_without_handler_is_refused_and_the_session_goes_on(client: Te
     assert answers.startswith(b"result 400 29 3\r\nthis command is not availableresult 404 ")
 
 
-def test_a_topic_with_priorities_is_refused(parts: Parts, client: Text) -> None:
-    """It is not made as another kind of topic."""
-    assert client.send(b"create levels 4 priority=yes 3\r\n") == b"result 400 40 3\r\ntopics with priorities are not available"
-    assert parts.context.topics.get("levels") is None
+def test_create_makes_a_topic_with_priorities(parts: Parts, client: Text) -> None:
+    """MY-029: also of one that exists, whose other attributes stay; without the option, and with no, it stays what it is."""
+
+    def create(topic: str, option: str = "") -> dict[str, str]:
+        early = client.send(f"create {topic} 4{option} 3\r\n".encode())
+        gevent.sleep(0)  # for the greenlet that answers
+        assert early + client.answers() == b"result 200 1 3\r\n4"
+        found = parts.context.topics.get(topic)
+        assert found is not None and found.partitions == 4
+        return dict(found.attributes)
+
+    assert create("levels", " priority=yes") == {"message.type": "PRIORITY"}
+    assert create("levels") == create("levels", " priority=no") == {"message.type": "PRIORITY"}
+    assert create("plain", " priority=no") == {}
+    parts.context.topics.put(Topic("once", 2, 2, attributes={"dedupe.window.ms": "1000"}))
+    assert create("once", " priority=yes") == {"dedupe.window.ms": "1000", "message.type": "PRIORITY"}
+    assert client.send(b"put levels 0 1 0 priority=9 4\r\nx") == b""
+    parts.end_turn()
+    assert client.answers().split()[-2] == b"3"
 
 
 def places(parts: Parts, client: Text, *puts: bytes) -> list[bytes]:

@@ -1,0 +1,154 @@
+"""Recurring messages that change while a run of them is delivered, turn by turn (``tests.support.inprocess``)."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import gevent
+import pytest
+
+from metaq.engine.timers.cancelling import Cancels
+from metaq.engine.timers.delivery import Delivery
+from metaq.engine.timers.recurring import RecurringMessages, Runs
+from metaq.engine.timers.timers import Timers
+from metaq.errors import UnknownTimer
+from metaq.message import TopicPartition
+from metaq.protocol.properties import TIMER_OUT
+from metaq.protocol.record import decode_properties, decode_record
+from metaq.store.files.filecache import read_here, run_here
+from metaq.timers.definitions import Recurring
+from tests.support.broker import wait_until
+from tests.support.inprocess import Parts
+
+DEADLINE_S: Final = 30.0
+JOBS: Final = TopicPartition("jobs", 0)
+TICK: Final = Recurring("tick", "@every 1h", JOBS.topic, b"x", partition=0)
+HOUR_MS: Final = 3_600_000
+
+
+class Bench:
+    """The timers of one broker, whose turns and clock the test moves."""
+
+    def __init__(self, data: Path) -> None:
+        self.parts = Parts(data, topics={JOBS.topic: {"partitions": 1}})
+        self.timers = Timers(self.parts.context, self.parts.turns, run_here)
+        runs = Runs(self.parts.context, run_here)
+        self.recurring = RecurringMessages(self.timers, Cancels(self.timers, run_here), runs)
+        self.delivery = Delivery(self.timers, runs, run_here)
+        self.delivery.start()
+
+    def close(self) -> None:
+        self.delivery.stop()
+        self.timers.close()
+        self.parts.close()
+
+    def begin(self, work: Callable[..., object], *values: object) -> Any:
+        """Let a request stage its change, in a greenlet that waits for the end of the turn."""
+        before = self.parts.store.log.staged_end
+        greenlet = gevent.spawn(work, *values)
+        wait_until(lambda: self._settles(greenlet, before), DEADLINE_S, "it is staged")
+        return greenlet
+
+    def _settles(self, greenlet: Any, before: int) -> bool:
+        gevent.sleep(0)
+        return bool(greenlet.dead) or self.parts.store.log.staged_end > before
+
+    def end(self, greenlet: Any) -> object:
+        """End turns until a request is answered; return its result, or raise its error."""
+
+        def is_over() -> bool:
+            self.parts.end_turn()
+            gevent.sleep(0.001)
+            return bool(greenlet.dead)
+
+        wait_until(is_over, DEADLINE_S, "it is answered")
+        return greenlet.get()
+
+    def begin_delivery(self) -> None:
+        """Let the delivery stage what is due now."""
+        before = self.parts.store.log.staged_end
+        self.timers.woken()
+        wait_until(lambda: self._has_staged(before), DEADLINE_S, "the delivery is staged")
+
+    def _has_staged(self, before: int) -> bool:
+        gevent.sleep(0)
+        return self.parts.store.log.staged_end > before
+
+    def settle(self) -> None:
+        """End some turns, in which everything that is due is delivered."""
+        self.timers.woken()
+        for _ in range(20):
+            gevent.sleep(0)
+            self.parts.end_turn()
+
+    def dues(self) -> list[int]:
+        """The times of the runs that readers see."""
+        queue, found = self.parts.store.queue(*JOBS), []
+        for stored in self.parts.store.records(queue, 0, 1 << 20, read_here):
+            assert stored is not None
+            record = decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size]))
+            found.append(int(decode_properties(record.properties)[TIMER_OUT]))
+        return found
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path / "data")
+    yield bench
+    bench.close()
+
+
+def define(bench: Bench) -> int:
+    due_ms = bench.end(bench.begin(bench.recurring.define, TICK))
+    assert isinstance(due_ms, int)
+    bench.parts.clock.advance((due_ms - bench.parts.clock.now_ms()) / 1000)
+    return due_ms
+
+
+def check_over(bench: Bench, dues: list[int]) -> None:
+    """Nothing is pending or defined, and no run comes any more."""
+    assert bench.dues() == dues
+    assert (bench.timers.pending, bench.recurring.list_("", 9)) == (0, [])
+    with pytest.raises(UnknownTimer):
+        bench.recurring.undefine(TICK.name)
+    bench.parts.clock.advance(3 * HOUR_MS / 1000)
+    bench.settle()
+    assert bench.dues() == dues
+
+
+def test_it_ends_while_a_run_is_delivered(bench: Bench) -> None:
+    """E-13, T-3: the delivery was first, so the run comes, and the next one is cancelled with the definition."""
+    due_ms = define(bench)
+    bench.begin_delivery()
+    ending = gevent.spawn(bench.recurring.undefine, TICK.name)
+    gevent.sleep(0)
+    assert not ending.dead and bench.dues() == []
+    bench.end(ending)
+    check_over(bench, [due_ms])
+
+
+def test_a_run_is_due_while_it_ends(bench: Bench) -> None:
+    """E-13, T-3: the end was first, so the run does not come, in the same turn or later."""
+    define(bench)
+    ending = bench.begin(bench.recurring.undefine, TICK.name)
+    bench.timers.woken()
+    for _ in range(5):
+        gevent.sleep(0)  # the delivery looks, and may not pass what is in flight
+    bench.end(ending)
+    bench.settle()
+    check_over(bench, [])
+
+
+def test_it_is_defined_again_while_a_run_is_delivered(bench: Bench) -> None:
+    """E-13: the run of the old definition comes once, and from then on those of the new one, whose run is the only pending."""
+    due_ms = define(bench)
+    bench.begin_delivery()
+    defining = gevent.spawn(bench.recurring.define, TICK._replace(cron="@every 2h"))
+    gevent.sleep(0)
+    assert bench.end(defining) == due_ms + 2 * HOUR_MS
+    assert (bench.dues(), bench.timers.pending) == ([due_ms], 1)
+    bench.parts.clock.advance(2 * HOUR_MS / 1000)
+    bench.settle()
+    assert bench.dues() == [due_ms, due_ms + 2 * HOUR_MS]
+    (row,) = bench.recurring.list_("", 9)
+    assert row[1] == due_ms + 4 * HOUR_MS
