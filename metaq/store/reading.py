@@ -14,7 +14,7 @@ from metaq.protocol.text.messages import Stored, text_size
 from metaq.store.files.filecache import Read
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.log.segments import SMALLEST_RECORD
-from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT, ConsumeQueue
+from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT, UNIT_SIZE, ConsumeQueue
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Reader:
         begin = end = -1
         base = limit = size = 0
         view = memoryview(b"")
-        units = queue.units(ordinal, min(most, queue.readable - ordinal), read)
+        units = _all_units(queue, ordinal, min(most, queue.readable - ordinal), read)
         hot = log.hot_from()  # only now that nothing waits any more: segments may be deleted while the units are read
         for offset, length, _ in UNIT.iter_unpack(units):
             size += length
@@ -307,3 +307,14 @@ class Reader:
             if stored is not None:
                 return found, identity(stored.buffer[stored.at :]).text_position
         return end, queue.readable_text_end
+
+
+def _all_units(queue: ConsumeQueue, ordinal: int, count: int, read: Read) -> bytes:
+    """Return ``count`` units, of which the newest may still be in memory; fewer when the queue is cut while this waits."""
+    units = queue.units(ordinal, count, read)
+    while (found := len(units) // UNIT_SIZE) < count:
+        more = queue.units(ordinal + found, count - found, read)
+        if not more:
+            break
+        units += more
+    return units

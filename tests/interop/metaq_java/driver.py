@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ PROJECT = Path(__file__).parent
 BUILD = PROJECT / ".build"
 LIFETIME_SECONDS = 180
 GROUP = "readers"
+ONE_TOO_MANY = re.compile(r" WARN +GeckoHandler ")
+"""In the client's log: a connection that it has opened and closes again. It warns of nothing else there, and in Chinese."""
 
 
 def build() -> str:
@@ -212,6 +215,7 @@ class JavaMember(JavaProcess):
 
     def __init__(self, class_path: str, zookeeper: str, session_ms: int, home: Path) -> None:
         super().__init__(class_path, home, "ClusterDriver", zookeeper, str(session_ms))
+        self._cuts = 0
 
     def put(self, message: Outgoing) -> Placed:
         """Publish the topic and send one message."""
@@ -224,6 +228,11 @@ class JavaMember(JavaProcess):
     def drain(self) -> list[bytes]:
         """The messages that have come since this was called last."""
         return [base64.b64decode(payload) for payload in self._call("drain")]
+
+    def has_cut_itself_off(self) -> bool:
+        """Return whether the client has closed a connection as one too many since this was asked last."""
+        before, self._cuts = self._cuts, len(ONE_TOO_MANY.findall(self._log_path.read_text("utf-8", errors="replace")))
+        return self._cuts > before
 
     def pause(self) -> None:
         """SIGSTOP."""
