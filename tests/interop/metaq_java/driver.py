@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import random
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -207,11 +210,28 @@ class Placed:
     error: str | None
 
 
+@contextmanager
+def on_one_processor() -> Iterator[None]:
+    """Confine what this thread starts to one processor.
+
+    Whenever brokers change, the client closes its connection to each and opens another at once. On several processors one
+    thread sometimes removes the old one just while another counts them: the client takes the new one for one too many, closes
+    it, and has none until brokers change again.
+    """
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {random.choice(sorted(before))})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 class JavaMember(JavaProcess):
     """One session factory of the Java client that finds its brokers through ZooKeeper, a producer, and consumers."""
 
     def __init__(self, class_path: str, zookeeper: str, session_ms: int, home: Path) -> None:
-        super().__init__(class_path, home, "ClusterDriver", zookeeper, str(session_ms))
+        with on_one_processor():
+            super().__init__(class_path, home, "ClusterDriver", zookeeper, str(session_ms))
 
     def put(self, message: Outgoing) -> Placed:
         """Publish the topic and send one message."""
