@@ -28,7 +28,7 @@ from metaq.protocol.text.commands import (
     Transaction,
     Unsubscribe,
 )
-from metaq.protocol.text.ids import DIGITS, MOST_IDS, MessageId, read_id, read_ids, token_of
+from metaq.protocol.text.ids import DIGITS, MOST_IDS, MessageId, encode_token, read_id, read_ids
 from metaq.protocol.text.leaselines import COUNT, DELAY, INVISIBLE, PARTITION, READY
 from metaq.protocol.text.tokens import INT32, INT64, OPAQUE
 from metaq.protocol.text.writing import (
@@ -297,10 +297,10 @@ def test_as_many_ids_as_one_command_takes() -> None:
 
 def test_tokens_that_the_broker_makes() -> None:
     """The lowest 30 bits, the highest first; each other bits, another token."""
-    assert token_of(0) == "000000"
-    assert token_of(1) == "000001"
-    assert token_of((1 << 31) - 1) == "zzzzzz"
-    assert len({token_of(1 << place) for place in range(30)}) == 30
+    assert encode_token(0) == "000000"
+    assert encode_token(1) == "000001"
+    assert encode_token((1 << 31) - 1) == "zzzzzz"
+    assert len({encode_token(1 << place) for place in range(30)}) == 30
 
 
 # -- written and read -------------------------------------------------------------------------------------------------

@@ -448,22 +448,6 @@ def test_a_put_is_seen_at_once_in_memory(folder: Path, clock: ManualClock) -> No
     store.close()
 
 
-def test_a_hot_read_crosses_from_file_to_file_to_memory(folder: Path, store: MessageStore) -> None:
-    """SG-043: a sweep between two puts does not make the readers' answers shorter."""
-    for _ in range(20):  # units for two files
-        put(store, "t", b"x")
-    store.sweep()
-    for _ in range(5):
-        put(store, "t", b"y")
-    store.sync()
-    queue = store.queue("t", 0)
-    assert (queue.written, queue.readable) == (20, 25)
-    slices, following = store.reader.hot_slices(queue, 0, 32, SEGMENT, read_here)
-    assert (sum(map(len, slices)), following) == (store.log.end, 25)
-    for most in (3, 18, 22):
-        assert store.reader.hot_slices(queue, 0, most, SEGMENT, read_here)[1] == most
-
-
 def test_another_brokers_folder_is_refused(tmp_path: Path) -> None:
     """A folder keeps the name and number of its broker: ids and positions of two brokers are never mixed."""
     store, _ = open_store(tmp_path, StoreSettings(segment_bytes=1024**2, broker_name="a", broker_number=1))

@@ -33,7 +33,7 @@ class MessageId(NamedTuple):
         return f"{self.partition}-{self.ordinal}-{self.token}"
 
 
-def token_of(bits: int) -> str:
+def encode_token(bits: int) -> str:
     """Return the lowest 30 of ``bits`` as a token."""
     return "".join(DIGITS[bits >> 5 * place & 31] for place in reversed(range(TOKEN_DIGITS)))
 

@@ -21,7 +21,7 @@ from metaq.protocol.record import identity
 from metaq.protocol.remoting.codes import READ
 from metaq.protocol.subscription import ExpressionKind
 from metaq.protocol.text.commands import Ack, Extend, Nack, Pop, Subscribe
-from metaq.protocol.text.ids import MessageId, token_of
+from metaq.protocol.text.ids import MessageId, encode_token
 from metaq.protocol.text.messages import Stored
 from metaq.protocol.text.pushed import Push, encode_pushed
 from metaq.protocol.text.replies import NOT_FOUND, OK, write_result
@@ -70,7 +70,7 @@ class LeaseHandler:
         try:
             wanted = self.request(session, pop, pop.most)
         except MetaqError as error:
-            session.reply(refusal(error, pop.opaque))
+            session.reply(lease_refusal(error, pop.opaque))
             return
         wait_ms = min(pop.wait_ms, self.context.settings.max_hold_ms)
         _Pop(self, session, pop.opaque).start(self.leasing, self.reads, wanted, wait_ms)
@@ -121,7 +121,7 @@ class LeaseHandler:
             try:
                 found = self._leased(session, nack)
             except MetaqError as error:
-                session.reply(refusal(error, nack.opaque))
+                session.reply(lease_refusal(error, nack.opaque))
             else:
                 self.reads.start(_Rejection(self, session, nack, found))
             return
@@ -139,7 +139,7 @@ class LeaseHandler:
             found = self._leased(session, command)
             ended = [leased for leased in found if end(leased)]
         except MetaqError as error:
-            session.reply(refusal(error, command.opaque))
+            session.reply(lease_refusal(error, command.opaque))
             return
         if not ended:
             session.reply(_counted(command, 0))
@@ -183,10 +183,10 @@ class LeaseHandler:
 
     def token(self, place: GroupPartition, ordinal: int, pop_ms: int) -> str:
         """Return the token in the id of a message."""
-        return token_of(bits_of(self.leases.log.secret, place.group, place.topic, place.partition, ordinal, pop_ms))
+        return encode_token(bits_of(self.leases.log.secret, place.group, place.topic, place.partition, ordinal, pop_ms))
 
 
-def refusal(error: MetaqError, opaque: str) -> bytes:
+def lease_refusal(error: MetaqError, opaque: str) -> bytes:
     """Return the reply to a command that failed. A topic that is not there is 404, which is 500 in replies to puts."""
     return write_result(NOT_FOUND if isinstance(error, UnknownTopic) else error.status, str(error), opaque)
 
@@ -224,12 +224,12 @@ def _answer(session: TextSession, command: Ack | Nack | Extend, reply: bytes, er
     """Answer. Changes for which the disk has no room are kept in memory, but a master that was replaced makes none."""
     session.lease_changes -= 1
     if isinstance(error, Fenced):
-        reply = refusal(error, command.opaque)
+        reply = lease_refusal(error, command.opaque)
     session.answer(1, 0, reply)
 
 
 def _answer_safe(session: TextSession, command: Ack | Nack | Extend, reply: bytes, error: MetaqError | None) -> None:
-    session.answer(1, 0, reply if error is None else refusal(error, command.opaque))
+    session.answer(1, 0, reply if error is None else lease_refusal(error, command.opaque))
 
 
 class FrameStyle(NamedTuple):

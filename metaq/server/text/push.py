@@ -15,7 +15,7 @@ from metaq.leases.state import ReceiptState
 from metaq.message import GroupPartition
 from metaq.protocol.text.commands import Ready, Subscribe, Unsubscribe
 from metaq.protocol.text.replies import BAD_REQUEST, MOVED, NOT_FOUND, OK, write_result
-from metaq.server.text.leases import FrameStyle, LeaseHandler, frames, refusal
+from metaq.server.text.leases import FrameStyle, LeaseHandler, frames, lease_refusal
 from metaq.server.text.session import TextSession
 from metaq.server.text.shares import Shares
 from metaq.server.wire.reads import StoreRead
@@ -36,7 +36,7 @@ class PushHandler:
 
     def __init__(self, leases: LeaseHandler) -> None:
         self._leases = leases
-        self._shares: dict[tuple[str, str], Shares[Subscription]] = {}
+        self._shares: dict[tuple[str, str], Shares[PushSubscription]] = {}
 
     def commands(self) -> dict[type, Callable[..., None]]:
         """Return the handler methods by command."""
@@ -50,16 +50,16 @@ class PushHandler:
                 raise BadRequest(f"this connection is subscribed to {command.topic} for {command.group} already")
             wanted = self._leases.request(session, command, MOST_AT_ONCE, command.partition)
         except MetaqError as error:
-            session.reply(refusal(error, command.opaque))
+            session.reply(lease_refusal(error, command.opaque))
             return
-        subscription = Subscription(self, self._leases, session, command, wanted)
+        subscription = PushSubscription(self, self._leases, session, command, wanted)
         session.subscriptions[key] = subscription
         session.reply(write_result(OK, "", command.opaque))
         if command.owns:
             self._deal(subscription, command)
         subscription.begin()
 
-    def _deal(self, subscription: "Subscription", command: Subscribe) -> None:
+    def _deal(self, subscription: "PushSubscription", command: Subscribe) -> None:
         """Give a subscription its share of the partitions, or the one that it takes over from another one."""
         shares = self._shares.setdefault(subscription.key, Shares())
         subscription.shares = shares
@@ -68,12 +68,12 @@ class PushHandler:
             replaced.replace()
         self._look_again(shares)
 
-    def _look_again(self, shares: "Shares[Subscription]") -> None:
+    def _look_again(self, shares: "Shares[PushSubscription]") -> None:
         """Have the members of a group look: their partitions may be others now."""
         for member in list(shares.members):
             member.look()
 
-    def left(self, subscription: "Subscription") -> None:
+    def left(self, subscription: "PushSubscription") -> None:
         """Take note that a subscription is over."""
         shares = subscription.shares
         if shares is not None:
@@ -94,7 +94,7 @@ class PushHandler:
             return
         else:
             subscription = next(iter(subscriptions.values()), None)
-        if not isinstance(subscription, Subscription):
+        if not isinstance(subscription, PushSubscription):
             session.reply(write_result(NOT_FOUND, "this connection has no such subscription", command.opaque))
             return
         session.reply(write_result(OK, "", command.opaque))
@@ -110,14 +110,14 @@ class PushHandler:
         session.reply(write_result(OK, "", command.opaque))
 
 
-class Subscription(StoreRead):
+class PushSubscription(StoreRead):
     """One subscription of a session."""
 
     def __init__(
         self, handler: PushHandler, leases: LeaseHandler, session: TextSession, command: Subscribe, wanted: PopRequest
     ) -> None:
         self.session: TextSession = session
-        self.shares: Shares[Subscription] | None = None
+        self.shares: Shares[PushSubscription] | None = None
         self._handler = handler
         self._leases = leases
         self._lines = leases.leasing.lines
