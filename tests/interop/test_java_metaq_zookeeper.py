@@ -15,7 +15,6 @@ from kazoo.exceptions import NoNodeError
 from metaq.client import TextClient
 from metaq.protocol.text.commands import END_OF_LOG
 from metaq.registry.paths import TOPICS_TO_SUBSCRIBE, Layout, decode_offset, parse_partition
-from tests.interop.metaq_java.cutoff import wait_connected
 from tests.interop.metaq_java.driver import JavaError, JavaMember, Outgoing, build
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.zookeeper import ZooKeeperProcess
@@ -98,7 +97,7 @@ class Cluster:
                 self.received += member.drain()
             return wanted <= set(self.received)
 
-        wait_connected(received, DEADLINE_S, "every message is consumed", self.look, TOPIC, *members)
+        wait_until(received, DEADLINE_S, "every message is consumed")
 
     def put_everywhere(self, name: str) -> dict[bytes, tuple[int, int]]:
         """Some messages for each partition: where each is."""
@@ -135,8 +134,8 @@ def cluster(class_path: str, tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-def send(look: KazooClient, producer: JavaMember, *bodies: bytes) -> Counter[Any]:
-    """Send each until it is taken; how many each partition took. ``look`` is a client of the same ZooKeeper."""
+def send(producer: JavaMember, *bodies: bytes) -> Counter[Any]:
+    """Send each until it is taken; how many each partition took."""
     places: Counter[Any] = Counter()
     for body in bodies:
 
@@ -149,7 +148,7 @@ def send(look: KazooClient, producer: JavaMember, *bodies: bytes) -> Counter[Any
                 places[placed.broker, placed.partition] += 1
             return placed.success
 
-        wait_connected(taken, DEADLINE_S, f"{body!r} is taken", look, TOPIC, producer)
+        wait_until(taken, DEADLINE_S, f"{body!r} is taken")
     return places
 
 
@@ -172,13 +171,13 @@ def test_two_consumers_share_two_brokers(cluster: Cluster) -> None:
     assert all(consumer.startswith(f"{GROUP}_") for consumer in consumers)
 
     before = bodies("before", 60)
-    assert send(cluster.look, producer, *before) == Counter(dict.fromkeys(ALL, 10))
+    assert send(producer, *before) == Counter(dict.fromkeys(ALL, 10))
     cluster.wait_received(set(before), first, second)
     wait_until(lambda: cluster.stored_offsets() == cluster.ends(), DEADLINE_S, "the offsets are those of the ends")
 
     first.kill()
     after = bodies("after", 30)
-    send(cluster.look, producer, *after)
+    send(producer, *after)
     cluster.wait_shares(6)
     cluster.wait_received(set(after), second)
     assert set(cluster.received) == {*before, *after}
@@ -221,7 +220,7 @@ def test_the_session_of_a_consumer_expires(cluster: Cluster) -> None:
                 given.setdefault(body, []).append(member is first)
         return given.keys() >= after.keys()
 
-    wait_connected(all_given, DEADLINE_S, "every message is consumed", cluster.look, TOPIC, first, second)
+    wait_until(all_given, DEADLINE_S, "every message is consumed")
     owners = cluster.owners()
     assert given == {body: [owners[place] == its_name] for body, place in after.items()}
 
@@ -233,12 +232,12 @@ def test_a_broker_is_restarted(cluster: Cluster) -> None:
     consumer.subscribe(TOPIC, GROUP)
     cluster.wait_shares(6)
     sent = bodies("both", 12)
-    send(cluster.look, producer, *sent)
+    send(producer, *sent)
     cluster.wait_received(set(sent), consumer)
 
     cluster.brokers[1].kill()
     alone = bodies("alone", 12)
-    assert {broker for broker, _ in send(cluster.look, producer, *alone)} == {0}
+    assert {broker for broker, _ in send(producer, *alone)} == {0}
     cluster.wait_received(set(alone), consumer)
     cluster.brokers[1].restart(same_port=True)
     cluster.wait_registered(1)
@@ -247,7 +246,7 @@ def test_a_broker_is_restarted(cluster: Cluster) -> None:
 
     def both() -> bool:
         again.append(b"again %d" % len(again))
-        return 1 in {broker for broker, _ in send(cluster.look, producer, again[-1])}
+        return 1 in {broker for broker, _ in send(producer, again[-1])}
 
     wait_until(both, DEADLINE_S, "the broker that was restarted is used")
     cluster.wait_received({*sent, *alone, *again}, consumer)
@@ -258,7 +257,7 @@ def test_a_broker_and_partitions_that_come_later(cluster: Cluster) -> None:
     consumer, producer = cluster.member(), cluster.member()
     consumer.subscribe(TOPIC, GROUP)
     cluster.wait_shares(6)
-    send(cluster.look, producer, b"first")
+    send(producer, b"first")
     broker = cluster.brokers[1]
     with TextClient(broker.host, broker.port) as text:
         text.create(TOPIC, PARTITIONS + 2)
@@ -268,7 +267,7 @@ def test_a_broker_and_partitions_that_come_later(cluster: Cluster) -> None:
 
     def new_one() -> bool:
         sent.append(b"later %d" % len(sent))
-        used.update(send(cluster.look, producer, sent[-1]))
+        used.update(send(producer, sent[-1]))
         return used >= {(1, 3), (1, 4)}
 
     wait_until(new_one, DEADLINE_S, "the new partitions are used")
