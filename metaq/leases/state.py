@@ -37,8 +37,8 @@ from metaq.leases.events import (
 
 SLACK: Final = 1024
 """Entries of ended leases that a heap may hold beside those of open ones before it is made anew."""
-ROWS: Final = 1024
-"""Rows in one event of a whole state, about 60 KB."""
+ROWS: Final = 128
+"""Rows in one event of a whole state: 8 KB, or 45 KB when each of them has a bit for 1,024 messages."""
 NEVER: Final = 1 << 62
 """A time that does not come: that of a message on its way to the dead letters."""
 
@@ -134,11 +134,6 @@ class PartitionLeases:
         return self.open - len(self._waiting)
 
     @property
-    def has_claims(self) -> bool:
-        """True while messages are on their way to the dead letters: the state as events would bring them back."""
-        return bool(self._claimed)
-
-    @property
     def next_due_ms(self) -> int | None:
         """When the next lease ends, on the monotonic clock; ``None`` when none is going on."""
         heap = self._due
@@ -153,8 +148,9 @@ class PartitionLeases:
             entry = heappop(heap)
             if self._is_current(entry):
                 for ordinal in entry[2].ordinals():
-                    self._waiting.add(ordinal)
-                    heappush(self._waiting_heap, ordinal)
+                    if ordinal not in self._claimed:
+                        self._waiting.add(ordinal)
+                        heappush(self._waiting_heap, ordinal)
 
     def first_waiting(self, most: int) -> list[int]:
         """Return the lowest waiting ordinals, in order, at most so many."""
@@ -184,18 +180,31 @@ class PartitionLeases:
         if not 0 <= ordinal < self.next:
             return ReceiptState.UNKNOWN
         bunch = self.find(ordinal)
-        if bunch is None:
+        if bunch is None or ordinal in self._claimed:
             return ReceiptState.DONE
         if bunch.pop_ms != pop_ms:
             return ReceiptState.AGAIN
         return ReceiptState.OVER if ordinal in self._waiting else ReceiptState.LEASED
 
+    def ordinals(self) -> list[int]:
+        """Return the open messages, in order."""
+        return sorted(ordinal for bunch in (*self._wide, *self._single.values()) for ordinal in bunch.ordinals())
+
     def events(self, shift_ms: int) -> list[LeaseEvent]:
-        """Return the whole state as events."""
+        """Return the whole state as events, without the messages on their way to the dead letters: the log has that before."""
         bunches = sorted((*self._wide, *self._single.values()), key=lambda bunch: bunch.first)
-        rows = [Row(each.first, each.open, each.pop_ms, each.due_ms + shift_ms, each.times, each.first_ms) for each in bunches]
-        whole = Whole(self.base, self.next, rows[:ROWS])
-        return [whole, *(More(rows[start : start + ROWS]) for start in range(ROWS, len(rows), ROWS))]
+        rows = [
+            Row(each.first, self._unclaimed(each), each.pop_ms, each.due_ms + shift_ms, each.times, each.first_ms)
+            for each in bunches
+        ]
+        return _whole(self.base, self.next, [row for row in rows if row.bits])
+
+    def _unclaimed(self, bunch: Bunch) -> int:
+        bits = bunch.open
+        for ordinal in self._claimed:
+            if 0 <= ordinal - bunch.first < bits.bit_length():
+                bits &= ~(1 << (ordinal - bunch.first))
+        return bits
 
     def finishing_before(self, offset: int) -> list[LeaseEvent]:
         """Return the events that finish what is open before an offset."""
@@ -240,17 +249,25 @@ class PartitionLeases:
             case More(rows):
                 self._add_rows(rows, now_ms, shift_ms)
 
+    def is_claimed(self, ordinal: int) -> bool:
+        """Return whether a message is on its way to the dead letters."""
+        return ordinal in self._claimed
+
     def claim(self, ordinal: int) -> None:
-        """Have a waiting message given to nobody: it is on its way to the dead letters."""
+        """Have an open message given to nobody: it is on its way to the dead letters."""
+        self.version += 1
         self._waiting.discard(ordinal)
         self._claimed.add(ordinal)
 
-    def release(self, ordinal: int) -> None:
-        """End a claim; if the message is still open, it waits again."""
+    def release(self, ordinal: int, *, is_dead: bool) -> bool:
+        """End a claim; return whether there was one. A message that did not die, and is still open, waits again."""
+        if ordinal not in self._claimed:
+            return False
         self._claimed.discard(ordinal)
-        if self.find(ordinal) is not None:
+        if not is_dead and self.find(ordinal) is not None:
             self._waiting.add(ordinal)
             heappush(self._waiting_heap, ordinal)
+        return True
 
     def cut(self, end: int, shift_ms: int) -> list[LeaseEvent]:
         """Return the events that make the state fit a partition that ends at ``end``, because the log lost what followed."""
@@ -259,7 +276,7 @@ class PartitionLeases:
         state = self.events(shift_ms)
         rows = [row for event in state if isinstance(event, (Whole, More)) for row in event.rows if row.first < end]
         kept = [row._replace(bits=row.bits & ((1 << (end - row.first)) - 1)) for row in rows]
-        return [Whole(min(self.base, end), end, [row for row in kept if row.bits])]
+        return _whole(min(self.base, end), end, [row for row in kept if row.bits])
 
     def _add_rows(self, rows: Iterable[Row], now_ms: int, shift_ms: int) -> None:
         for row in rows:
@@ -290,10 +307,10 @@ class PartitionLeases:
         index = bisect_right(self._firsts, first) - 1
         wide = self._wide[index] if index >= 0 else None
         if wide is not None and wide.pop_ms == pop_ms:  # many messages of one bunch, in one step
-            mine = wide.open & (bits << (first - wide.first))
+            mine = (wide.open >> (first - wide.first)) & bits
             if mine:
-                self._remove(index, wide, mine)
-                bits &= ~(mine >> (first - wide.first))
+                self._remove(index, wide, mine << (first - wide.first))
+                bits &= ~mine
         while bits:
             skipped = (bits & -bits).bit_length() - 1
             bits >>= skipped
@@ -330,6 +347,13 @@ class PartitionLeases:
     def _is_current(entry: tuple[int, int, Bunch]) -> bool:
         due_ms, _, bunch = entry
         return bunch.open != 0 and bunch.due_ms == due_ms
+
+
+def _whole(base: int, following: int, rows: list[Row]) -> list[LeaseEvent]:
+    return [
+        Whole(base, following, rows[:ROWS]),
+        *(More(rows[start : start + ROWS]) for start in range(ROWS, len(rows), ROWS)),
+    ]
 
 
 def _due(event: Popped | Repeated | Changed, now_ms: int, shift_ms: int) -> int:

@@ -164,7 +164,9 @@ def test_a_claimed_message_is_given_to_nobody() -> None:
     state.settle(0)
     state.claim(0)
     assert state.first_waiting(2) == [1]
-    state.release(0)
+    assert state.receipt_state(0, SHIFT_MS) is ReceiptState.DONE
+    assert state.is_claimed(0)
+    assert state.release(0, is_dead=False)
     assert state.first_waiting(2) == [0, 1]
 
 

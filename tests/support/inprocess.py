@@ -35,6 +35,7 @@ from metaq.server.endpoint import Endpoint
 from metaq.server.remoting.later import Later
 from metaq.server.wire.reads import StoreReads
 from metaq.store.copies.epochs import Epochs
+from metaq.store.files.disk import Disk
 from metaq.store.files.filecache import run_here
 from metaq.store.recovery.recovery import open_store
 
@@ -108,11 +109,11 @@ class Loop:
 class Parts:
     """The parts of a master without slaves. Settings are those of ``metaq serve``."""
 
-    def __init__(self, data: Path, **settings: Any) -> None:
+    def __init__(self, data: Path, disk: Disk | None = None, **settings: Any) -> None:
         self.settings = Settings.model_validate({**SMALL, "data": data, **settings})
         self.clock = ManualClock()
         self.loop = Loop(self.clock)
-        self.store = open_store(data, store_settings(self.settings), self.clock)[0]
+        self.store = open_store(data, store_settings(self.settings), self.clock, disk)[0]
         self.context = self._make_context()
         self.holds = Holds()
         hub = cast(Any, SimpleNamespace(loop=self.loop))

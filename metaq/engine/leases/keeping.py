@@ -1,12 +1,15 @@
 """Keeping the leases: snapshots for openings, and the end of open messages whose segments are deleted."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
+
+from gevent.lock import BoundedSemaphore
 
 from metaq.engine.leases.leases import Leases
 from metaq.engine.leases.poison import Poison, Reason
 from metaq.leases.events import EVENTS, Dead
+from metaq.leases.state import PartitionLeases
 from metaq.message import GroupPartition, TopicPartition
 from metaq.store.files.filecache import Run, read_through
 
@@ -28,25 +31,29 @@ class LeaseKeeper:
         self._store = leases.context.store
         self._rest = rest
         self._read = read_through(run)
+        self._taking = BoundedSemaphore(1)  # another snapshot, begun meanwhile, would miss what this one has told before
 
     def tend(self) -> None:
         """Do what is due: record again what could not be stored, take a snapshot, leave unused states."""
-        self._leases.keep_again()
+        if not self._store.writable:
+            return
+        self._tell(self._leases.log.unkept)
         self._leases.leave_unused()
-        if self._leases.log.snapshot_due and self._store.writable:
+        if self._leases.log.snapshot_due:
             self._take_snapshot()
 
     def _take_snapshot(self) -> None:
-        log = self._leases.log
-        log.begin_snapshot()
-        for index, place in enumerate(self._leases.places()):
-            while (state := self._leases.get(place)) is not None and state.has_claims:
-                self._rest()
-            if state is not None:
+        with self._taking:
+            self._leases.log.begin_snapshot()
+            self._tell(self._leases.places())
+            self._leases.log.end_snapshot()
+
+    def _tell(self, places: Sequence[GroupPartition]) -> None:
+        """Record the whole states of places; afterwards they are in the log."""
+        for start in range(0, len(places), AT_ONCE):
+            for place in places[start : start + AT_ONCE]:
                 self._leases.tell(place)
-            if index % AT_ONCE == AT_ONCE - 1:
-                self._rest()
-        log.end_snapshot()
+            self._rest()
 
     # -- retention ----------------------------------------------------------------------------------------------------
 
@@ -54,43 +61,54 @@ class LeaseKeeper:
     def oldest(self) -> int | None:
         """The lowest log offset that is needed: of the records of the leases, and of what is open."""
         queue = self._store.queues.get(EVENTS)
-        if queue is None or not queue.readable:
-            return None
-        needed = [queue.unit(max(self._leases.log.since, self._store.first(queue, self._read)[0]), self._read)[0]]
+        needed = []
+        if queue is not None:
+            since = max(self._leases.log.since, self._store.first(queue, self._read)[0])
+            if since < queue.next:
+                needed.append(queue.unit(since, self._read)[0])
         for place in self._leases.places():
-            offset = self._log_offset_of_base(place)
+            state = self._leases.get(place)
+            offset = None if state is None or not state.open else self._log_offset(place, state.base)
             if offset is not None:
                 needed.append(offset)
-        return min(needed)
+        return min(needed, default=None)
 
-    def _log_offset_of_base(self, place: GroupPartition) -> int | None:
-        state, queue = self._leases.get(place), self._store.queues.get(TopicPartition(place.topic, place.partition))
-        if state is None or not state.open or queue is None:
+    def _log_offset(self, place: GroupPartition, ordinal: int) -> int | None:
+        """Return the log offset of a message; ``None`` when it is not there any more."""
+        queue = self._store.queues.get(TopicPartition(place.topic, place.partition))
+        if queue is None or not self._store.first(queue, self._read)[0] <= ordinal < queue.readable:
             return None
-        base = state.base
-        if not self._store.first(queue, self._read)[0] <= base < queue.readable:
-            return None
-        return queue.unit(base, self._read)[0]
+        return queue.unit(ordinal, self._read)[0]
 
     def keep(self, before: int) -> None:
-        """Record the states again, and give up what is open in segments that are to be deleted."""
+        """Record the states again, and give up what is open in segments that are to be deleted.
+
+        What cannot be given up stays open, and so does its segment.
+        """
+        self._store.check_writable()
         self._take_snapshot()
         for place in self._leases.places():
-            while (offset := self._log_offset_of_base(place)) is not None and offset < before:
-                if not self._age_out(place):
-                    break
+            state = self._leases.get(place)
+            if state is not None and state.open:
+                self._age_out(place, state, before)
 
-    def _age_out(self, place: GroupPartition) -> bool:
-        """Give up the lowest open message of a place; return false if it is still open, so that its segment stays."""
-        state, group = self._leases.get(place), self._leases.context.groups.get(place.group)
-        if state is None:
-            return False
-        ordinal, queue = state.base, self._store.queues[TopicPartition(place.topic, place.partition)]
-        stored = self._store.reader.record(queue, ordinal, self._read)
+    def _age_out(self, place: GroupPartition, state: PartitionLeases, before: int) -> None:
+        for index, ordinal in enumerate(state.ordinals()):
+            offset = self._log_offset(place, ordinal)
+            if offset is not None and offset >= before:
+                break
+            self._give_up(place, state, ordinal)
+            if index % AT_ONCE == AT_ONCE - 1:
+                self._rest()
+        self._rest()
+
+    def _give_up(self, place: GroupPartition, state: PartitionLeases, ordinal: int) -> None:
+        group, queue = self._leases.context.groups.get(place.group), self._store.queues.get(TopicPartition(*place[1:]))
+        stored = None if queue is None else self._store.reader.record(queue, ordinal, self._read)
+        if self._leases.get(place) is not state or state.find(ordinal) is None:
+            return  # another has finished it meanwhile
         if stored is None or group is None or group.lease_aged_out == DROP:
             self._leases.record(place, Dead(ordinal))
-            return True
+            return
         record = bytes(stored.buffer[stored.at : stored.at + stored.size])
         self._poison.give_up(place, ordinal, record, Reason.AGED_OUT)
-        self._rest()
-        return state.find(ordinal) is None

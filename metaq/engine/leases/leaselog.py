@@ -2,7 +2,11 @@
 
 An opening needs the records from ``since`` on only: by then each place that has leases has told its whole state. So there is no
 index, and no file beside the log. A *snapshot* moves ``since``: the whole states are recorded one after the other, while the
-events of other places go on between them, and afterwards the ordinal of the first of these records is the new ``since``.
+events of other places go on between them. Once all are in the log, the ordinal of the first of these records is the new
+``since``, which one more record says.
+
+Events that could not be stored, for lack of room, leave a place *unkept*: what is recorded of it next is its whole state, for
+nothing that follows would mean the same without them.
 """
 
 import logging
@@ -14,7 +18,7 @@ from metaq.engine.context import Context
 from metaq.engine.turn import Turns
 from metaq.engine.writing import internal, stage
 from metaq.errors import CorruptRecord, MetaqError, StoreError
-from metaq.leases.events import EVENTS, LeaseRecord, PlacedEvent, decode_events, encode_events
+from metaq.leases.events import EVENTS, LeaseEvent, LeaseRecord, PlacedEvent, decode_events, encode_events
 from metaq.message import LEASES_TOPIC, GroupPartition
 from metaq.protocol.record import decode_record
 from metaq.store.files.filecache import read_here
@@ -37,14 +41,16 @@ SNAPSHOT_SHARE: Final = 4
 class LeaseLog:
     """The records of the leases of one broker."""
 
-    def __init__(self, context: Context, turns: Turns, lost: Callable[[set[GroupPartition]], None]) -> None:
-        """Create it; ``lost`` receives places whose events could not be stored."""
+    def __init__(self, context: Context, turns: Turns, whole: Callable[[GroupPartition], Sequence[LeaseEvent]]) -> None:
+        """Create it; ``whole`` returns the state of a place as events."""
         self._context = context
         self._store = context.store
         self._turns = turns
-        self._lost = lost
+        self._whole = whole
         self._noted: list[PlacedEvent] = []
         self._unsure: set[GroupPartition] = set()  # places with events in the append that comes
+        self._awaited = False  # the result of the append that comes
+        self._unkept: set[GroupPartition] = set()
         self._complaint = ""
         self._secret: bytes | None = None
         self._owes_secret = False
@@ -52,6 +58,7 @@ class LeaseLog:
         """The ordinal of the record from which on an opening reads."""
         self._next_since: int | None = None  # while a snapshot is being taken
         self._bytes = 0  # of records since ``since``
+        self._bytes_before = 0  # the snapshot
         self._snapshot_bytes = 0
 
     # -- opening ------------------------------------------------------------------------------------------------------
@@ -98,31 +105,40 @@ class LeaseLog:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def note(self, place: GroupPartition, events: Sequence[PlacedEvent]) -> None:
-        """Take events of a place, for the record at the end of this turn."""
+    def note(self, place: GroupPartition, events: Sequence[LeaseEvent]) -> None:
+        """Take events of a place, which its state has already, for the record at the end of this turn."""
         if not self._noted:
             self._turns.before_append(self.flush)
-        self._noted += events
+        self._noted += [(place, event) for event in events]
         if len(self._noted) >= EVENTS_A_RECORD:
             self.flush()
 
     def flush(self) -> None:
         """Stage what was noted, so that a record that is staged afterwards follows it."""
         noted, self._noted = self._noted, []
-        if not noted:
-            return
+        if noted:
+            self._write(noted)
+
+    def _write(self, noted: Sequence[PlacedEvent]) -> None:
+        """Stage records of events."""
         places = {place for place, _ in noted}
+        self._await_append()
         try:
             self._store.check_writable()
-            for portion in self._portions(noted):
+            for portion in self._portions(self._made_whole(noted, places & self._unkept)):
                 self._stage(portion)
         except MetaqError as error:
-            self._complain(error)
-            self._lost(places)
+            self._failed(error, places)
             return
-        if not self._unsure:
-            self._turns.after_append(self._appended)
+        self._unkept -= places
         self._unsure |= places
+
+    def _made_whole(self, noted: Sequence[PlacedEvent], unkept: set[GroupPartition]) -> Sequence[PlacedEvent]:
+        """Return events with the whole states of some places in the place of theirs."""
+        if not unkept:
+            return noted
+        others = [(place, event) for place, event in noted if place not in unkept]
+        return [*others, *((place, event) for place in unkept for event in self._whole(place))]
 
     def _portions(self, events: Sequence[PlacedEvent]) -> Iterator[bytes]:
         """Yield bodies of records for events: as few as the limit allows."""
@@ -147,12 +163,22 @@ class LeaseLog:
         if placed.ordinal == 0:
             self.since = 0
 
+    def _await_append(self) -> None:
+        if not self._awaited:
+            self._awaited = True
+            self._turns.after_append(self._appended)
+
     def _appended(self, failure: StoreError | None) -> None:
-        places, self._unsure = self._unsure, set()
+        places, self._unsure, self._awaited = self._unsure, set(), False
         if failure is not None:
             self._owes_secret = self._secret is not None
-            self._complain(failure)
-            self._lost(places)
+            self._failed(failure, places)
+
+    def _failed(self, error: MetaqError, places: set[GroupPartition]) -> None:
+        """Take note that events of places were not stored; a snapshot that is being taken is worth nothing then."""
+        self._complain(error)
+        self._unkept |= places
+        self._next_since = None
 
     def _complain(self, error: MetaqError) -> None:
         """Log once why leases are kept in memory only."""
@@ -161,9 +187,23 @@ class LeaseLog:
         self._complaint = str(error)
 
     def mark(self, event: PlacedEvent) -> bytes:
-        """Stage what was noted; return the body of a record that has one event more."""
+        """Stage what was noted; return the body of a record that has one event more.
+
+        Raise ``StoreError`` when what comes before it cannot be stored.
+        """
+        place = event[0]
+        if place in self._unkept:
+            self.note(place, self._whole(place))
         self.flush()
+        if place in self._unkept:
+            raise StoreError(self._complaint)
+        self._await_append()
         return encode_events(LeaseRecord(self.since, [event]))
+
+    @property
+    def unkept(self) -> list[GroupPartition]:
+        """The places whose events could not all be stored."""
+        return list(self._unkept)
 
     # -- snapshots ----------------------------------------------------------------------------------------------------
 
@@ -174,14 +214,15 @@ class LeaseLog:
     def begin_snapshot(self) -> None:
         """Begin a snapshot: what is recorded from now on holds all states, once ``end_snapshot`` says so."""
         self.flush()
+        self._await_append()
         self._next_since = self._store.queue(*EVENTS).next
         self._owes_secret = self._secret is not None
         self._bytes_before = self._bytes
 
     def end_snapshot(self) -> None:
-        """Have openings read from the records of the snapshot on."""
-        self.flush()
+        """Have openings read from the records of the snapshot on, which are in the log, unless there was no room for one."""
         if self._next_since is None:
             return
         self.since, self._next_since = self._next_since, None
+        self._write([])
         self._snapshot_bytes = self._bytes = self._bytes - self._bytes_before

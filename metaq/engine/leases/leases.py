@@ -1,7 +1,8 @@
 """The leases of one broker: the states of all groups in all partitions from which they lease messages.
 
-A state is there from the first pop on. It is left when nothing is open: the group's offset is then all there is to know.
-Whatever changes a state goes through ``record``: the event is applied at once, and is in the log at the end of the turn.
+A state is there from the first pop on. It is left, which is an event, when nothing was open for a while: the group's offset
+is then all there is to know. Whatever changes a state goes through ``record``: the event is applied at once, and is in the log
+at the end of the turn. So a group's offset follows from the events wherever there is a state.
 """
 
 import logging
@@ -14,7 +15,7 @@ from metaq.engine.leases.leaselog import LeaseLog
 from metaq.engine.tables.modes import Mode
 from metaq.engine.turn import Turns
 from metaq.errors import StoreError
-from metaq.leases.events import Acked, Changed, Dead, Forgotten, LeaseEvent, PlacedEvent, Reset
+from metaq.leases.events import Acked, Changed, Dead, Forgotten, LeaseEvent, Reset
 from metaq.leases.state import PartitionLeases, ReceiptState
 from metaq.message import GroupPartition, TopicPartition
 
@@ -40,9 +41,8 @@ class Leases:
         self._used_s: dict[PartitionLeases, float] = {}
         self.open = 0
         """Open messages, of all groups."""
-        self.log = LeaseLog(context, turns, self._not_kept)
+        self.log = LeaseLog(context, turns, self._whole)
         self._touched: dict[GroupPartition, PartitionLeases] = {}  # in this turn
-        self._unkept: set[GroupPartition] = set()
         self.touched: Touched = _nobody
         """Called after a turn with each group and topic whose state has changed."""
         self._open_states()
@@ -51,17 +51,18 @@ class Leases:
     def _open_states(self) -> None:
         for place, event in self.log.read():
             self._apply(place, [event])
+        self._touched.clear()
+        is_master = self.context.replicas.is_master
         for place, state in list(self._all()):
             topic, queue = self.context.topics.get(place.topic), self.context.store.queues.get(TopicPartition(*place[1:]))
-            if topic is None:
-                self._drop(place)
-                continue
-            self._apply(place, state.cut(0 if queue is None else queue.next, self._shift_ms))
-            if self.context.replicas.is_master:
-                self._commit(place, state.base)
-            if not state.open:
-                self._drop(place)
-        self._touched.clear()
+            end = 0 if queue is None else queue.next
+            events = [Forgotten()] if topic is None else state.cut(end, self._shift_ms)
+            if events and is_master:
+                self.record(place, *events)
+            elif events:
+                self._apply(place, events)
+            if topic is not None and is_master and self.context.offsets.get(*place) != state.base:
+                self.context.offsets.reset(*place, state.base)
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -110,7 +111,7 @@ class Leases:
     def record(self, place: GroupPartition, *events: LeaseEvent) -> None:
         """Apply events of a place now, and have them in the log at the end of this turn."""
         self._apply(place, events)
-        self.log.note(place, [(place, event) for event in events])
+        self.log.note(place, events)
 
     def begin(self, place: GroupPartition, offset: int) -> PartitionLeases:
         """Return a new state of a place, in which everything before ``offset`` is done."""
@@ -127,11 +128,19 @@ class Leases:
         self._apply(place, [event])
         done = before - state.open
         if done:
-            self.log.note(place, [(place, event)])
+            self.log.note(place, [event])
         return done
 
+    def due_ms(self, pop_ms: int, invisible_ms: int, most_ms: int) -> int:
+        """Return when a delivered message becomes visible that stays invisible for a time from now on (Unix time).
+
+        That is at most ``most_ms`` after the delivery. A clock that was set back to before the delivery counts from there.
+        """
+        now_ms = max(self._clock.now_ms(), pop_ms)
+        return min(now_ms + invisible_ms, max(now_ms, pop_ms + most_ms))
+
     def change(self, place: GroupPartition, ordinal: int, pop_ms: int, due_ms: int) -> ReceiptState:
-        """Let a lease that goes on end at ``due_ms`` (Unix time); return its state before."""
+        """Let a lease that goes on end at ``due_ms`` (Unix time, from the method of this name); return its state before."""
         found = self.receipt_state(place, ordinal, pop_ms)
         if found is ReceiptState.LEASED:
             self.record(place, Changed(pop_ms, ordinal, due_ms))
@@ -215,27 +224,13 @@ class Leases:
 
     # -- keeping ------------------------------------------------------------------------------------------------------
 
-    def _not_kept(self, places: set[GroupPartition]) -> None:
-        """Remember places whose events could not be stored."""
-        self._unkept |= places
-
-    def keep_again(self) -> None:
-        """Record the states again of which events could not be stored, once there is room."""
-        if not self._unkept or not self.context.store.writable:
-            return
-        unkept, self._unkept = self._unkept, set()
-        for place in unkept:
-            self.tell(place)
-
     def tell(self, place: GroupPartition) -> None:
         """Record the whole state of a place."""
+        self.log.note(place, self._whole(place))
+
+    def _whole(self, place: GroupPartition) -> Sequence[LeaseEvent]:
         state = self.get(place)
-        if state is not None and state.has_claims:
-            self._unkept.add(place)  # its dead letters are on their way: in a moment
-            return
-        events: Sequence[LeaseEvent] = [Forgotten()] if state is None else state.events(self._shift_ms)
-        placed: list[PlacedEvent] = [(place, event) for event in events]
-        self.log.note(place, placed)
+        return [Forgotten()] if state is None else state.events(self._shift_ms)
 
     def places(self) -> list[GroupPartition]:
         """Return all places that have a state."""
@@ -246,7 +241,7 @@ class Leases:
         since_s = self._clock.monotonic() - KEPT_S
         for place, state in list(self._all()):
             if not state.open and self._used_s.get(state, 0.0) < since_s:
-                self._drop(place)
+                self.record(place, Forgotten())
 
 
 def _nobody(group: str, topic: str) -> None:

@@ -12,14 +12,16 @@ from typing import Final
 from metaq.engine.context import Context
 from metaq.engine.deadletters import dead_letter, report_dead_letter
 from metaq.engine.leases.leases import Leases
+from metaq.engine.tables.groups import Group
 from metaq.engine.turn import Turns
-from metaq.engine.writing import again, internal, new_record
-from metaq.errors import MetaqError, StoreError
+from metaq.engine.writing import Draft, again, internal, new_record
+from metaq.errors import MessageIllegal, MetaqError, StoreError
 from metaq.leases.events import Dead
 from metaq.message import LEASES_TOPIC, GroupPartition
 from metaq.protocol import properties
 from metaq.protocol.ids import offset_id_of
-from metaq.protocol.record import decode_record
+from metaq.protocol.record import Record, decode_record
+from metaq.store.newrecord import NewRecord
 from metaq.store.recordgroups import put_record_group
 
 logger = logging.getLogger(__name__)
@@ -51,44 +53,52 @@ class Poison:
 
     def give_up(self, place: GroupPartition, ordinal: int, record: bytes, reason: Reason) -> None:
         """Move an open message to the dead letters of its group; if that fails now, it stays open, which is logged."""
-        state, group = self._leases.get(place), self._context.groups.get(place.group)
-        bunch = None if state is None else state.find(ordinal)
-        if state is None or bunch is None or group is None:
-            return
         try:
-            self._context.store.check_writable()
-            message = decode_record(record)
-            pairs = properties.parse(message.properties.decode(errors="replace"))
-            message_id = offset_id_of(message.store_host, message.log_offset)
-            pairs.setdefault(properties.RETRY_TOPIC, message.topic)
-            pairs.setdefault(properties.ORIGIN_ID, message_id)
-            pairs[properties.DEAD_TOPIC], pairs[properties.DEAD_ID] = message.topic, message_id
-            draft = again(message, message.topic, message.partition, pairs)
-            draft.reconsume_times = min(MOST_TIMES, message.reconsume_times + bunch.times)
-            draft = dead_letter(self._context, group, draft)
-            copy = new_record(self._context, draft, {properties.DEAD: reason.value})
-            body = self._leases.log.mark((place, Dead(ordinal)))
-            mark = new_record(self._context, internal(self._context, LEASES_TOPIC, body))
-            put_record_group(self._context.store, mark, [copy])
+            self.stage(place, ordinal, record, reason)
         except MetaqError as error:
             self._complain(place, ordinal, error)
+
+    def stage(self, place: GroupPartition, ordinal: int, record: bytes, reason: Reason) -> None:
+        """Stage an open message for the dead letters of its group. Raise ``MetaqError`` when that cannot be: it stays open."""
+        state, group = self._leases.get(place), self._context.groups.get(place.group)
+        bunch = None if state is None else state.find(ordinal)
+        if state is None or bunch is None or group is None or state.is_claimed(ordinal):
             return
+        self._context.store.check_writable()
+        draft, copy = self._copy(group, decode_record(record), bunch.times, reason)
+        body = self._leases.log.mark((place, Dead(ordinal)))
+        mark = new_record(self._context, internal(self._context, LEASES_TOPIC, body))
+        put_record_group(self._context.store, mark, [copy])
         state.claim(ordinal)
         report_dead_letter(self._context, self._turns, draft)
         self._turns.after_append(partial(self._appended, place, ordinal))
 
+    def _copy(self, group: Group, message: Record, times: int, reason: Reason) -> tuple[Draft, NewRecord]:
+        """Return the dead letter. One whose properties have no room for more has those of the message alone."""
+        pairs = properties.parse(message.properties.decode(errors="replace"))
+        message_id = offset_id_of(message.store_host, message.log_offset)
+        origin = {properties.DEAD_TOPIC: message.topic, properties.DEAD_ID: message_id}
+        more = {properties.RETRY_TOPIC: message.topic, properties.ORIGIN_ID: message_id, **pairs, **origin}
+        draft = again(message, message.topic, message.partition, more)
+        draft.reconsume_times = min(MOST_TIMES, message.reconsume_times + times)
+        draft = dead_letter(self._context, group, draft)
+        try:
+            return draft, new_record(self._context, draft, {properties.DEAD: reason.value})
+        except MessageIllegal:
+            draft.properties = pairs
+            draft = dead_letter(self._context, group, draft)
+            return draft, new_record(self._context, draft)
+
     def _appended(self, place: GroupPartition, ordinal: int, failure: StoreError | None) -> None:
         state = self._leases.get(place)
+        was_claimed = state is not None and state.release(ordinal, is_dead=failure is None)
         if failure is not None:
             self._complain(place, ordinal, failure)
-            if state is not None:
-                state.release(ordinal)
             return
         self.given_up += 1
         self._complaint = ""
-        if state is not None:
+        if was_claimed:  # not, if it was reset since: then it is given again
             self._leases.died(place, ordinal)
-            state.release(ordinal)
 
     def _complain(self, place: GroupPartition, ordinal: int, error: MetaqError) -> None:
         """Log once why messages that were delivered too often stay open."""

@@ -72,7 +72,8 @@ class _Part(NamedTuple):
     """The first message that was never given."""
     again: _Again
     fresh: Collected | None
-    end: int
+    is_new: bool
+    """The group had no offset: it must have one, or it would begin at a later end the next time."""
 
     @property
     def gives(self) -> int:
@@ -80,7 +81,8 @@ class _Part(NamedTuple):
 
     @property
     def changes(self) -> bool:
-        return bool(self.again.ordinals or self.again.poisoned or self.again.lost or self.fresh is not None)
+        again = self.again
+        return bool(again.ordinals or again.poisoned or again.lost or self.fresh is not None or self.is_new)
 
 
 Plan = list[_Part]
@@ -142,8 +144,8 @@ class Pops:
             return 0
         state = self._leases.settled(place)
         if state is not None:
-            return max(0, queue.readable - state.next) + state.waiting
-        return max(0, queue.readable - (self._context.offsets.get(*place) or 0))
+            return max(0, queue.readable - max(state.next, queue.first)) + state.waiting
+        return max(0, queue.readable - max(self._context.offsets.get(*place) or 0, queue.first))
 
     # -- planning -----------------------------------------------------------------------------------------------------
 
@@ -207,12 +209,13 @@ class Pops:
             version, following, leased, opened = 0, self._first(request, place, queue, least, read), 0, 0
         else:
             version, following, leased, opened = state.version, state.next, state.leased, state.open
-        if leased and (request.in_order or request.group.order == ORDER_BY_PARTITION):
+        in_order = request.in_order or request.group.order == ORDER_BY_PARTITION
+        if leased and in_order:
             return None
-        group, end = request.group, queue.readable
+        group = request.group
         fresh_from = max(following, least)
         room = min(group.max_in_flight - leased, group.max_open - opened, MOST_OPEN - self._leases.open)
-        has_fresh = fresh_from < end and room > 0
+        has_fresh = fresh_from < queue.readable and room > 0 and not (in_order and opened)
         again = _Again([], [], [], [], [])
         if state is not None and state.waiting:
             half = max(1, most // 2) if has_fresh else most
@@ -222,7 +225,8 @@ class Pops:
         fresh = None
         if has_fresh and most > 0 and most_bytes > 0:
             fresh = collect_messages(self._store, queue, fresh_from, min(most, room), request.wanted, read, most_bytes)
-        return _Part(place, state, version, following, again, fresh, end)
+        is_new = state is None and self._context.offsets.get(*place) is None
+        return _Part(place, state, version, following, again, fresh, is_new)
 
     def _first(self, request: PopRequest, place: GroupPartition, queue: ConsumeQueue, least: int, read: Read) -> int:
         """Return the offset at which a group begins that has no leases in a partition."""
@@ -240,7 +244,8 @@ class Pops:
         size = 0
         for ordinal in state.first_waiting(most):
             bunch = state.find(ordinal)
-            assert bunch is not None, (queue, ordinal)
+            if bunch is None:
+                continue  # finished while another record was read: the plan is not taken
             stored = self._store.reader.record(queue, ordinal, read) if ordinal < queue.readable else None
             if stored is None:
                 again.lost.append(ordinal)

@@ -84,8 +84,6 @@ class OffsetTable:
             return
         place = GroupPartition(group, topic, partition)
         known = self._offsets.get((group, topic), {}).get(partition, GONE)
-        if self.owner is not None and not self.owner.commits(place, offset):
-            return
         if offset == known:
             self._resets.pop(place, None)
         elif self._resets and self._resets.get(place, now_s) > now_s:
@@ -100,7 +98,7 @@ class OffsetTable:
             logger.info(
                 "commit of a lower offset ignored group=%s topic=%s partition=%d offset=%d known=%d", *place, offset, known
             )
-        else:
+        elif self.owner is None or self.owner.commits(place, offset):
             self._resets.pop(place, None)
             self._set(place, offset)
 

@@ -99,14 +99,13 @@ class AckHandler:
         place, receipt = self._place(session.principal, header)
         self._context.store.check_master()
         group = self._context.groups.ensure(header.consumer_group)
-        now_ms = self._context.store.clock.now_ms()
         if header.invisible_time == REJECT:
             self._reads.start(_Rejection(self, session, request, place, receipt))
             return None
         if not 0 <= header.invisible_time <= group.max_invisible_ms:
             reason = f"invisibleTime is {header.invisible_time}, not from 0 to {group.max_invisible_ms} ms, or {REJECT}"
             raise RequestFailed(Response.INVALID_PARAMETER, f"{reason} (max_invisible_ms of the group)")
-        due_ms = min(now_ms + header.invisible_time, max(now_ms, receipt.pop_ms + group.max_invisible_ms))
+        due_ms = self._leases.due_ms(receipt.pop_ms, header.invisible_time, group.max_invisible_ms)
         state = self._leases.change(place, receipt.offset, receipt.pop_ms, due_ms)
         if state is not ReceiptState.LEASED:
             raise _means_nothing(receipt, state)
@@ -125,8 +124,7 @@ class AckHandler:
         if record is None:
             self._leases.record(place, Dead(receipt.offset))
             return
-        self._context.store.check_writable()
-        self._poison.give_up(place, receipt.offset, record, Reason.REJECTED)
+        self._poison.stage(place, receipt.offset, record, Reason.REJECTED)
 
     def record(self, place: GroupPartition, ordinal: int, read: Read) -> bytes | None:
         """Return the record of a message; ``None`` when it is lost."""
