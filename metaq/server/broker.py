@@ -19,6 +19,7 @@ from metaq.engine.figures.counters import Counters
 from metaq.engine.figures.statistics import SAMPLE_S, Statistics
 from metaq.engine.halfmessages import HalfMessages
 from metaq.engine.hold import Holds
+from metaq.engine.leases.draining import Drain
 from metaq.engine.leases.keeping import KEEP_S, LeaseKeeper
 from metaq.engine.leases.leasing import Leasing
 from metaq.engine.locklog import LockLog
@@ -344,7 +345,8 @@ class Broker:
         replies = ReplyHandler(self.context, self.turns, partitions)
         families += [beats, consumers, replies, QueryHandler(self.context, later), BulkHandler(self.context, self._reads)]
         routes = ClusterRoutes(self.registration, self.store.clock.monotonic)
-        families.append(AssignmentHandler(self.context, self._duties, later, routes))
+        drain = Drain(self.context, self.leasing.leases, self.leasing.moves, self.run)
+        families.append(AssignmentHandler(self.context, self._duties, drain, later, routes))
         if self._registry is not None:
             families.append(RegistryHandler(self.settings, self._registry, self.run))
         for family in families:

@@ -186,19 +186,18 @@ class LeaseLog:
             logger.error("leases are not kept: after a restart messages are given again reason=%s", error)
         self._complaint = str(error)
 
-    def mark(self, event: PlacedEvent) -> bytes:
-        """Stage what was noted; return the body of a record that has one event more.
+    def mark(self, place: GroupPartition, events: Sequence[LeaseEvent]) -> bytes:
+        """Stage what was noted; return the body of a record that has events more, all of one place.
 
-        Raise ``StoreError`` when what comes before it cannot be stored.
+        Raise ``StoreError`` when what comes before them cannot be stored.
         """
-        place = event[0]
         if place in self._unkept:
             self.note(place, self._whole(place))
         self.flush()
         if place in self._unkept:
             raise StoreError(self._complaint)
         self._await_append()
-        return encode_events(LeaseRecord(self.since, [event]))
+        return encode_events(LeaseRecord(self.since, [(place, event) for event in events]))
 
     @property
     def unkept(self) -> list[GroupPartition]:

@@ -206,7 +206,9 @@ class Leases:
             return True
         if self.context.modes.get(place.topic, place.group).mode is Mode.POP:
             return False
-        if offset >= state.next:
+        if not state.open and offset >= state.next:
+            self._drop(place)  # without an event: an opening that finds this state finds nothing open, and the offset counts
+        elif offset >= state.next:
             self.record(place, Reset(offset))
         else:
             self.record(place, *state.finishing_before(offset))
@@ -216,6 +218,8 @@ class Leases:
         """Take over an offset that an administrator has set: nothing is open any more."""
         if self.get(place) is not None:
             self.record(place, Reset(offset))
+        else:  # the log may have a state that was left
+            self.log.note(place, [Forgotten()])
 
     def forget(self, group: str, topic: str) -> None:
         """Forget the leases of a group in a topic, because its offsets are gone."""

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from metaq.engine.context import Context
 from metaq.engine.leases.leases import Leases
+from metaq.engine.leases.moving import Moves
 from metaq.engine.leases.poison import Poison
 from metaq.engine.leases.popping import Pops
 from metaq.engine.leases.waiting import WaitingLines
@@ -17,6 +18,7 @@ class Leasing:
     """The states, and what is done with them."""
 
     leases: Leases
+    moves: Moves
     poison: Poison
     pops: Pops
     lines: WaitingLines
@@ -25,6 +27,7 @@ class Leasing:
     def open(cls, context: Context, turns: Turns, timer: Callable[[float], Any]) -> Self:
         """Learn the states from the log; ``timer`` makes timers of the loop."""
         leases = Leases(context, turns)
-        poison = Poison(context, leases, turns)
+        moves = Moves(context, leases, turns)
+        poison = Poison(context, leases, moves, turns)
         pops = Pops(context, leases, poison)
-        return cls(leases, poison, pops, WaitingLines(leases, pops, timer))
+        return cls(leases, moves, poison, pops, WaitingLines(leases, pops, timer))

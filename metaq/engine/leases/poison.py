@@ -7,26 +7,23 @@ message; if they do not get there, it waits to be given again.
 import enum
 import logging
 from functools import partial
-from typing import Final
 
 from metaq.engine.context import Context
 from metaq.engine.deadletters import dead_letter, report_dead_letter
 from metaq.engine.leases.leases import Leases
+from metaq.engine.leases.moving import Moves
 from metaq.engine.tables.groups import Group
 from metaq.engine.turn import Turns
-from metaq.engine.writing import Draft, again, internal, new_record
+from metaq.engine.writing import Draft, again, new_record
 from metaq.errors import MessageIllegal, MetaqError, StoreError
-from metaq.leases.events import Dead
-from metaq.message import LEASES_TOPIC, GroupPartition
+from metaq.leases.redelivered import MOST_TIMES
+from metaq.message import GroupPartition
 from metaq.protocol import properties
 from metaq.protocol.ids import offset_id_of
 from metaq.protocol.record import Record, decode_record
 from metaq.store.newrecord import NewRecord
-from metaq.store.recordgroups import put_record_group
 
 logger = logging.getLogger(__name__)
-
-MOST_TIMES: Final = (1 << 31) - 1
 
 
 class Reason(enum.StrEnum):
@@ -43,8 +40,9 @@ class Reason(enum.StrEnum):
 class Poison:
     """Gives messages up."""
 
-    def __init__(self, context: Context, leases: Leases, turns: Turns) -> None:
+    def __init__(self, context: Context, leases: Leases, moves: Moves, turns: Turns) -> None:
         self._context = context
+        self._moves = moves
         self._leases = leases
         self._turns = turns
         self._complaint = ""
@@ -66,12 +64,8 @@ class Poison:
             return
         self._context.store.check_writable()
         draft, copy = self._copy(group, decode_record(record), bunch.times, reason)
-        body = self._leases.log.mark((place, Dead(ordinal)))
-        mark = new_record(self._context, internal(self._context, LEASES_TOPIC, body))
-        put_record_group(self._context.store, mark, [copy])
-        state.claim(ordinal)
+        self._moves.stage(place, [ordinal], [copy], partial(self._appended, place, ordinal))
         report_dead_letter(self._context, self._turns, draft)
-        self._turns.after_append(partial(self._appended, place, ordinal))
 
     def _copy(self, group: Group, message: Record, times: int, reason: Reason) -> tuple[Draft, NewRecord]:
         """Return the dead letter. One whose properties have no room for more has those of the message alone."""
@@ -90,15 +84,11 @@ class Poison:
             return draft, new_record(self._context, draft)
 
     def _appended(self, place: GroupPartition, ordinal: int, failure: StoreError | None) -> None:
-        state = self._leases.get(place)
-        was_claimed = state is not None and state.release(ordinal, is_dead=failure is None)
         if failure is not None:
             self._complain(place, ordinal, failure)
             return
         self.given_up += 1
         self._complaint = ""
-        if was_claimed:  # not, if it was reset since: then it is given again
-            self._leases.died(place, ordinal)
 
     def _complain(self, place: GroupPartition, ordinal: int, error: MetaqError) -> None:
         """Log once why messages that were delivered too often stay open."""

@@ -149,7 +149,8 @@ class LeasedBroker:
         wanted = filter_of(parse_cached(TOPIC, tag, kind="TAG")) if tag else EVERY_MESSAGE
         topic, known = self.context.topics.get(TOPIC), self.context.groups.get(group)
         assert topic is not None and known is not None
-        return PopRequest(known, topic, partition, most, invisible_ms, wanted, from_first=True, in_order=in_order)
+        partitions = None if partition is None else (partition,)
+        return PopRequest(known, topic, partitions, most, invisible_ms, wanted, from_first=True, in_order=in_order)
 
     def plan(self, request: PopRequest) -> Plan:
         return self.leasing.pops.plan(request, read_here)

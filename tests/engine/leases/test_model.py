@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from metaq.engine.leases.popping import Plan, PopRequest, PopResult
 from metaq.engine.leases.poison import Reason
+from metaq.engine.leases.popping import Plan, PopRequest, PopResult
 from metaq.leases.state import ReceiptState
 from metaq.message import GroupPartition, TopicPartition
 from metaq.store.files.filecache import read_here
@@ -118,6 +118,7 @@ class LeaseMachine(RuleBasedStateMachine):
             assert result is not None
             if result.given or not plan:
                 break
+        assert result is not None
         if not result.given and not order and not self.is_full:
             self._check_nothing_is_ready(request, tag)
 
@@ -141,7 +142,7 @@ class LeaseMachine(RuleBasedStateMachine):
             where = GroupPartition(group, TOPIC, part.partition)
             place = self.known.places[where]
             if request.in_order:
-                self._check_order(place, part.ordinals, now_ms)
+                self._check_order(place, list(part.ordinals), now_ms)
             records = list(records_of(part.body))
             assert list(part.ordinals) == [record.queue_offset for record in records] == sorted(part.ordinals)
             for ordinal, times, record in zip(part.ordinals, part.times, records, strict=True):
@@ -189,7 +190,7 @@ class LeaseMachine(RuleBasedStateMachine):
                 place.dying.add(ordinal)
 
     def _check_nothing_is_ready(self, request: PopRequest, tag: str) -> None:
-        for partition in range(PARTITIONS) if request.partition is None else (request.partition,):
+        for partition in range(PARTITIONS) if request.partitions is None else request.partitions:
             place = self.known.places[GroupPartition(request.group.name, TOPIC, partition)]
             assert len([each for each in place.open.values() if self.known.is_poison(each)]) > TRIES or not place.waiting(
                 self.now_ms

@@ -9,6 +9,8 @@ from typing import Any, Final
 import pytest
 
 from metaq.engine.duties import Duties
+from metaq.engine.leases.draining import Drain
+from metaq.engine.leases.leasing import Leasing
 from metaq.engine.tables.modes import MODES, ModeTable
 from metaq.engine.tables.topics import Topic
 from metaq.errors import ConnectionFailed, MetaqError, UnknownTopic
@@ -65,8 +67,10 @@ class Broker:
         self.registries = Registries()
         self.registries.routes[TOPIC] = route(c=3)
         duties = Duties(parts.context, parts.turns, run_here)
+        leasing = Leasing.open(parts.context, parts.turns, parts.loop.timer)
+        drain = Drain(parts.context, leasing.leases, leasing.moves, run_here)
         handlers = (
-            AssignmentHandler(parts.context, duties, parts.later, self.registries),
+            AssignmentHandler(parts.context, duties, drain, parts.later, self.registries),
             HeartbeatHandler(parts.context),
             GroupAdminHandler(parts.context, duties, parts.later),
             TopicsHandler(

@@ -4,8 +4,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+import gevent
 import pytest
 
+from metaq.engine.leases.draining import Drain
 from metaq.engine.leases.keeping import LeaseKeeper
 from metaq.engine.leases.leasing import Leasing
 from metaq.message import TopicPartition
@@ -30,10 +32,12 @@ from metaq.protocol.remoting.leases.pop import (
     Receipt,
     receipts_of,
 )
+from metaq.protocol.text.messages import Stored
 from metaq.server.remoting.consuming.acks import AckHandler
 from metaq.server.remoting.consuming.pop import PopHandler
 from metaq.server.text.put import PutHandler
 from metaq.store.files.filecache import read_here, run_here
+from metaq.store.queues.consumequeue import ConsumeQueue
 from tests.support.inprocess import Parts, Remoting, Text
 
 TOPIC: Final = "orders"
@@ -351,3 +355,31 @@ def test_questions(consumer: Consumer) -> None:
         assert peeked is not None
         assert [bytes(record.body) for record in split(peeked.body)] == [b"a"]
     assert bodies(consumer.popped()) == ["a"]
+
+
+def test_open_messages_become_retries_when_the_group_pulls_from_now_on(consumer: Consumer) -> None:
+    """What is done stays done, what is open comes as a retry when its lease ends, and the offset is after all of it."""
+    consumer.put("a", "b", "c", "d")
+    messages = consumer.popped(3)
+    assert consumer.ack(messages[1][1]) == Response.SUCCESS
+    context = consumer.parts.context
+    drain = Drain(context, consumer.leasing.leases, consumer.leasing.moves, run_here)
+    draining = gevent.spawn(drain.drain, context.groups.ensure(GROUP), TOPIC)
+    for _ in range(5):
+        consumer.parts.end_turn()
+    draining.get(block=False)
+    assert consumer.offset() == 3
+    assert consumer.leasing.leases.open == 0
+    assert consumer.ack(messages[0][1]) == Response.SUCCESS  # done: it means nothing any more, and does no harm
+    queue = consumer.parts.store.queues[TopicPartition("SCHEDULE_TOPIC_XXXX", 2)]  # 10 seconds
+    parked = [decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size])) for stored in retries(consumer, queue)]
+    assert [(bytes(record.body), record.reconsume_times) for record in parked] == [(b"a", 1), (b"c", 1)]
+    pairs = properties.parse(parked[0].properties.decode())
+    assert (pairs[properties.REAL_TOPIC], pairs[properties.RETRY_TOPIC]) == (f"%RETRY%{GROUP}", TOPIC)
+    other = consumer.reopened()
+    assert bodies(other.popped()) == ["d"]
+    consumer.parts = other.parts
+
+
+def retries(consumer: Consumer, queue: ConsumeQueue) -> list[Stored]:
+    return [stored for stored in consumer.parts.store.records(queue, 0, 1 << 20, read_here) if stored is not None]

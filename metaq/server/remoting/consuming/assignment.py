@@ -9,6 +9,7 @@ from typing import Final, Protocol
 
 from metaq.engine.context import Context
 from metaq.engine.duties import Duties
+from metaq.engine.leases.draining import Drain
 from metaq.engine.tables.modes import Mode, RequestMode, mode_of
 from metaq.errors import ConnectionFailed, RequestFailed, UnknownTopic
 from metaq.message import MAX_PARTITIONS, RETRY_PREFIX, MessageQueue
@@ -37,9 +38,10 @@ class RouteSource(Protocol):
 class AssignmentHandler:
     """Assigns queues to members of groups, and keeps the modes that administrators set."""
 
-    def __init__(self, context: Context, duties: Duties, later: Later, routes: RouteSource) -> None:
+    def __init__(self, context: Context, duties: Duties, drain: Drain, later: Later, routes: RouteSource) -> None:
         self._context = context
         self._duties = duties
+        self._drain = drain
         self._later = later
         self._routes = routes
 
@@ -67,7 +69,11 @@ class AssignmentHandler:
         self._later.run(session, request, partial(self._set_mode, mode))
 
     def _set_mode(self, mode: RequestMode) -> Answer:
+        """Set a mode. A group that pulls from now on gets what it has leased as retries, before this is answered."""
         self._context.modes.put(mode)
+        group = self._context.groups.get(mode.group)
+        if mode.mode is Mode.PULL and group is not None:
+            self._drain.drain(group, mode.topic)
         self._duties.save_modes()
         return DONE
 
