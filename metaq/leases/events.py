@@ -8,6 +8,7 @@
            ["p",1,POP,DUE,FIRST,COUNT,"5f"],   popped: of COUNT messages those of the bits; a filter passed the others
            ["s",0,NEXT],                       passed: nothing before NEXT is fresh any more
            ["r",0,POP,DUE,[17,23]],            given again: times + 1
+           ["l",0,[31,40]],                     lined: open, but given only when what has their keys is done
            ["a",0,[[POP,FIRST,"ff"]]],         acked: the bits from FIRST on, of the delivery POP
            ["c",0,POP,ORDINAL,DUE],            changed: invisible until DUE
            ["x",0,ORDINAL],                    dead: given up; its copy follows in the record's group, if there is one
@@ -58,6 +59,12 @@ class Repeated(NamedTuple):
 
     pop_ms: int
     due_ms: int
+    ordinals: Sequence[int]
+
+
+class Lined(NamedTuple):
+    """Messages that were never given are open, and wait until those before them with the same key are done."""
+
     ordinals: Sequence[int]
 
 
@@ -118,7 +125,7 @@ class More(NamedTuple):
     rows: Sequence[Row]
 
 
-LeaseEvent = Popped | Passed | Repeated | Acked | Changed | Dead | Reset | Forgotten | Whole | More
+LeaseEvent = Popped | Passed | Repeated | Lined | Acked | Changed | Dead | Reset | Forgotten | Whole | More
 PlacedEvent = tuple[GroupPartition, LeaseEvent]
 
 
@@ -157,6 +164,8 @@ def _row(index: int, event: LeaseEvent) -> list[Any]:
             return ["s", index, following]
         case Repeated(pop_ms, due_ms, ordinals):
             return ["r", index, pop_ms, due_ms, list(ordinals)]
+        case Lined(ordinals):
+            return ["l", index, list(ordinals)]
         case Changed(pop_ms, ordinal, due_ms):
             return ["c", index, pop_ms, ordinal, due_ms]
         case Dead(ordinal):
@@ -197,6 +206,8 @@ def _events(row: list[Any]) -> list[LeaseEvent]:
             return [Passed(following)]
         case ["r", _, int(pop_ms), int(due_ms), list(ordinals)]:
             return [Repeated(pop_ms, due_ms, ordinals)]
+        case ["l", _, list(ordinals)]:
+            return [Lined(ordinals)]
         case ["a", _, list(acked)]:
             return [Acked(pop_ms, first, int(bits, 16)) for pop_ms, first, bits in acked]
         case ["c", _, int(pop_ms), int(ordinal), int(due_ms)]:

@@ -10,13 +10,14 @@ A message in [base, next) is *open* until it is acked or given up. It is *leased
 afterwards. That a lease ends is no event: it is the time. ``base`` is the lowest open ordinal, and the group's offset.
 
 What one pop took is one *bunch*, with a bit for each message that is still open. A message that is given again, or whose time
-is changed, gets a bunch of its own. Times in events are Unix milliseconds. In the state they are milliseconds of the monotonic
-clock, so that setting the clock ends no lease; ``shift_ms`` is what to add to get Unix time.
+is changed, gets a bunch of its own. A message is *lined* when it is open but was never given, because another one with its key
+is open before it; when that is done, it waits. Times in events are Unix milliseconds. In the state they are milliseconds of the
+monotonic clock, so that setting the clock ends no lease; ``shift_ms`` is what to add to get Unix time.
 """
 
 import enum
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Final
 
@@ -26,6 +27,7 @@ from metaq.leases.events import (
     Dead,
     Forgotten,
     LeaseEvent,
+    Lined,
     More,
     Passed,
     Popped,
@@ -34,6 +36,7 @@ from metaq.leases.events import (
     Row,
     Whole,
 )
+from metaq.leases.keylines import KeyLines
 
 SLACK: Final = 1024
 """Entries of ended leases that a heap may hold beside those of open ones before it is made anew."""
@@ -106,6 +109,9 @@ class PartitionLeases:
         self._due: list[tuple[int, int, Bunch]] = []  # of leased bunches
         self._entered = 0
         self._waiting: set[int] = set()
+        self.keys: KeyLines | None = None
+        """The keys of all open messages, while they are given in the order of each key."""
+        self._lined: set[int] = set()
         self._claimed: set[int] = set()
         self._waiting_heap: list[int] = []
 
@@ -131,7 +137,12 @@ class PartitionLeases:
     @property
     def leased(self) -> int:
         """The number of open messages whose leases go on, as of the last ``settle``."""
-        return self.open - len(self._waiting)
+        return self.open - len(self._waiting) - len(self._lined)
+
+    @property
+    def lined(self) -> int:
+        """The number of open messages that were never given, because others with their keys are before them."""
+        return len(self._lined)
 
     @property
     def next_due_ms(self) -> int | None:
@@ -228,7 +239,10 @@ class PartitionLeases:
                 for ordinal in ordinals:
                     before = self._take_out(ordinal)
                     if before is not None:
-                        self._add(Bunch(ordinal, 1, pop_ms, due_ms, before.times + 1, before.first_ms))
+                        self._add(Bunch(ordinal, 1, pop_ms, due_ms, before.times + 1, before.first_ms or pop_ms))
+            case Lined(ordinals):
+                for ordinal in ordinals:
+                    self._line(Bunch(ordinal, 1, 0, NEVER, 0, 0))
             case Acked(pop_ms, first, bits):
                 self._ack(pop_ms, first, bits)
             case Changed(pop_ms, ordinal, _):
@@ -239,6 +253,7 @@ class PartitionLeases:
                     self._add(Bunch(ordinal, 1, pop_ms, due_ms, bunch.times, bunch.first_ms))
             case Dead(ordinal):
                 self._take_out(ordinal)
+                self._closed((ordinal,))
             case Reset(offset):
                 self._clear(offset)
             case Forgotten():
@@ -248,6 +263,43 @@ class PartitionLeases:
                 self._add_rows(rows, now_ms, shift_ms)
             case More(rows):
                 self._add_rows(rows, now_ms, shift_ms)
+
+    def learn(self, keys: Mapping[int, str]) -> None:
+        """Learn the keys of all open messages. Those that are lined wait from when they are the first of theirs."""
+        self.keys = KeyLines({ordinal: key for ordinal, key in keys.items() if self.find(ordinal) is not None})
+        for ordinal in self.keys.firsts():
+            self._let_wait(ordinal)
+        for ordinal in self._lined - keys.keys():
+            self._let_wait(ordinal)
+
+    def forget_keys(self) -> None:
+        """Let everything wait that is lined: keys do not count any more."""
+        self.keys = None
+        for ordinal in list(self._lined):
+            self._let_wait(ordinal)
+
+    def _let_wait(self, ordinal: int) -> None:
+        """Have a message wait that was lined."""
+        if ordinal in self._lined:
+            self.version += 1
+            self._lined.discard(ordinal)
+            self._waiting.add(ordinal)
+            heappush(self._waiting_heap, ordinal)
+
+    def _line(self, bunch: Bunch) -> None:
+        self._add(bunch)
+        self._lined.update(bunch.ordinals())
+
+    def _closed(self, ordinals: Iterable[int]) -> None:
+        """Let the next messages wait of the keys whose first messages are done."""
+        if self.keys is not None:
+            for ordinal in ordinals:
+                self._lined.discard(ordinal)
+                first = self.keys.closed(ordinal)
+                if first is not None:
+                    self._let_wait(first)
+        elif self._lined:
+            self._lined.difference_update(ordinals)
 
     def is_claimed(self, ordinal: int) -> bool:
         """Return whether a message is on its way to the dead letters."""
@@ -280,6 +332,9 @@ class PartitionLeases:
 
     def _add_rows(self, rows: Iterable[Row], now_ms: int, shift_ms: int) -> None:
         for row in rows:
+            if not row.times:
+                self._line(Bunch(row.first, row.bits, 0, NEVER, 0, 0))
+                continue
             due_ms = _remaining(row.pop_ms, row.due_ms, now_ms, shift_ms)
             self._add(Bunch(row.first, row.bits, row.pop_ms, due_ms, row.times, row.first_ms))
 
@@ -309,8 +364,11 @@ class PartitionLeases:
         if wide is not None and wide.pop_ms == pop_ms:  # many messages of one bunch, in one step
             mine = (wide.open >> (first - wide.first)) & bits
             if mine:
-                self._remove(index, wide, mine << (first - wide.first))
+                shifted = mine << (first - wide.first)
+                self._remove(index, wide, shifted)
                 bits &= ~mine
+                if self.keys is not None:
+                    self._closed(Bunch(wide.first, shifted, 0, 0, 0, 0).ordinals())
         while bits:
             skipped = (bits & -bits).bit_length() - 1
             bits >>= skipped
@@ -318,6 +376,7 @@ class PartitionLeases:
             bunch = self.find(first)
             if bunch is not None and bunch.pop_ms == pop_ms:
                 self._take_out(first)
+                self._closed((first,))
             bits >>= 1
             first += 1
 

@@ -8,10 +8,11 @@ were never given. A message that was delivered as often as its group allows goes
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from metaq.engine.context import Context
+from metaq.engine.leases.keyed import MOST_LINED, KeyedReader, keys_of_open
 from metaq.engine.leases.leases import MOST_OPEN, Leases
 from metaq.engine.leases.poison import Poison, Reason
 from metaq.engine.priorities.order import ReadyPartition, pop_order
@@ -20,7 +21,7 @@ from metaq.engine.reading.filters import Filter
 from metaq.engine.reading.young import is_young
 from metaq.engine.tables.groups import Group
 from metaq.engine.tables.topics import Topic
-from metaq.leases.events import Dead, LeaseEvent, Passed, Popped, Repeated
+from metaq.leases.events import Dead, LeaseEvent, Lined, Passed, Popped, Repeated
 from metaq.leases.redelivered import redelivered, times_of
 from metaq.leases.state import PartitionLeases
 from metaq.message import GroupPartition, TopicPartition
@@ -29,6 +30,7 @@ from metaq.store.files.filecache import Read
 from metaq.store.queues.consumequeue import ConsumeQueue
 
 ORDER_BY_PARTITION: Final = "partition"
+ORDER_BY_KEY: Final = "key"
 
 
 class PopRequest(NamedTuple):
@@ -74,6 +76,10 @@ class _Part(NamedTuple):
     fresh: Collected | None
     is_new: bool
     """The group had no offset: it must have one, or it would begin at a later end the next time."""
+    lined: Sequence[int] = ()
+    """Messages that were never given, and are opened without being given: others with their keys are before them."""
+    keys: Mapping[int, str] | None = None
+    """The keys of those that were never given; ``None`` if the group has no order by keys."""
 
     @property
     def gives(self) -> int:
@@ -209,6 +215,10 @@ class Pops:
             version, following, leased, opened = 0, self._first(request, place, queue, least, read), 0, 0
         else:
             version, following, leased, opened = state.version, state.next, state.leased, state.open
+        by_key = request.group.order == ORDER_BY_KEY
+        if state is not None and by_key != (state.keys is not None):
+            self._take_order(state, queue, by_key=by_key, read=read)
+            version = state.version
         in_order = request.in_order or request.group.order == ORDER_BY_PARTITION
         if leased and in_order:
             return None
@@ -223,10 +233,25 @@ class Pops:
         most -= len(again.ordinals)
         most_bytes -= sum(map(len, again.records))
         fresh = None
-        if has_fresh and most > 0 and most_bytes > 0:
+        lined: Sequence[int] = ()
+        keys: Mapping[int, str] | None = {} if by_key else None
+        if has_fresh and most > 0 and most_bytes > 0 and by_key:
+            busy, lines_room = (None, MOST_LINED) if state is None else (state.keys, MOST_LINED - state.lined)
+            reader = KeyedReader(self._store, queue, request.wanted, read)
+            fresh, lined, keys = reader.collect(fresh_from, min(most, room), most_bytes, busy, lines_room)
+        elif has_fresh and most > 0 and most_bytes > 0:
             fresh = collect_messages(self._store, queue, fresh_from, min(most, room), request.wanted, read, most_bytes)
         is_new = state is None and self._context.offsets.get(*place) is None
-        return _Part(place, state, version, following, again, fresh, is_new)
+        return _Part(place, state, version, following, again, fresh, is_new, lined, keys)
+
+    def _take_order(self, state: PartitionLeases, queue: ConsumeQueue, *, by_key: bool, read: Read) -> None:
+        """Have a state know the keys of its messages, or not, as the order of the group is now."""
+        if by_key:
+            keys = keys_of_open(self._store, queue, state.ordinals(), read)
+            if state.keys is None:  # else another pop has learned them while this one waited for the disk
+                state.learn(keys)
+        else:
+            state.forget_keys()
 
     def _first(self, request: PopRequest, place: GroupPartition, queue: ConsumeQueue, least: int, read: Read) -> int:
         """Return the offset at which a group begins that has no leases in a partition."""
@@ -251,14 +276,14 @@ class Pops:
                 again.lost.append(ordinal)
                 continue
             record = stored.buffer[stored.at : stored.at + stored.size]
-            if bunch.times + times_of(record) >= group.retry_max_times:
+            if bunch.times and bunch.times + times_of(record) >= group.retry_max_times:
                 again.poisoned.append((ordinal, bytes(record)))
                 continue
             if again.ordinals and size + stored.size > most_bytes:
                 break
             size += stored.size
             again.ordinals.append(ordinal)
-            again.records.append(redelivered(record, bunch.times, bunch.first_ms))
+            again.records.append(redelivered(record, bunch.times, bunch.first_ms) if bunch.times else record)
             again.times.append(bunch.times)
         return again
 
@@ -299,10 +324,24 @@ class Pops:
             events.append(Repeated(pop_ms, due_ms, again.ordinals))
         if fresh is not None:
             events.append(_fresh_event(fresh, pop_ms, due_ms))
+        if part.lined:
+            events.append(Lined(part.lined))
         if events:
             self._leases.record(place, *events)
+        if part.keys is not None:
+            self._take_keys(place, part.keys)
         for ordinal, record in again.poisoned:
             self._poison.give_up(place, ordinal, record, Reason.TIMES)
+
+    def _take_keys(self, place: GroupPartition, keys: Mapping[int, str]) -> None:
+        """Have the state know the keys of messages that were opened just now."""
+        state = self._leases.get(place)
+        assert state is not None, place
+        if state.keys is None:
+            state.learn(keys)
+            return
+        for ordinal, key in keys.items():
+            state.keys.add(ordinal, key)
 
 
 def _fresh_event(fresh: Collected, pop_ms: int, due_ms: int) -> LeaseEvent:

@@ -1,6 +1,7 @@
 """Pops, acks and changes: the handlers alone, in the process of the test (``tests.support.inprocess``)."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -10,6 +11,7 @@ import pytest
 from metaq.engine.leases.draining import Drain
 from metaq.engine.leases.keeping import LeaseKeeper
 from metaq.engine.leases.leasing import Leasing
+from metaq.engine.writing import Draft, note, stage
 from metaq.message import TopicPartition
 from metaq.protocol import properties
 from metaq.protocol.record import Record, decode_record, is_intact
@@ -66,6 +68,15 @@ class Consumer:
             self._producer.send(b"put %b %d %d 0 %d\r\n%b" % (TOPIC.encode(), partition, len(body), number, body.encode()))
         self.parts.end_turn()
         self.leasing.lines.wake(self.parts.store.queues.values())
+        self.parts.end_turn()
+
+    def put_keyed(self, *bodies: str) -> None:
+        """Store messages whose first letter is their key; a point is none."""
+        for body in bodies:
+            pairs = {} if body[0] == "." else {properties.SHARDING_KEY: body[0]}
+            draft = Draft(TOPIC, 0, body.encode(), pairs, 0, 0, self.parts.clock.now_ms(), bytes(8))
+            stage(self.parts.context, draft)
+        note(self.parts.turns, lambda error: None)
         self.parts.end_turn()
 
     def ask(self, code: int, header: tuple[object, ...] = (), body: bytes = b"") -> RemotingCommand | None:
@@ -383,3 +394,59 @@ def test_open_messages_become_retries_when_the_group_pulls_from_now_on(consumer:
 
 def retries(consumer: Consumer, queue: ConsumeQueue) -> list[Stored]:
     return [stored for stored in consumer.parts.store.records(queue, 0, 1 << 20, read_here) if stored is not None]
+
+
+def ordered_by_key(consumer: Consumer) -> None:
+    group = consumer.parts.context.groups.ensure(GROUP)
+    consumer.parts.context.groups.put(replace(group, attributes={"order": "key"}))
+
+
+def test_of_each_key_one_message_at_a_time(consumer: Consumer) -> None:
+    """E-22: others go on, and the next of a key is given when the one before it is done."""
+    ordered_by_key(consumer)
+    consumer.put_keyed("a1", "a2", "b1", ".1", "a3", "b2", ".2")
+    first = consumer.popped()
+    assert bodies(first) == ["a1", "b1", ".1", ".2"]
+    assert consumer.popped() == []
+    receipts = dict(first)
+    assert consumer.ack(receipts["a1"]) == Response.SUCCESS
+    assert consumer.offset() == 1
+    second = consumer.popped()
+    assert bodies(second) == ["a2"]
+    assert consumer.change(second[0][1], 5000).code == Response.SUCCESS
+    assert consumer.ack(receipts["b1"]) == Response.SUCCESS
+    assert bodies(consumer.popped()) == ["b2"]
+    consumer.parts.advance(5)
+    again = consumer.popped()
+    assert bodies(again) == ["a2"]  # not a3, which comes after it
+    assert consumer.ack(again[0][1]) == Response.SUCCESS
+    assert bodies(consumer.popped()) == ["a3"]
+
+
+def test_order_by_key_is_kept_over_a_restart(consumer: Consumer) -> None:
+    ordered_by_key(consumer)
+    consumer.put_keyed("a1", "a2", "b1", "a3")
+    receipts = dict(consumer.popped())
+    assert list(receipts) == ["a1", "b1"]
+    other = consumer.reopened()
+    ordered_by_key(other)
+    assert other.popped() == []
+    assert other.ack(receipts["a1"]) == Response.SUCCESS
+    assert bodies(other.popped()) == ["a2"]
+    consumer.parts = other.parts
+
+
+def test_without_order_what_was_in_line_is_given(consumer: Consumer) -> None:
+    ordered_by_key(consumer)
+    consumer.put_keyed("a1", "a2", "a3")
+    assert bodies(consumer.popped()) == ["a1"]
+    consumer.parts.context.groups.put(replace(consumer.parts.context.groups.ensure(GROUP), attributes={}))
+    assert bodies(consumer.popped()) == ["a2", "a3"]
+
+
+def test_a_rejected_message_makes_room_for_the_next_of_its_key(consumer: Consumer) -> None:
+    ordered_by_key(consumer)
+    consumer.put_keyed("a1", "a2")
+    ((_, receipt),) = consumer.popped()
+    assert consumer.change(receipt, -1).code == Response.SUCCESS
+    assert bodies(consumer.popped()) == ["a2"]
