@@ -1,7 +1,7 @@
 """The model of leases: a dictionary of messages for each group and partition."""
 
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from metaq.leases.state import PartitionLeases
 from metaq.message import GroupPartition
