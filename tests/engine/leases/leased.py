@@ -25,7 +25,7 @@ TOPIC: Final = "orders"
 FILLER: Final = "filler"
 PARTITIONS: Final = 2
 GROUPS: Final = ("billing", "audit")
-MOST_TIMES: Final = 3
+MOST_TIMES: Final = 2
 KEEP_S: Final = 3600
 SEGMENT_BYTES: Final = 64 * 1024
 FILLER_BYTES: Final = 12 * 1024
@@ -99,6 +99,7 @@ class LeasedBroker:
     def log_offsets(self) -> None:
         self.offsets.append()
         self.end_turn()
+        self.offsets.save()
 
     def tend(self) -> None:
         self.keeper.tend()

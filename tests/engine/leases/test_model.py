@@ -42,9 +42,14 @@ class LeaseMachine(RuleBasedStateMachine):
         """As of the end of the last turn: what was answered."""
         self.unkept: set[GroupPartition] = set()
         self.receipts: list[Receipt] = []
+        self.answered = 0
+        """So many of the receipts."""
         self.plans: list[tuple[PopRequest, str, Plan]] = []
         self.is_full = False
         self._put = 0
+        self.put(0, ["", "red", "blue"])
+        self.put(1, ["", ""])
+        self.end_turn()
 
     @property
     def now_ms(self) -> int:
@@ -82,6 +87,7 @@ class LeaseMachine(RuleBasedStateMachine):
             place.dying.clear()
         for where, place in self.known.places.items():
             self._check_offset(where, place)
+        self.answered = len(self.receipts)
         self.saved, self.unkept = self.known.copy(), set(self.broker.leases.log.unkept)
 
     def _check_offset(self, where: GroupPartition, place: Place) -> None:
@@ -121,6 +127,13 @@ class LeaseMachine(RuleBasedStateMachine):
         assert result is not None
         if not result.given and not order and not self.is_full:
             self._check_nothing_is_ready(request, tag)
+
+    @rule(group=GROUP, seconds=st.sampled_from((0, 1, 10)))
+    def consume(self, group: str, seconds: float) -> None:
+        """Pop what there is, after a while."""
+        if seconds:
+            self.advance(seconds)
+        self.pop(group, None, 5, 1000, "", False)
 
     @rule(group=GROUP, partition=st.none() | PARTITION, most=st.integers(1, 5), tag=TAG, order=st.booleans())
     def plan(self, group: str, partition: int | None, most: int, tag: str, order: bool) -> None:
@@ -184,6 +197,9 @@ class LeaseMachine(RuleBasedStateMachine):
                 assert aged_out or (tag and self.known.messages[where.partition][ordinal].tag != tag), ordinal
                 place.done.add(ordinal)
         place.next = state.next
+        for ordinal in [each for each in place.open if state.find(each) is None]:
+            assert ordinal < self.broker.first_of(where.partition)  # it was given from a plan that was older than its end
+            place.finish(ordinal)
         for ordinal, given in place.open.items():
             if state.is_claimed(ordinal) and ordinal not in place.dying:
                 assert self.known.is_poison(given) and given.due_ms <= now_ms
@@ -295,7 +311,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
-    @rule(seconds=st.sampled_from((0.001, 0.6, 1.0, 10.0, 700.0)))
+    @rule(seconds=st.sampled_from((0.001, 0.6, 1.0, 1.0, 10.0, 10.0, 700.0)))
     def advance(self, seconds: float) -> None:
         self.end_turn()
         self.broker.advance(seconds)
@@ -311,10 +327,11 @@ class LeaseMachine(RuleBasedStateMachine):
                 self._delete_topic()
             case "retire" if not self.is_full:
                 self._retire()
-            case "reset offset":
-                self._reset_offset(data.draw(PLACE), data.draw(OFFSET))
-            case "commit":
-                self._commit(data.draw(PLACE), data.draw(OFFSET))
+            case "reset offset" | "commit":
+                where, offset = data.draw(PLACE), data.draw(OFFSET)
+                if self.is_full and self.broker.state(where) is None:
+                    return  # only the log of offsets would have it, which is full
+                self._commit(where, offset) if what == "commit" else self._reset_offset(where, offset)
             case "set clock":
                 self.broker.clock.jump(data.draw(st.sampled_from((-HOUR_MS, -1000, 1000, HOUR_MS))))
             case "snapshot":
@@ -368,6 +385,7 @@ class LeaseMachine(RuleBasedStateMachine):
         """F-9, F-11: end in order, or by kill -9 in the middle of a turn, also while there is no room."""
         if kill or self.is_full:
             self.broker, self.known, self.is_full = self.broker.killed(), self.saved, False
+            del self.receipts[self.answered :]
         else:
             self.end_turn()
             self.broker = self.broker.closed()
@@ -403,9 +421,9 @@ class LeaseMachine(RuleBasedStateMachine):
             shown = {ordinal: Given(b.pop_ms, b.due_ms, b.times, b.first_ms) for ordinal, b in found.items() if b is not None}
             waiting = place.waiting(self.now_ms)
             assert state.first_waiting(1000) == waiting
-            for ordinal in waiting:  # when it began to wait does not matter any more
+            for ordinal in (*waiting, *place.dying & place.open.keys()):  # when its lease ended does not matter any more
                 shown[ordinal].due_ms = place.open[ordinal].due_ms
-            assert shown == place.open, where
+            assert shown == place.open, (where, shown, place.open)
             assert (state.next, state.base) == (place.next, place.base)
             total += state.open
         assert self.broker.leases.open == total
