@@ -208,12 +208,13 @@ class Pops:
             version, following, leased, opened = 0, self._first(request, place, queue, least, read), 0, 0
         else:
             version, following, leased, opened = state.version, state.next, state.leased, state.open
-        if leased and (request.in_order or request.group.order == ORDER_BY_PARTITION):
-            return None
         group, end = request.group, queue.readable
+        in_order = request.in_order or group.order == ORDER_BY_PARTITION
+        if leased and in_order:
+            return None
         fresh_from = max(following, least)
         room = min(group.max_in_flight - leased, group.max_open - opened, MOST_OPEN - self._leases.open)
-        has_fresh = fresh_from < end and room > 0
+        has_fresh = fresh_from < end and room > 0 and not (in_order and opened)
         again = _Again([], [], [], [], [])
         if state is not None and state.waiting:
             half = max(1, most // 2) if has_fresh else most
