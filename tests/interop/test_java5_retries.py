@@ -90,8 +90,8 @@ def pop_ms(message: Received) -> int:
 
 @pytest.mark.parametrize("way", ["later", "null", "exception"])
 def test_failed_messages_come_again(failing: Failing, way: str) -> None:
-    """A-03: what a listener fails, in whatever way, comes after 10, 30 and 60 s, with the same id and place; it says how often it
-    has failed and when it was given first."""
+    """A-03: what a listener fails, in whatever way, comes after 10, 30 and 60 s, with the same id and place; it says how often
+    it has failed and when it was given first."""
     check(failing.deliveries(way, 4), failing.sent[way], TABLE_MS)
 
 
@@ -114,8 +114,8 @@ def check(messages: list[Received], sent: Sent, delays_ms: tuple[int, ...]) -> N
 
 
 def test_poison(failing: Failing, broker: BrokerProcess) -> None:
-    """A-04: a message that always fails is delivered as often as its group allows, and then it is a dead letter, once, which says
-    where it comes from. Its consumer never sees it again, and the group's offset passes it."""
+    """A-04: a message that always fails is delivered as often as its group allows, and then it is a dead letter, once, which
+    says where it comes from. Its consumer never sees it again, and the group's offset passes it."""
     name, sent = failing.names["poison"], failing.sent["poison"]
     with metaq.connect(broker.registry) as client:
         wait_until(lambda: bool(client.admin().dead_letters(name)), WAIT_S, "a dead letter", 0.2)
