@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -127,7 +127,7 @@ def check_deliveries(messages: list[Received]) -> None:
             assert int(other.properties["1ST_POP_TIME"]) == pop_ms(first)
 
 
-def take(place: Place, bodies: list[bytes], **wishes: object) -> list[Received]:
+def take(place: Place, bodies: list[bytes], **wishes: Any) -> list[Received]:
     """Pop these messages, with as many pops as it takes."""
     taken: list[Received] = []
     while len(taken) < len(bodies):
@@ -207,8 +207,8 @@ def test_acks_and_changes(java5: Java5, broker: BrokerProcess, name: str) -> Non
 
 
 def test_where_a_group_begins(java5: Java5, broker: BrokerProcess, tool: AdminTool, name: str) -> None:
-    """A-09, SG-096: a new group begins at the first message, whatever it asks for, in a young partition; a reset by the admin tool
-    gives all messages since a time again, those that were open too; the tool's figures of progress are right meanwhile."""
+    """A-09: a new group begins at the first message, whatever it asks for, in a young partition; a reset by the tool gives
+    all messages since a time again, those that were open too; and what it says of progress is right meanwhile."""
     prepare(broker, tool, name, queues=1)
     set_up(broker.registry, f"%RETRY%{name}", name)  # the tool looks there for the brokers of a group
     java5.start_producer(name, name)

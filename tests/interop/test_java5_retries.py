@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pytest
 
@@ -26,7 +26,7 @@ TABLE_MS: Final = (10_000, 30_000, 60_000)
 """After how long the client wants a message again that has failed once, twice, three times."""
 HELD_S: Final = 15.0
 """How long the client's pops are held."""
-WAYS: Final = {
+WAYS: Final[dict[str, dict[str, Any]]] = {
     "later": {"fail": "later"},
     "null": {"fail": "null"},
     "exception": {"fail": "exception"},

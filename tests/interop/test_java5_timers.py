@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import pytest
 
@@ -53,7 +53,7 @@ def refused(client: Java5, *arguments: object, **wishes: object) -> ClientError:
     return caught.value
 
 
-def consume(client: Java5, registry: str, name: str, **wishes: object) -> None:
+def consume(client: Java5, registry: str, name: str, **wishes: Any) -> None:
     """Let a new group of that name consume the topic in POP mode."""
     set_mode(AdminTool(client, registry), name, name)
     client.start_consumer(name, name, name, **wishes)
@@ -66,7 +66,7 @@ def test_delays(java5: Java5, broker: BrokerProcess, name: str) -> None:
     java5.start_producer(name, name)
     consume(java5, broker.registry, name)
     begin_ms = now_ms()
-    wishes = {
+    wishes: dict[bytes, dict[str, Any]] = {
         b"ms": {"delay_ms": 50},
         b"s": {"delay_s": 1},
         b"at": {"deliver_ms": begin_ms + SOON_MS},
@@ -167,7 +167,7 @@ class TestPriorities:
 
     @pytest.mark.parametrize("factor", [0, 50, 100])
     def test_the_share_of_pops_by_priority(self, java5: Java5, broker: BrokerProcess, name: str, factor: int) -> None:
-        """A-14: of 100 pops so many begin with what is most urgent as the group wants; the others begin at each queue in turn."""
+        """A-14: of 100 pops so many begin with what is most urgent as the group wants; the others at each queue in turn."""
         levels, each = 4, 10
         set_up(broker.registry, name, name, levels, priority=True, group_wishes=GroupView(name, priority_factor=factor))
         java5.start_producer(name, name)

@@ -30,8 +30,9 @@ final class Consumers {
     }
 
     /**
-     * The arguments: {@code consumer}, {@code group}, {@code topic}, {@code expression}; and if wanted {@code sql}, {@code from_end},
-     * {@code invisible_ms}, {@code batch} (messages of one pop), {@code threads}, and those of the listener.
+     * The arguments: {@code consumer}, {@code group}, {@code topic}, {@code expression}; and if wanted {@code sql}, {@code hurry_ms} (how
+     * often it asks the registry and greets brokers), {@code invisible_ms}, {@code batch} (messages of one pop), {@code threads}, and
+     * those of the listener.
      */
     Object start(JSONObject request) throws Exception {
         String name = request.getString("consumer");
@@ -39,8 +40,11 @@ final class Consumers {
         consumer.setNamesrvAddr(registry);
         consumer.setInstanceName(name);
         consumer.setClientRebalance(false);
-        consumer.setConsumeFromWhere(request.getBooleanValue("from_end")
-                ? ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET : ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        if (request.containsKey("hurry_ms")) {
+            consumer.setPollNameServerInterval(request.getIntValue("hurry_ms"));
+            consumer.setHeartbeatBrokerInterval(request.getIntValue("hurry_ms"));
+        }
         if (request.containsKey("invisible_ms")) {
             consumer.setPopInvisibleTime(request.getLongValue("invisible_ms"));
         }

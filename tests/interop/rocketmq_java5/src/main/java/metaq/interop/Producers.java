@@ -35,6 +35,10 @@ final class Producers {
         producer.setNamesrvAddr(registry);
         producer.setInstanceName(request.getString("producer"));
         producer.setSendMsgTimeout(SEND_MS); // the usual 3 s are little for a first send on a busy machine
+        if (request.containsKey("hurry_ms")) {
+            producer.setPollNameServerInterval(request.getIntValue("hurry_ms"));
+            producer.setHeartbeatBrokerInterval(request.getIntValue("hurry_ms"));
+        }
         if (request.containsKey("attempt_ms")) {
             producer.setSendMsgMaxTimeoutPerRequest(request.getIntValue("attempt_ms"));
         }
