@@ -35,8 +35,9 @@ def test_maps_by_queue_are_written_as_java_writes_them() -> None:
     assert encode_topic_stats({QUEUE: QueueSpan(0, 1, 1)}) == (
         b'{"offsetTable":{' + KEY + b':{"lastUpdateTimestamp":1,"maxOffset":1,"minOffset":0}}}'
     )
-    stats = ConsumeStats(0.0, {QUEUE: QueueProgress(9, 4, 7)})
-    row = b'{"consumeTps":0.0,"offsetTable":{' + KEY + b':{"brokerOffset":9,"consumerOffset":4,"lastTimestamp":7}}}'
+    stats = ConsumeStats(0.0, {QUEUE: QueueProgress(9, 4, 7, 6)})
+    numbers = b'{"brokerOffset":9,"consumerOffset":4,"lastTimestamp":7,"pullOffset":6}'
+    row = b'{"consumeTps":0.0,"offsetTable":{' + KEY + b":" + numbers + b"}}"
     assert encode_consume_stats(stats) == row
     assert encode_all_consume_stats("h:1", {"g": [stats]}) == (
         b'{"brokerAddr":"h:1","consumeStatsList":[{"g":[' + row + b']}],"totalDiff":5}'

@@ -17,7 +17,7 @@ from metaq.engine.turn import Turns
 from metaq.errors import StoreError
 from metaq.leases.events import Acked, Changed, Dead, Forgotten, LeaseEvent, Reset
 from metaq.leases.state import PartitionLeases, ReceiptState
-from metaq.message import GroupPartition, TopicPartition
+from metaq.message import GroupPartition, QueueOffset, TopicPartition
 
 logger = logging.getLogger(__name__)
 
@@ -195,6 +195,11 @@ class Leases:
             del self._states[place.group, place.topic]
 
     # -- the offsets of groups ----------------------------------------------------------------------------------------
+
+    def given(self, place: GroupPartition) -> QueueOffset | None:
+        """Return the offset of the first message that was never given; ``None`` for a place without a state."""
+        state = self.get(place)
+        return None if state is None else QueueOffset(state.next)
 
     def commits(self, place: GroupPartition, offset: int) -> bool:
         """Take a consumer's own commit of an offset into account; return whether it counts.

@@ -22,6 +22,10 @@ GONE: Final = -1
 class OffsetOwner(Protocol):
     """The leases, which decide on the offsets of the groups that lease messages."""
 
+    def given(self, place: GroupPartition) -> QueueOffset | None:
+        """Return the offset of the first message that a group was never given; ``None`` where it leases none."""
+        ...
+
     def commits(self, place: GroupPartition, offset: int) -> bool:
         """Return whether a consumer's own commit counts."""
         ...
@@ -55,6 +59,11 @@ class OffsetTable:
         """Return the offset that a group has committed in a partition, or ``None``."""
         offset = self._offsets.get((group, topic), {}).get(partition)
         return None if offset is None else QueueOffset(offset)
+
+    def given(self, group: str, topic: str, partition: int) -> QueueOffset | None:
+        """Return the offset of the first message that a group was never given: behind its own offset if it leases messages."""
+        given = None if self.owner is None else self.owner.given(GroupPartition(group, topic, partition))
+        return self.get(group, topic, partition) if given is None else given
 
     def of(self, group: str, topic: str) -> Mapping[int, int]:
         """Return the offsets of a group in a topic, by partition."""

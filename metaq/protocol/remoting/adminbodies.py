@@ -35,6 +35,9 @@ class QueueProgress(NamedTuple):
     """The next offset for the group; -1 when that is not known."""
     consumed_ms: int
     """When the last message that the group has consumed was stored; 0 when there is none."""
+    given_offset: int
+    """The offset after the newest message that the group was given, where it leases messages; otherwise as
+    ``consumer_offset``."""
 
     @property
     def lag(self) -> int:
@@ -115,6 +118,7 @@ def _stats_value(stats: ConsumeStats) -> dict[str, Any]:
             "brokerOffset": progress.broker_offset,
             "consumerOffset": progress.consumer_offset,
             "lastTimestamp": progress.consumed_ms,
+            "pullOffset": progress.given_offset,
         }
         for queue, progress in stats.queues.items()
     }

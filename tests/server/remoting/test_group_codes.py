@@ -174,8 +174,8 @@ def test_consume_stats(client: RemotingClient) -> None:
     newest = records(pull(client, TOPIC, 2))[0].store_ms
     stats = ask_body(client, Request.GET_CONSUME_STATS, consumerGroup="progressing")
     assert stats["offsetTable"] == {
-        queue(TOPIC, 0): {"brokerOffset": 4, "consumerOffset": 3, "lastTimestamp": newest},
-        queue(TOPIC, 1): {"brokerOffset": 0, "consumerOffset": 0, "lastTimestamp": 0},
+        queue(TOPIC, 0): {"brokerOffset": 4, "consumerOffset": 3, "lastTimestamp": newest, "pullOffset": 3},
+        queue(TOPIC, 1): {"brokerOffset": 0, "consumerOffset": 0, "lastTimestamp": 0, "pullOffset": 0},
     }
     assert stats["consumeTps"] == 0.0
     assert ask_body(client, Request.GET_CONSUME_STATS, consumerGroup="progressing", topic="nowhere")["offsetTable"] == {}

@@ -322,6 +322,16 @@ def test_in_order_nothing_follows_what_is_leased(consumer: Consumer) -> None:
     assert bodies(consumer.popped(1, order=True)) == ["b"]
 
 
+def test_in_order_all_that_is_open_is_given_again_before_what_follows(consumer: Consumer) -> None:
+    consumer.put(*"abcdefgh")
+    assert len(consumer.popped(4, order=True)) == 4
+    consumer.parts.advance(INVISIBLE_MS / 1000)
+    again = consumer.popped(6, order=True)
+    assert bodies(again) == ["a", "b", "c", "d"]
+    assert {consumer.ack(receipt) for _, receipt in again} == {Response.SUCCESS}
+    assert bodies(consumer.popped(6, order=True)) == ["e", "f", "g", "h"]
+
+
 def test_acks_of_many_messages_in_one_request(consumer: Consumer) -> None:
     consumer.put(*map(str, range(20)))
     receipts = [receipt for _, receipt in consumer.popped()]

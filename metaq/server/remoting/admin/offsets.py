@@ -11,7 +11,7 @@ import gevent
 
 from metaq.address import Address
 from metaq.engine.context import Context
-from metaq.engine.tables.consumergroup import ConsumerGroup
+from metaq.engine.tables.modes import Mode
 from metaq.engine.tables.topics import Topic
 from metaq.errors import BadRequest, RequestFailed, UnknownTopic, WrongPartition
 from metaq.message import MessageQueue, TopicPartition
@@ -50,6 +50,8 @@ from metaq.store.queues.consumequeue import UNIT, ConsumeQueue
 
 END: Final = -1
 """Stands for the end of a queue in the place of a time."""
+NO_OFFSET: Final = -1
+"""What clients 5.x send as the offset when they reset to a time."""
 BEYOND: Final = (1 << 63) - 1
 """Stands for "no limit" in the answer to 308."""
 MOST_ENTRIES: Final = 1024
@@ -133,7 +135,9 @@ class OffsetAdminHandler:
             queue = self._store.queues.get(TopicPartition(topic.name, number))
             offset = offsets.get(number, 0)
             consumed_ms = self._stored_ms(queue, offset - 1, read) if offset else 0
-            queues[self._queue(topic, number)] = QueueProgress(0 if queue is None else queue.readable, offset, consumed_ms)
+            given = self._context.offsets.given(group, topic.name, number) or 0
+            end = 0 if queue is None else queue.readable
+            queues[self._queue(topic, number)] = QueueProgress(end, offset, consumed_ms, given)
         return ConsumeStats(self._context.statistics.got_per_second(group, topic.name), queues)
 
     def _queue(self, topic: Topic, number: int) -> MessageQueue:
@@ -183,7 +187,8 @@ class OffsetAdminHandler:
     def reset(self, session: RemotingSession, request: RemotingCommand) -> None:
         """Move a group to a time, or (5.x) in one partition to an offset (222).
 
-        Its members are notified with 220, and drop the messages that they hold.
+        Its members are notified with 220, and drop the messages that they hold. A group in POP mode needs no members for that:
+        the broker decides alone which messages come next.
         """
         header = decode_header(ResetOffset, request.fields)
         demand(session.principal, Action.ADMINISTER, header.group)
@@ -194,12 +199,16 @@ class OffsetAdminHandler:
             raise WrongPartition(
                 f"the topic {topic.name} has {topic.all_partitions} partitions, and {header.queue_id} is not one of them"
             )
+        if header.offset == NO_OFFSET:
+            header = header._replace(offset=None)
         if header.offset is not None and header.queue_id == END:
             raise BadRequest("an offset needs a partition, but queueId is missing")
-        group = self._online(header.group)
-        self._later.read(session, request, partial(self._reset, header, topic, group))
+        if self._context.modes.get(header.topic, header.group).mode is not Mode.POP:
+            self._check_members(header.group)
+        self._later.read(session, request, partial(self._reset, header, topic))
 
-    def _online(self, name: str) -> ConsumerGroup:
+    def _check_members(self, name: str) -> None:
+        """Raise why a group has no members that can take over other offsets."""
         group = self._context.clients.consumer_group(name)
         if group is None:
             raise RequestFailed(Response.CONSUMER_NOT_ONLINE, f"no consumer of the group {name} is connected")
@@ -207,22 +216,22 @@ class OffsetAdminHandler:
             if member.client.version < VERSION_WITH_RESET:
                 who = f"the client {member.client.client_id} of version {member.client.version}"
                 raise RequestFailed(Response.SYSTEM_ERROR, f"{who} cannot reset its offsets: its version is too old")
-        return group
 
-    def _reset(self, header: ResetOffset, topic: Topic, group: ConsumerGroup, read: Read) -> Answer:
+    def _reset(self, header: ResetOffset, topic: Topic, read: Read) -> Answer:
         numbers = range(topic.all_partitions) if header.queue_id == END else [header.queue_id]
         wanted = {number: self._target(header, number, read) for number in numbers}
         offsets, now_s = self._context.offsets, self._store.clock.monotonic()
+        group = self._context.clients.consumer_group(header.group)
         for number, offset in wanted.items():  # no step from here on waits or fails
-            known = offsets.get(group.name, topic.name, number)
+            known = offsets.get(header.group, topic.name, number)
             if not header.is_force and known is not None and known < offset:
                 wanted[number] = known
-            elif not group.broadcasts:
-                offsets.reset(group.name, topic.name, number, offset, now_s)
+            elif group is None or not group.broadcasts:
+                offsets.reset(header.group, topic.name, number, offset, now_s)
         table = {self._queue(topic, number): offset for number, offset in wanted.items()}
         fields = {"topic": header.topic, "group": header.group, "timestamp": str(header.timestamp)}
         fields["isForce"] = str(header.is_force).lower()
-        online = self._context.clients.consumer_group(group.name)  # look again: sending to one may close others
+        online = self._context.clients.consumer_group(header.group)  # look again: sending to one may close others
         for member in [] if online is None else list(online.members.values()):
             encode: Callable[[dict[MessageQueue, int]], bytes]
             encode = encode_offset_list if member.client.language == CPP else encode_offsets
