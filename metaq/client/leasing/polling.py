@@ -23,7 +23,7 @@ _ANSWER_S: Final = 15.0
 _LEAST_PAUSE_S: Final = 0.1
 _MOST_PAUSE_S: Final = 5.0
 _TOO_SOON_S: Final = 0.05
-"""A broker that has no messages holds a poll. When it answers faster than this, the next poll is delayed."""
+"""A broker that has no messages holds a poll. When it answers faster than this, or need not hold it, there is a pause."""
 _SOON_S: Final = 1.0
 """The pause before a route is asked for again that was not there."""
 
@@ -127,24 +127,24 @@ class Polls:
             poll.is_busy = True
         sent_s = time.monotonic()
         request = self._wanted.pop(name, most, round(wait_s * 1000))
-        answered = partial(self._answered, name, poll, sent_s)
+        answered = partial(self._answered, name, poll, sent_s + min(wait_s, _TOO_SOON_S))
         try:
             self._core.transport.submit(self._core.master(name), request, sent_s + wait_s + _ANSWER_S, answered)
         except ClientError as error:
             answered(error)
 
-    def _answered(self, name: str, poll: _Poll, sent_s: float, outcome: Outcome) -> None:
+    def _answered(self, name: str, poll: _Poll, held_until_s: float, outcome: Outcome) -> None:
         try:
             leases = self._take(name, outcome)
         except Exception as error:  # noqa: BLE001 - whatever it is, even a lack of memory, there must be another poll
             self._failed(name, poll, error)
             return
-        if not leases and time.monotonic() - sent_s < _TOO_SOON_S:
-            self._pause(name, poll)
-            return
         with self._guard:
-            poll.is_busy = False
             poll.failures = 0
+            poll.is_busy = is_too_soon = not leases and time.monotonic() <= held_until_s
+        if is_too_soon:
+            self._core.scheduler.after(_LEAST_PAUSE_S, partial(self._resume, name, poll))
+            return
         if leases:
             self._deliver(leases)
         self._poll(name, poll)
@@ -168,13 +168,10 @@ class Polls:
             self._resolve_soon()
         elif isinstance(error, ConnectionFailed) or getattr(error, "code", 0) == Response.SERVICE_NOT_AVAILABLE:
             self._core.look_for_masters()
-        self._pause(name, poll, error.retry_after_s if isinstance(error, BrokerBusy) else 0.0)
-
-    def _pause(self, name: str, poll: _Poll, least_s: float = 0.0) -> None:
-        """Poll again after a pause, which is longer the more often this has happened."""
         with self._guard:
             poll.failures += 1
             most_s = min(_MOST_PAUSE_S, _LEAST_PAUSE_S * 2.0 ** min(poll.failures, 10))
+        least_s = error.retry_after_s if isinstance(error, BrokerBusy) else 0.0
         self._core.scheduler.after(max(least_s, random.uniform(most_s / 2, most_s)), partial(self._resume, name, poll))
 
     def _resume(self, name: str, poll: _Poll) -> None:

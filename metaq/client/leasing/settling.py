@@ -17,7 +17,7 @@ from metaq.client.connecting.core import Core
 from metaq.client.connecting.transport import Outcome, RemotingRequest, may_pass, refusal
 from metaq.client.leasing.lease import Lease
 from metaq.client.leasing.requests import Wanted, done_of, failure_of
-from metaq.errors import ClientClosed, ClientError, ConnectionFailed, Refused
+from metaq.errors import BrokerBusy, ClientClosed, ClientError
 from metaq.protocol.remoting.codes import Response
 from metaq.protocol.remoting.leases.acks import MOST_ACKS
 
@@ -90,7 +90,7 @@ class Settling:
             told.set_exception(error)
 
     def leave(self, timeout_s: float) -> None:
-        """Wait for what is being told, at most so long. Messages that are still here can be acked until the client is closed."""
+        """Wait for what is being told, at most so long. What is told later counts until the client is closed."""
         with self._changed:
             self._changed.wait_for(lambda: not self._open, timeout_s)
             self._is_left = True
@@ -145,7 +145,7 @@ class Settling:
 
     def _wait(self, name: str, line: _Line, acks: Sequence[_Ack], error: ClientError) -> bool:
         """Plan another try of those acks that have time for it, and fail the others; return whether there is one."""
-        if isinstance(error, ConnectionFailed | Refused):
+        if not isinstance(error, BrokerBusy):
             self._core.look_for_masters()
         after = time.monotonic() + PAUSE_S
         again = [ack for ack in acks if ack.deadline > after and not (self._is_left and self._core.closed)]
