@@ -116,6 +116,7 @@ class LeaseConsumer:
                 task = group.create_task(self._handle_all(handler))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
+        await self._threads.start(self._holder.settle)
 
     async def _handle_all(self, handler: AsyncHandler) -> None:
         while (lease := await self._next(float("inf"))) is not None:
@@ -136,6 +137,6 @@ class LeaseConsumer:
             self._holder.handled(lease)
 
     async def close(self) -> None:
-        """Take no more messages, wait up to 10 s for running handlers, give back what was not begun, and leave the group."""
+        """Take no more messages, leave the group, give back what was not begun, and wait up to 10 s for running handlers."""
         is_inside = asyncio.current_task() in self._tasks
         await self._threads.start(functools.partial(self._holder.close, is_inside=is_inside))

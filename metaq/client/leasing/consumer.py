@@ -104,7 +104,7 @@ class LeaseConsumer:
     """
 
     def __init__(self, holder: LeaseHolder) -> None:
-        self.holder = holder
+        self._holder = holder
 
     def __enter__(self) -> Self:
         return self
@@ -113,14 +113,19 @@ class LeaseConsumer:
         self.close()
 
     @property
+    def holder(self) -> LeaseHolder:
+        """What the forms of a consumer share."""
+        return self._holder
+
+    @property
     def group(self) -> str:
         """The name of its group."""
-        return self.holder.group
+        return self._holder.group
 
     @property
     def closed(self) -> bool:
         """True when the consumer is closed."""
-        return self.holder.closed
+        return self._holder.closed
 
     def __iter__(self) -> Iterator[LeasedMessage]:
         """Yield messages until the consumer is closed."""
@@ -133,8 +138,8 @@ class LeaseConsumer:
         Up to a batch from each broker waits in the consumer for the next calls; these leases are extended meanwhile. The lease
         of the message that is returned is not: call its ``extend`` when it takes longer.
         """
-        lease = self.holder.next(until_of(timeout_s))
-        return None if lease is None else LeasedMessage(self.holder, lease)
+        lease = self._holder.next(until_of(timeout_s))
+        return None if lease is None else LeasedMessage(self._holder, lease)
 
     def run(self, handler: Callable[[LeasedMessage], object], *, concurrency: int = DEFAULT_CONCURRENCY) -> None:
         """Call a handler for each message, until the consumer is closed, by another thread or by the handler itself.
@@ -149,7 +154,7 @@ class LeaseConsumer:
         """
         checks.function("handler", handler, "takes a message")
         checks.number("concurrency", concurrency, 1)
-        self.holder.begin_handlers()
+        self._holder.begin_handlers()
         threads = [
             threading.Thread(target=self._handle_all, args=(handler,), name=f"metaq-{self.group}-{number}", daemon=True)
             for number in range(concurrency)
@@ -158,32 +163,33 @@ class LeaseConsumer:
             thread.start()
         for thread in threads:
             thread.join()
+        self._holder.settle()
 
     def _handle_all(self, handler: Callable[[LeasedMessage], object]) -> None:
-        with self.holder.handling_here():
-            while (lease := self.holder.next(float("inf"))) is not None:
+        with self._holder.handling_here():
+            while (lease := self._holder.next(float("inf"))) is not None:
                 self._handle(handler, lease)
 
     def _handle(self, handler: Callable[[LeasedMessage], object], lease: Lease) -> None:
-        if not self.holder.is_readable(lease):
+        if not self._holder.is_readable(lease):
             return
         try:
-            handler(LeasedMessage(self.holder, lease))
+            handler(LeasedMessage(self._holder, lease))
         except (Exception, SystemExit):  # SystemExit would end only this thread
             logger.exception("handler failed group=%s message=%s attempt=%d", self.group, lease.message.id, lease.attempt)
-            self.holder.failed(lease)
+            self._holder.failed(lease)
         except BaseException:
-            self.holder.failed(lease, 0.0)
+            self._holder.failed(lease, 0.0)
             raise
         else:
-            self.holder.handled(lease)
+            self._holder.handled(lease)
 
     def close(self) -> None:
-        """Take no more messages, wait up to 10 s for running handlers, give back what was not begun, and leave the group.
+        """Take no more messages, leave the group, give back what was not begun, and wait up to 10 s for running handlers.
 
         The client stays open.
         """
-        self.holder.close()
+        self._holder.close()
 
 
 def until_of(timeout_s: float | None) -> float:

@@ -253,6 +253,10 @@ class LeaseHolder:
             self.nack(lease, delay_s).add_done_callback(partial(_log, "message not given back", lease))
         self._leave(lease)
 
+    def settle(self) -> None:
+        """Wait for the brokers' answers about messages that were handled."""
+        self._settling.settle(CONTROL_TIMEOUT_S)
+
     def _leave(self, lease: Lease) -> None:
         with self._changed:
             self._handled.discard(lease)
@@ -294,7 +298,7 @@ class LeaseHolder:
     # -- end ----------------------------------------------------------------------------------------------------------
 
     def close(self, *, is_inside: bool = False) -> None:
-        """Take no more messages, wait up to 10 s for running handlers, give back what was not begun, and leave the group.
+        """Take no more messages, leave the group, give back what was not begun, and wait up to 10 s for running handlers.
 
         ``is_inside``: one of the handlers waits for this itself.
         """
@@ -308,10 +312,10 @@ class LeaseHolder:
             self._changed.notify_all()
         self._polls.close()
         self.on_change()
+        self._core.remove_consumer(self)
         self._give_back(left)
         self._drain(int(is_inside))
         self._settling.leave(CONTROL_TIMEOUT_S)
-        self._core.remove_consumer(self)
 
     def _drain(self, inside: int) -> None:
         until_s = time.monotonic() + DRAIN_S

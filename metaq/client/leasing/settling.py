@@ -89,10 +89,15 @@ class Settling:
         else:
             told.set_exception(error)
 
-    def leave(self, timeout_s: float) -> None:
-        """Wait for what is being told, at most so long. What is told later counts until the client is closed."""
+    def settle(self, timeout_s: float) -> None:
+        """Wait for what is being told, at most so long."""
         with self._changed:
             self._changed.wait_for(lambda: not self._open, timeout_s)
+
+    def leave(self, timeout_s: float) -> None:
+        """Wait for what is being told, at most so long. What is told later counts until the client is closed."""
+        self.settle(timeout_s)
+        with self._changed:
             self._is_left = True
             late = list(self._open) if self._core.closed else []
         for told in late:
