@@ -376,16 +376,14 @@ def test_what_comes_after_the_end_is_given_back() -> None:
         changes.append(decode_header(ChangeInvisibleTime, request.fields))
         return Reply()
 
-    with serving(pop_message=held, change_message_invisibletime=change) as server:
-        with connect(server.address, timeout_s=DEADLINE_S) as client:
-            consumer = client.lease_consumer("orders", "g")
-            assert consumer.receive(timeout_s=0.05) is None
-            wait_until(lambda: len(pops(server)) == 1, DEADLINE_S, "it polls")
-            consumer.close()
-            late = given_one(b"late")
-            (poll,) = (request for request in server.requests if request.code == Request.POP_MESSAGE)
-            server.connections[-1].sendall(encode_response(poll, 0, late.fields, None, len(late.body)) + late.body)
-            wait_until(lambda: len(changes) == 1, DEADLINE_S, "it is given back")
+    with serving(pop_message=held, change_message_invisibletime=change) as server, consuming(server) as consumer:
+        assert consumer.receive(timeout_s=0.05) is None
+        wait_until(lambda: len(pops(server)) == 1, DEADLINE_S, "it polls")
+        consumer.close()
+        late = given_one(b"late")
+        (poll,) = (request for request in server.requests if request.code == Request.POP_MESSAGE)
+        server.connections[-1].sendall(encode_response(poll, 0, late.fields, None, len(late.body)) + late.body)
+        wait_until(lambda: len(changes) == 1, DEADLINE_S, "it is given back")
     assert changes[0].invisible_time == 0
 
 
