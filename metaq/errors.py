@@ -43,6 +43,7 @@
         │   ├── OffsetOutOfRange the message asked for has aged out, or lies beyond the end of its partition
         │   ├── TooLate          the message to cancel was delivered before
         │   ├── UnknownHandle    no message is delayed under the handle to cancel
+        │   ├── LeaseLost        the message is not leased by its consumer any more
         │   └── BrokerBusy       a limit on the broker's work in flight is reached; try again after a while
         ├── RouteNotFound        no broker can be asked for a topic; ``reason`` says which of the four causes it is
         ├── SendFailed           every try to send a message failed
@@ -300,6 +301,10 @@ class TooLate(Refused):
 
 class UnknownHandle(Refused):
     """No message is delayed under the handle: it was delivered long ago, or the handle is of another broker."""
+
+
+class LeaseLost(Refused):
+    """The message is not leased by this consumer any more; ``text`` says why, for example that it was given again."""
 
 
 class BrokerBusy(Refused):

@@ -16,11 +16,14 @@ next call receives the message.
 
 from metaq.aio.admin import Admin
 from metaq.aio.client import Client, Producer, PullConsumer, PushConsumer, SimpleConsumer, TransactionProducer, connect
+from metaq.aio.leases import LeaseConsumer, LeasedMessage
 from metaq.aio.xa import XaSession
 
 __all__ = [
     "Admin",
     "Client",
+    "LeaseConsumer",
+    "LeasedMessage",
     "Producer",
     "PullConsumer",
     "PushConsumer",

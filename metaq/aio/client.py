@@ -1,7 +1,6 @@
 """The client, producers and consumers for asyncio: faces of the blocking classes (``metaq.aio.faces``)."""
 
 import asyncio
-import contextlib
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
@@ -11,7 +10,8 @@ from typing import Any, Final, ParamSpec, Self
 
 import metaq.client as blocking
 from metaq.aio.admin import Admin
-from metaq.aio.faces import OneByOne, Threads, alone, awaited, made, makes, on_loop, threaded
+from metaq.aio.faces import OneByOne, Threads, alone, awaited, made, makes, on_loop, soon, threaded
+from metaq.aio.leases import LeaseConsumer
 from metaq.aio.xa import XaSession
 from metaq.client.consuming.beginning import ConsumeFrom
 from metaq.client.consuming.offsets import OFFSETS_FOLDER
@@ -291,6 +291,7 @@ class Client:
     producer = makes(blocking.Client.producer, Producer)
     cancel = threaded(blocking.Client.cancel)
     consumer = made(blocking.Client.consumer, SimpleConsumer)
+    lease_consumer = made(blocking.Client.lease_consumer, LeaseConsumer)
     pull_consumer = makes(blocking.Client.pull_consumer, PullConsumer)
     xa_session = makes(blocking.Client.xa_session, XaSession)
     admin = makes(blocking.Client.admin, Admin)
@@ -348,11 +349,6 @@ connect = _face(blocking.connect)
 
 def _changes(consumer: blocking.SimpleConsumer | blocking.PullConsumer) -> asyncio.Event:
     """Return an event that is set, on this loop, when a consumer may have messages and when it is closed."""
-    loop, changed = asyncio.get_running_loop(), asyncio.Event()
-
-    def tell() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits any more
-            loop.call_soon_threadsafe(changed.set)
-
-    consumer.when_changed(tell)
+    changed = asyncio.Event()
+    consumer.when_changed(soon(changed.set))
     return changed

@@ -5,6 +5,7 @@ Calls that may wait run on the threads of the client, never on the event loop.
 """
 
 import asyncio
+import contextlib
 import functools
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
@@ -174,3 +175,14 @@ def on_loop(function: Callable[P, Awaitable[T]]) -> Callable[P, T]:
         return asyncio.run_coroutine_threadsafe(work(*arguments, **named), loop).result()
 
     return wait
+
+
+def soon(function: Callable[[], object]) -> Callable[[], None]:
+    """Return a function that any thread may call, and which calls ``function`` on this loop soon afterwards."""
+    loop = asyncio.get_running_loop()
+
+    def call() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits any more
+            loop.call_soon_threadsafe(function)
+
+    return call

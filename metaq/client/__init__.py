@@ -7,6 +7,7 @@ from metaq.client.consuming.consumer import SimpleConsumer
 from metaq.client.consuming.pull import PullConsumer
 from metaq.client.consuming.push import PushConsumer
 from metaq.client.consuming.sharing import Model
+from metaq.client.leasing.consumer import LeaseConsumer, LeasedMessage
 from metaq.client.message import OutgoingMessage, ReceivedMessage, SendResult, SendStatus
 from metaq.client.sending.producer import Producer
 from metaq.client.text.textclient import Batch, PutManyFailed, TextClient, parse_stats
@@ -20,6 +21,8 @@ __all__ = [
     "Client",
     "ConsumeFrom",
     "HalfMessage",
+    "LeaseConsumer",
+    "LeasedMessage",
     "Model",
     "Outcome",
     "OutcomeUnknown",

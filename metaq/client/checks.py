@@ -118,6 +118,14 @@ def seconds(name: str, value: object) -> None:
         raise wrong(name, value, "a number of seconds, 0 or more")
 
 
+def span(name: str, value: object, least: float = 0.0) -> float:
+    """Return a length of time in seconds; refuse what is neither a ``timedelta`` nor a number, or less than ``least``."""
+    found = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(found, bool) or not isinstance(found, int | float) or not least <= found < float("inf"):
+        raise wrong(name, value, f"a timedelta or a number of seconds, {least:g} or more")
+    return float(found)
+
+
 def flag(name: str, value: object) -> None:
     """Refuse a value that is not a ``bool``."""
     if not isinstance(value, bool):

@@ -1,7 +1,7 @@
 """The entry point of the client library: ``connect``, and the client that it returns."""
 
 import re
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -20,6 +20,7 @@ from metaq.client.consuming.pull import PullConsumer
 from metaq.client.consuming.push import DEFAULT_THREADS, Listener, PushConsumer
 from metaq.client.consuming.sendback import MAX_RECONSUME_TIMES
 from metaq.client.consuming.sharing import Model
+from metaq.client.leasing.consumer import DEFAULT_BATCH, DEFAULT_INVISIBLE_S, DEFAULT_WAIT_S, LeaseConsumer, lease_consumer
 from metaq.client.sending.cancelling import cancel
 from metaq.client.sending.producer import DEFAULT_GROUP, Producer
 from metaq.client.sending.replies import Replies
@@ -303,6 +304,51 @@ class Client:
             assign=assign,
             max_reconsume_times=max_reconsume_times,
             offsets_folder=offsets_folder,
+        )
+
+    def lease_consumer(
+        self,
+        topic: str,
+        group: str,
+        *,
+        tags: str = EVERYTHING,
+        sql: str | None = None,
+        batch: int = DEFAULT_BATCH,
+        invisible: timedelta | float = DEFAULT_INVISIBLE_S,
+        wait: timedelta | float = DEFAULT_WAIT_S,
+        from_first: bool = False,
+    ) -> LeaseConsumer:
+        """Return a consumer that leases messages: each comes again, to any member of the group, unless it is acked in time.
+
+        Members of the group share the messages one by one, however many partitions there are. All of them lease.
+
+        Args:
+            topic: the topic to consume; it need not exist yet.
+            group: the group whose members share the messages; 1 to 120 letters, digits, and ``_ - % |``.
+            tags: ``*``, or tags with ``||`` between them.
+            sql: an SQL92 condition on properties, in place of tags.
+            batch: the most messages that come at once from each broker, 1 to 32; they wait in the consumer for their turns.
+            invisible: how long a message is leased, a ``timedelta`` or seconds, from 1 s to the group's ``max_invisible_ms``.
+            wait: how long a broker may hold a request for messages.
+            from_first: begin with the first message of the topic if the group is new, not with those that come from now on;
+                in a topic that is young, brokers always begin with the first.
+
+        Raises:
+            RouteNotFound: no registry answers.
+            ClientError: this client already has a consumer of the group.
+            BadRequest: a name, an expression or a number is invalid.
+        """
+        self._core.check_open()
+        return lease_consumer(
+            self._core,
+            topic,
+            group,
+            tags=tags,
+            sql=sql,
+            batch=batch,
+            invisible=invisible,
+            wait=wait,
+            from_first=from_first,
         )
 
     def pull_consumer(

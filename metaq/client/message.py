@@ -245,6 +245,11 @@ class ReceivedMessage:
         copy._found = self._found
         return copy
 
+    def become(self, other: "ReceivedMessage") -> None:
+        """Have this object stand for the same message as ``other``."""
+        self._head, self._body, self._properties = other._head, other._body, other._properties
+        self._queue, self._most, self._found = other._queue, other._most, other._found
+
     def damaged(self, reason: str) -> "ReceivedMessage":
         """Mark this message as damaged, with ``reason`` as its ``error``, and return it."""
         self._found = self._body, DecodeError(reason)

@@ -11,9 +11,9 @@
             ...
 
 Its clients are the same as those of any broker. It supports sending (one, batch, one-way, reply), pulling with tags and SQL92,
-groups and rebalancing, ordered consumption, delays and cancels, retries and dead letters, queries by key and id, creating and
-deleting topics, and transactional messages, whose producers ``check_transactions`` asks. It has no thread pool, keeps nothing
-on disk, enforces no limits, simulates no latency, and does not answer bulk fetches.
+groups and rebalancing, ordered consumption, leases, delays and cancels, retries and dead letters, queries by key and id,
+creating and deleting topics, and transactional messages, whose producers ``check_transactions`` asks. It has no thread pool,
+keeps nothing on disk, enforces no limits, simulates no latency, and does not answer bulk fetches.
 """
 
 from metaq.testing.broker import InMemoryBroker, broker

@@ -4,6 +4,7 @@ import itertools
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -35,10 +36,10 @@ from metaq.protocol.remoting.routes import (
     encode_route,
     encode_topic_list,
 )
-from metaq.protocol.sql92 import compile_expression
-from metaq.protocol.subscription import ExpressionKind, Subscription, parse_subscription
+from metaq.protocol.subscription import parse_subscription
+from metaq.testing.consumerleases import ConsumerLeases
 from metaq.testing.halves import Halves
-from metaq.testing.log import ADDRESS, BROKER_NAME, Letter, Log, answer_of, decode
+from metaq.testing.log import ADDRESS, BROKER_NAME, Letter, Log, answer_of, chooser, decode
 from metaq.testing.session import InMemorySession
 from metaq.timers.handles import read_handle
 
@@ -53,11 +54,12 @@ _numbers: Final = itertools.count(1)
 
 
 class _Held(NamedTuple):
-    """A pull that waits for messages."""
+    """A pull or a pop that waits for messages."""
 
     session: InMemorySession
     request: RemotingRequest
     done: Done
+    began_s: float
 
 
 class InMemoryBroker:
@@ -74,6 +76,7 @@ class InMemoryBroker:
         self._held: list[_Held] = []
         self._beats: dict[InMemorySession, Heartbeat] = {}
         self._offsets: dict[tuple[str, str, int], int] = {}
+        self._leases = ConsumerLeases(self._log, self._offsets)
         self._locks: dict[tuple[str, MessageQueue], str] = {}
         self._handlers: dict[int, Callable[[InMemorySession, RemotingRequest], ClientAnswer]] = {
             Request.GET_ROUTEINFO_BY_TOPIC: self._route,
@@ -94,6 +97,9 @@ class InMemoryBroker:
             Request.GET_MAX_OFFSET: self._end,
             Request.GET_MIN_OFFSET: self._begin,
             Request.SEARCH_OFFSET_BY_TIMESTAMP: self._search_offset,
+            Request.ACK_MESSAGE: lambda session, request: self._leases.ack(request),
+            Request.BATCH_ACK_MESSAGE: lambda session, request: self._leases.ack_many(request),
+            Request.CHANGE_MESSAGE_INVISIBLETIME: lambda session, request: self._leases.change(request),
             Request.LOCK_BATCH_MQ: self._lock,
             Request.UNLOCK_BATCH_MQ: self._unlock,
             Request.VIEW_MESSAGE_BY_ID: self._view,
@@ -168,6 +174,7 @@ class InMemoryBroker:
             table = {}
             for partition in range(len(self._log.topics.get(topic, ()))):
                 self._offsets[group, topic, partition] = offset
+                self._leases.reset(group, topic, partition)
                 table[MessageQueue(topic, BROKER_NAME, partition)] = offset
             for session in self._group(group):
                 session.ask(Request.RESET_CONSUMER_CLIENT_OFFSET, headers.ResetOffset(topic, group, 0), encode_offsets(table))
@@ -179,14 +186,13 @@ class InMemoryBroker:
         return InMemorySession(self, asked)
 
     def take(self, session: InMemorySession, request: RemotingRequest, done: Done) -> None:
-        """Answer a request: at once, or, for a pull, when there are messages. ``ClientClosed`` when the client has left."""
+        """Answer a request at once, a pull or a pop when there are messages. ``ClientClosed`` when the client has left."""
         with self._guard:
             if session.closed:  # checked under the lock, or a late heartbeat would register a client that has left
                 raise ClientClosed("the client was closed")
-            if request.code == Request.PULL_MESSAGE:
-                held = _Held(session, request, done)
-                if not self._pull(held):
-                    self._held.append(held)
+            if request.code in {Request.PULL_MESSAGE, Request.POP_MESSAGE}:
+                self._held.append(_Held(session, request, done, time.monotonic()))
+                self._wake()
                 return
             handler = self._handlers.get(request.code)
             try:
@@ -344,31 +350,32 @@ class InMemoryBroker:
         fields = {"indexLastUpdateTimestamp": str(self._log.now_ms()), "indexLastUpdatePhyoffset": "0"}
         return ClientAnswer(Response.SUCCESS if records else Response.QUERY_NOT_FOUND, b"".join(records), None, fields)
 
-    # -- pulling ------------------------------------------------------------------------------------------------------
+    # -- pulls and pops -----------------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        """Answer the held pulls that can be answered now."""
-        self._held = [held for held in self._held if not self._pull(held)]
+        """Answer the held pulls and pops that can be answered now."""
+        self._held = [held for held in self._held if not self._give(held)]
 
-    def _pull(self, held: _Held) -> bool:
-        """Answer the pull if possible; return whether it was answered."""
+    def _give(self, held: _Held) -> bool:
+        """Answer a pull or a pop if possible; return whether it was answered."""
+        is_pull = held.request.code == Request.PULL_MESSAGE
         try:
-            answer = self._look(held.request)
+            answer = self._pull(held.request) if is_pull else self._leases.pop(held.request, held.began_s)
         except MetaqError as error:
             answer = ClientAnswer(error.code, remark=str(error))
         if answer is not None:
             held.session.answer(held.done, answer)
         return answer is not None
 
-    def _look(self, request: RemotingRequest) -> ClientAnswer | None:
+    def _pull(self, request: RemotingRequest) -> ClientAnswer | None:
         header = _fields(headers.PullMessage, request)
-        rows = self._rows(header.topic, header.queue_id)
+        rows = self._log.rows(header.topic, header.queue_id)
         code, following = Response.PULL_NOT_FOUND, header.queue_offset
         chosen: list[bytes] = []
         if header.queue_offset > len(rows):
             code, following = Response.PULL_OFFSET_MOVED, len(rows)
         elif header.queue_offset < len(rows):
-            wanted = _chooser(parse_subscription(header.topic, header.subscription or "*", 0, header.expression_type or "TAG"))
+            wanted = chooser(parse_subscription(header.topic, header.subscription or "*", 0, header.expression_type or "TAG"))
             fresh = rows[header.queue_offset : header.queue_offset + header.max_msg_nums]
             chosen = [row for row in fresh if wanted(decode(row))]
             following = header.queue_offset + len(fresh)
@@ -382,12 +389,6 @@ class InMemoryBroker:
             "maxOffset": str(len(rows)),
         }
         return ClientAnswer(code, b"".join(chosen), None, fields)
-
-    def _rows(self, topic: str, partition: int) -> list[bytes]:
-        partitions = self._log.topics.get(topic, [])
-        if not 0 <= partition < len(partitions):
-            raise BadRequest(f"topic {topic} has {len(partitions)} partitions, and {partition} is not one of them")
-        return partitions[partition]
 
     # -- groups -------------------------------------------------------------------------------------------------------
 
@@ -416,6 +417,9 @@ class InMemoryBroker:
         if beat is not None and header.consumer_group:
             left = tuple(consumer for consumer in beat.consumers if consumer.group != header.consumer_group)
             self._beats[session] = beat._replace(consumers=left)
+            self._held = [
+                held for held in self._held if held.session is not session or not _is_pop(held, header.consumer_group)
+            ]
             self._notify(header.consumer_group)
         return ClientAnswer()
 
@@ -441,7 +445,7 @@ class InMemoryBroker:
 
     def _end(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = _fields(headers.QueueOnly, request)
-        return _offset(len(self._rows(header.topic, header.queue_id)))
+        return _offset(len(self._log.rows(header.topic, header.queue_id)))
 
     def _begin(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         return _offset(0)
@@ -477,11 +481,8 @@ def _offset(offset: int) -> ClientAnswer:
     return ClientAnswer(fields={"offset": str(offset)})
 
 
-def _chooser(subscription: Subscription) -> Callable[[ReceivedMessage], bool]:
-    if subscription.kind is ExpressionKind.SQL92:
-        matches = compile_expression(subscription.expression)
-        return lambda message: matches(message.properties)
-    return lambda message: subscription.matches_tag(message.tag)
+def _is_pop(held: _Held, group: str) -> bool:
+    return held.request.code == Request.POP_MESSAGE and (held.request.fields or {}).get("consumerGroup") == group
 
 
 @contextmanager

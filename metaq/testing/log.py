@@ -5,13 +5,13 @@ import secrets
 import struct
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from metaq.client.connecting.transport import ClientAnswer
 from metaq.client.consuming.records import decode_messages
 from metaq.client.message import ReceivedMessage
-from metaq.errors import MessageIllegal, TimerDelivered, UnknownTimer
+from metaq.errors import BadRequest, MessageIllegal, TimerDelivered, UnknownTimer
 from metaq.message import LogOffset
 from metaq.protocol import properties as names
 from metaq.protocol.ids import OffsetId, encode_offset_id
@@ -19,6 +19,8 @@ from metaq.protocol.priority import one_level
 from metaq.protocol.record import FIXED_SIZE, HEADER, MAGIC
 from metaq.protocol.remoting.attributes import MESSAGE_TYPE, PRIORITY_TYPE, TOPIC_ATTRIBUTES, changed, read_changes
 from metaq.protocol.remoting.recall import RecallHandle, encode_recall
+from metaq.protocol.sql92 import compile_expression
+from metaq.protocol.subscription import ExpressionKind, Subscription
 from metaq.timers.handles import Handle, handle_of
 from metaq.timers.records import key_of
 
@@ -83,10 +85,11 @@ class Log:
 
     def now_ms(self) -> int:
         """Return the machine's time plus the time that ``advance`` has added, in milliseconds since 1970."""
-        return time.time_ns() // 1_000_000 + self._moved_ms
+        return time.time_ns() // 1_000_000 + self.moved_ms
 
     @property
-    def _moved_ms(self) -> int:
+    def moved_ms(self) -> int:
+        """How far ``advance`` has moved the clock, in milliseconds."""
         return round(self._advanced_s * 1000)
 
     def create(self, topic: str, partitions: int) -> None:
@@ -139,7 +142,7 @@ class Log:
 
     def _park(self, letter: Letter, now_ms: int, due_ms: int) -> int:
         number = next(self._sequence)
-        self._parked.append(_Parked(due_ms, number, self._moved_ms + due_ms - now_ms, letter))
+        self._parked.append(_Parked(due_ms, number, self.moved_ms + due_ms - now_ms, letter))
         return number
 
     def cancel(self, handle: Handle, topic: str) -> None:
@@ -158,8 +161,8 @@ class Log:
     def advance(self, seconds: float) -> None:
         """Move the clock forward, and store the parked messages that are due by then, in the order in which they are due."""
         self._advanced_s += seconds
-        due = sorted(parked for parked in self._parked if parked.moved_ms <= self._moved_ms)
-        self._parked = [parked for parked in self._parked if parked.moved_ms > self._moved_ms]
+        due = sorted(parked for parked in self._parked if parked.moved_ms <= self.moved_ms)
+        self._parked = [parked for parked in self._parked if parked.moved_ms > self.moved_ms]
         for parked in due:
             self._append(parked.letter)
 
@@ -205,6 +208,13 @@ class Log:
         """Return the record at a log offset; ``None`` when none begins there."""
         return self._records.get(log_offset)
 
+    def rows(self, topic: str, partition: int) -> list[bytes]:
+        """Return the records of a partition; ``BadRequest`` when there is none."""
+        partitions = self.topics.get(topic, [])
+        if not 0 <= partition < len(partitions):
+            raise BadRequest(f"topic {topic} has {len(partitions)} partitions, and {partition} is not one of them")
+        return partitions[partition]
+
     def messages(self, topic: str) -> list[ReceivedMessage]:
         """Return all messages of a topic in the order in which they were stored."""
         rows = itertools.chain.from_iterable(self.topics.get(topic, ()))
@@ -220,6 +230,14 @@ class Log:
 def decode(record: bytes) -> ReceivedMessage:
     """Decode a record to its message."""
     return decode_messages(record, BROKER_NAME, damaged_too=True)[0]
+
+
+def chooser(subscription: Subscription) -> Callable[[ReceivedMessage], bool]:
+    """Return a function that says whether a subscription wants a message."""
+    if subscription.kind is ExpressionKind.SQL92:
+        matches = compile_expression(subscription.expression)
+        return lambda message: matches(message.properties)
+    return lambda message: subscription.matches_tag(message.tag)
 
 
 def _due_ms(pairs: dict[str, str], now_ms: int) -> int | None:

@@ -1,7 +1,7 @@
 """Wrong calls: each is refused at the call, with an error that names the parameter, the value, and what it accepts."""
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -103,6 +103,21 @@ MISTAKES: Final[dict[str, tuple[Call, str]]] = {
     "key number": (lambda on: on.admin.query_by_key("t", 2003), r"key is 2003 \(int\); it takes text"),
     "none of a key": (lambda on: on.admin.query_by_key("t", "k", most=0), "most is 0"),
     "reset": (lambda on: on.admin.reset_offset("g", "t", "first"), "to is 'first'.* or a datetime"),
+    "batch of leases": (lambda on: on.client.lease_consumer("t", "l", batch=33), r"batch is 33 \(int\).* from 1 to 32"),
+    "invisible": (
+        lambda on: on.client.lease_consumer("t", "l", invisible=0.5),
+        r"invisible is 0.5 \(float\); it takes a timedelta or a number of seconds, 1 or more",
+    ),
+    "invisible text": (lambda on: on.client.lease_consumer("t", "l", invisible="1"), "invisible is '1'"),
+    "wait": (lambda on: on.client.lease_consumer("t", "l", wait=timedelta(seconds=-1)), "wait is .* 0 or more"),
+    "from first": (lambda on: on.client.lease_consumer("t", "l", from_first=0), "from_first is 0.* True or False"),
+    "topic of leases": (lambda on: on.client.lease_consumer("a b", "l"), "topic 'a b'"),
+    "group of leases": (lambda on: on.client.lease_consumer("t", ""), "group ''"),
+    "nack": (lambda on: on.leased.nack(-1), r"delay is -1 \(int\)"),
+    "extend": (lambda on: on.leased.extend(float("nan")), "seconds is nan"),
+    "handler": (lambda on: on.leasing.run("print"), "handler is 'print'.* a function that takes a message"),
+    "concurrency": (lambda on: on.leasing.run(print, concurrency=0), "concurrency is 0.* from 1 on"),
+    "receive a lease": (lambda on: on.leasing.receive("5"), "timeout_s is '5'"),
     "topics of a session": (lambda on: on.client.xa_session(["t"]), r"topic is \['t'\]"),
     "qualifier": (lambda on: on.client.xa_session("t", qualifier=7), "qualifier is 7"),
     "address": (lambda on: on.connect(("127.0.0.1", 9876)), r"address is \('127.0.0.1', 9876\) \(tuple\)"),
@@ -121,6 +136,8 @@ def on() -> Iterator[SimpleNamespace]:
         def commit(*given: object) -> metaq.Outcome:
             return metaq.Outcome.COMMIT
 
+        client.producer().send("t", b"")
+        leasing = client.lease_consumer("t", "leasing")
         branches = client.xa_session("t")
         branches._branch = xasession._Branch(branches.xid(1, "order", "messages"), address="")
         yield SimpleNamespace(
@@ -131,6 +148,8 @@ def on() -> Iterator[SimpleNamespace]:
             branches=branches,
             consumer=client.consumer("t", "iterating"),
             reader=client.pull_consumer("t"),
+            leasing=leasing,
+            leased=leasing.receive(timeout_s=60.0),
             admin=client.admin(),
             connect=metaq.connect,
             outgoing=metaq.OutgoingMessage,

@@ -241,7 +241,7 @@ class Core:
         """
         with self._guard:
             if member.group in self._consumers:
-                raise ClientError(f"this client already has a consumer of group {member.group}; use its subscribe()")
+                raise ClientError(f"this client already has a consumer of group {member.group}; use it, or another client")
             self._consumers[member.group] = member
 
     def remove_consumer(self, member: GroupMember) -> None:

@@ -129,6 +129,11 @@ def refusal(response: RemotingCommand) -> Refused:
     return Refused(response.code, text)
 
 
+def may_pass(error: ClientError) -> bool:
+    """Return whether the same request may succeed after a while, perhaps at a new master."""
+    return error.retriable or (isinstance(error, Refused) and error.code == Response.SERVICE_NOT_AVAILABLE)
+
+
 def _retry_after_s(text: str) -> float:
     number, _, unit = text.partition(_RETRY_AFTER)[2].partition(" ")
     return int(number) / 1000 if number.isdecimal() and unit.startswith("ms") else BUSY_WAIT_S

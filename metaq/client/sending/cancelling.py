@@ -4,9 +4,9 @@ import time
 from typing import Final
 
 from metaq.client.connecting.core import Core
-from metaq.client.connecting.transport import RemotingRequest
-from metaq.errors import BadRequest, ClientError, Refused, RouteNotFound
-from metaq.protocol.remoting.codes import Request, Response
+from metaq.client.connecting.transport import RemotingRequest, may_pass
+from metaq.errors import BadRequest, ClientError, RouteNotFound
+from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.headers import RecallMessage
 from metaq.protocol.remoting.recall import decode_recall
 
@@ -31,7 +31,7 @@ def cancel(core: Core, handle: str, deadline: float) -> None:
                 _find_brokers(core, recall.topic, recall.broker_name, deadline)
             core.ask_broker(recall.broker_name, request, deadline)
         except ClientError as error:
-            if not _may_pass(error) or time.monotonic() + PAUSE_S >= deadline:
+            if not may_pass(error) or time.monotonic() + PAUSE_S >= deadline:
                 raise
             is_known = False  # another replica may be its master by now
             time.sleep(PAUSE_S)
@@ -50,7 +50,3 @@ def _find_brokers(core: Core, topic: str, broker_name: str, deadline: float) -> 
     except RouteNotFound:
         if core.routes.address(broker_name) is None:  # otherwise the topic has a route, and takes no messages now
             raise
-
-
-def _may_pass(error: ClientError) -> bool:
-    return error.retriable or (isinstance(error, Refused) and error.code == Response.SERVICE_NOT_AVAILABLE)

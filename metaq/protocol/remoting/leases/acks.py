@@ -66,6 +66,13 @@ class BatchAck(NamedTuple):
     acks: tuple[AckRow, ...]
 
 
+class BatchAckAnswer(NamedTuple):
+    """The answer to 200151, whose fields RocketMQ's own brokers leave out."""
+
+    done: int
+    """How many messages were open in these deliveries until now; the others were done, or mean nothing any more."""
+
+
 def decode_batch_ack(body: bytes) -> BatchAck:
     """Return the acks of a body. Raise ``BadRequest`` when it cannot be read, or has more acks than a request may."""
     content = fastjson.members_of(fastjson.decode_plain(body), "batch of acks")

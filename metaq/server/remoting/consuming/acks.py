@@ -15,7 +15,7 @@ from metaq.message import GroupPartition, TopicPartition
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import Int32, decode_header, encode_header
-from metaq.protocol.remoting.leases.acks import AckRow, decode_batch_ack
+from metaq.protocol.remoting.leases.acks import AckRow, BatchAckAnswer, decode_batch_ack
 from metaq.protocol.remoting.leases.pop import OWN, AckMessage, ChangeAnswer, ChangeInvisibleTime, Receipt, decode_receipt
 from metaq.server.access.permissions import Action, Principal, demand
 from metaq.server.remoting.owed import owe
@@ -68,7 +68,8 @@ class AckHandler:
     def ack_many(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """Finish messages of one or more pops (200151).
 
-        The answer is success if the body can be read: receipts that mean nothing any more are passed.
+        The answer is success if the body can be read, and says how many messages were finished by it: receipts that mean
+        nothing any more are passed.
         """
         batch = decode_batch_ack(request.body)
         for row in batch.acks:
@@ -78,9 +79,10 @@ class AckHandler:
         if not batch.acks:
             raise RequestFailed(Response.NO_MESSAGE, "the request has no acks")
         done = sum([self._ack_row(row) for row in batch.acks])
+        answer = Answer(fields=encode_header(BatchAckAnswer(done)))
         if not done:
-            return DONE
-        self._answer(session, request, DONE, *{row.group for row in batch.acks})
+            return answer
+        self._answer(session, request, answer, *{row.group for row in batch.acks})
         return None
 
     def _ack_row(self, row: AckRow) -> int:

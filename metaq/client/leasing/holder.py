@@ -1,0 +1,335 @@
+"""The leases that one consumer holds, of messages that wait for it or are being handled: what all its forms are made of.
+
+Polls ask for messages only while somebody waits for one and none is here. What they bring waits in a buffer. The leases of
+messages in the buffer, and of those for which a handler runs, are extended when half of their time is over; that of a message
+which was handed to the program itself is not.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
+
+from metaq.client.connecting.core import CONTROL_TIMEOUT_S, Core
+from metaq.client.connecting.forks import MADE_BEFORE, renewed_in_children
+from metaq.client.connecting.transport import ClientAnswer
+from metaq.client.consuming.running import running_info
+from metaq.client.leasing.lease import Lease, back_off_s
+from metaq.client.leasing.polling import Demand, Polls
+from metaq.client.leasing.requests import REJECT_MS, Wanted
+from metaq.client.leasing.settling import Settling, Told
+from metaq.errors import ClientClosed, ClientError, LeaseLost, RouteNotFound, RouteProblem
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.heartbeats import subscription_row
+
+logger = logging.getLogger(__name__)
+
+DRAIN_S: Final = 10.0
+"""The longest time that a closing consumer waits for running handlers."""
+GRACE_S: Final = 5.0
+"""How much longer than its own time limit a request may take to report it."""
+_MOST_TICK_S: Final = 1.0
+_TICKS: Final = 10
+"""How often in the time of a lease leases are looked at."""
+_KIND: Final = "CONSUME_PASSIVELY"
+
+
+class LeaseHolder:
+    """A member of a group that leases messages of one topic. Nothing but ``next`` and ``close`` blocks. Thread-safe."""
+
+    def __init__(self, core: Core, wanted: Wanted, *, batch: int, wait_s: float) -> None:
+        """Join the group. ``RouteNotFound`` when no registry answers; a topic that does not exist yet is waited for."""
+        self.group = wanted.group
+        self.answer_s = core.timeout_s + GRACE_S
+        """The longest time that an answer about a message may take."""
+        self._core = core
+        self._wanted = wanted
+        self._batch = batch
+        self._wait_s = wait_s
+        self._invisible_s = wanted.invisible_ms / 1000
+        self._started_ms = time.time_ns() // 1_000_000
+        self._settling = Settling(core, wanted)
+        self._polls = Polls(core, wanted, self._demand, self._deliver)
+        self._is_inherited = False
+        self.on_change: Callable[[], None] = lambda: None
+        """Called, on any thread, when ``take`` may have a message, and when the consumer is closed."""
+        self._changed = threading.Condition()  # guards what follows
+        self.closed = False
+        self._waiting = 0
+        self._wait_until_s = 0.0
+        self._has_handlers = False
+        self._buffer: deque[Lease] = deque()
+        self._handled: set[Lease] = set()
+        """Those for which a handler runs."""
+        self._threads: set[int] = set()
+        """The threads that call handlers."""
+        renewed_in_children(self)
+        self._start()
+
+    def _start(self) -> None:
+        try:
+            self._core.routes.route(self._wanted.topic, self._core.deadline())
+        except RouteNotFound as error:
+            if error.reason is RouteProblem.REGISTRY_UNREACHABLE:
+                raise
+            logger.warning("topic waited for group=%s reason=%s", self.group, error)
+        self._core.add_consumer(self)
+        self._core.heartbeat(wait_s=CONTROL_TIMEOUT_S)
+        self._core.scheduler.run(self._polls.resolve)
+        self._core.scheduler.every(min(_MOST_TICK_S, self._invisible_s / _TICKS), self._extend, lambda: self.closed)
+
+    def renew(self) -> None:
+        """Become closed in a child of a fork: membership and leases are the parent's."""
+        self._changed = threading.Condition()
+        self._settling.renew()
+        self._is_inherited = self.closed = True
+        self._buffer = deque()
+        self._handled = set()
+
+    def check_open(self) -> None:
+        """Raise ``ClientClosed`` when it is closed."""
+        if self.closed:
+            reason = MADE_BEFORE if self._is_inherited else "was closed"
+            raise ClientClosed(f"this consumer of group {self.group} {reason}")
+
+    # -- messages for the program -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def waiting(self, until_s: float) -> Iterator[None]:
+        """Have brokers asked for messages while somebody waits for one, until ``until_s`` at most."""
+        with self._changed:
+            self._waiting += 1
+            self._wait_until_s = max(self._wait_until_s, until_s)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._waiting -= 1
+                if not self._waiting:
+                    self._wait_until_s = 0.0
+
+    def _demand(self) -> Demand:
+        with self._changed:
+            if self.closed or self._buffer or not self._waiting:
+                return Demand(0, 0.0)
+            most = min(self._batch, self._waiting) if self._has_handlers else self._batch
+            return Demand(most, max(0.0, min(self._wait_s, self._wait_until_s - time.monotonic())))
+
+    def take(self) -> Lease | None:
+        """Return the next message, if one is here; else have brokers asked for some, if somebody waits."""
+        now_s = time.monotonic()
+        with self._changed:
+            while self._buffer and not self.closed:
+                lease = self._buffer.popleft()
+                if not lease.is_usable(now_s):
+                    logger.info("lease ended before its message was used message=%s %s", lease.message.id, lease.lost)
+                    continue
+                if self._has_handlers:
+                    self._handled.add(lease)
+                return lease
+            if self.closed:
+                return None
+        self._polls.poll_soon()
+        return None
+
+    def next(self, until_s: float) -> Lease | None:
+        """Return the next message; ``None`` when none comes until then, or it is closed."""
+        if self._is_inherited:
+            self.check_open()
+        with self.waiting(until_s):
+            while (lease := self.take()) is None:
+                with self._changed:
+                    left_s = until_s - time.monotonic()
+                    if self.closed or left_s <= 0:
+                        return None
+                    if not self._buffer:
+                        self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
+        return lease
+
+    def _deliver(self, leases: Sequence[Lease]) -> None:
+        """Take messages that have come. Those that do not match are done: a broker compares hashes of tags only."""
+        subscription = self._wanted.subscription
+        mine = []
+        for lease in leases:
+            if subscription.tags and not subscription.matches_tag(lease.message.tag):
+                self._settling.ack(lease)
+            else:
+                mine.append(lease)
+        with self._changed:
+            is_late = self.closed
+            if not is_late:
+                self._buffer.extend(mine)
+                self._changed.notify_all()
+        if is_late:
+            self._give_back(mine)
+        self.on_change()
+
+    def _give_back(self, leases: Sequence[Lease]) -> None:
+        for lease in leases:
+            self._settling.change(lease, 0).add_done_callback(partial(_log, "message not given back", lease))
+
+    # -- what becomes of messages -------------------------------------------------------------------------------------
+
+    def ack(self, lease: Lease) -> Told:
+        """Finish a message."""
+        lease.is_finished = True
+        return self._settling.ack(lease)
+
+    def nack(self, lease: Lease, delay_s: float | None) -> Told:
+        """Give a message back, to come again after a pause; ``None``: one that grows with its attempts."""
+        lease.is_finished = True
+        return self._settling.change(lease, round(1000 * (back_off_s(lease.attempt) if delay_s is None else delay_s)))
+
+    def reject(self, lease: Lease) -> Told:
+        """Make a message a dead letter."""
+        lease.is_finished = True
+        return self._settling.change(lease, REJECT_MS)
+
+    def extend(self, lease: Lease, seconds: float) -> Told:
+        """Let a lease end so many seconds from now."""
+        lease.is_extending = True
+        now_s = time.monotonic()
+        told = self._settling.change(lease, round(seconds * 1000))
+        told.add_done_callback(partial(self._extended, lease, now_s, seconds))
+        return told
+
+    def _extend(self) -> None:
+        """Extend the leases of messages that wait here or are being handled, of those for which it is time."""
+        now_s = time.monotonic()
+        with self._changed:
+            due = [lease for lease in (*self._buffer, *self._handled) if lease.wants_extension(now_s)]
+        for lease in due:
+            self.extend(lease, lease.invisible_s).add_done_callback(partial(_log, "lease not extended", lease))
+
+    def _extended(self, lease: Lease, now_s: float, seconds: float, told: Told) -> None:
+        error = told.exception()
+        with self._changed:
+            if error is None:
+                lease.extend(now_s, seconds)
+            lease.is_extending = False
+            if isinstance(error, LeaseLost):
+                lease.lost = error.text
+
+    # -- handlers -----------------------------------------------------------------------------------------------------
+
+    def begin_handlers(self) -> None:
+        """Have messages taken for handlers from now on: no more of them than wait for one."""
+        self.check_open()
+        with self._changed:
+            self._has_handlers = True
+
+    @contextmanager
+    def handling_here(self) -> Iterator[None]:
+        """Note that this thread calls handlers, so that ``close`` called by one of them does not wait for it."""
+        self._threads.add(threading.get_ident())
+        try:
+            yield
+        finally:
+            self._threads.discard(threading.get_ident())
+
+    def is_readable(self, lease: Lease) -> bool:
+        """Return whether a message can be handled; one with an ``error`` is given back, so that it ends as a dead letter."""
+        error = lease.message.error
+        if error is not None:
+            logger.warning("message unreadable group=%s message=%s reason=%s", self.group, lease.message.id, error)
+            self.failed(lease)
+        return error is None
+
+    def handled(self, lease: Lease) -> None:
+        """Ack a message whose handler has returned, unless it has said itself what becomes of it."""
+        if not lease.is_finished:
+            self.ack(lease).add_done_callback(partial(_log, "message not acked, so it may come again", lease))
+        self._leave(lease)
+
+    def failed(self, lease: Lease, delay_s: float | None = None) -> None:
+        """Give a message back whose handler has raised, unless it has said before what becomes of it."""
+        if not lease.is_finished:
+            self.nack(lease, delay_s).add_done_callback(partial(_log, "message not given back", lease))
+        self._leave(lease)
+
+    def settle(self) -> None:
+        """Wait for the brokers' answers about messages that were handled."""
+        self._settling.settle(CONTROL_TIMEOUT_S)
+
+    def _leave(self, lease: Lease) -> None:
+        with self._changed:
+            self._handled.discard(lease)
+            self._changed.notify_all()
+
+    # -- what brokers and the client ask ------------------------------------------------------------------------------
+
+    def heartbeat_row(self) -> dict[str, Any]:
+        """Return this member's entry in heartbeats."""
+        return {
+            "groupName": self.group,
+            "consumeType": _KIND,
+            "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET" if self._wanted.from_first else "CONSUME_FROM_LAST_OFFSET",
+            "messageModel": "CLUSTERING",
+            "unitMode": False,
+            "subscriptionDataSet": [subscription_row(self._wanted.subscription)],
+        }
+
+    def rebalance(self) -> None:
+        """Follow the topic's route; whose queues are whose is decided by each broker, message by message."""
+        self._polls.resolve()
+
+    def asked(self, request: RemotingCommand) -> ClientAnswer:
+        """Answer a broker: report this member's state (307). After a reset (220) nothing need be done: receipts end by it."""
+        if request.code == Request.RESET_CONSUMER_CLIENT_OFFSET:
+            return ClientAnswer()
+        if request.code != Request.GET_CONSUMER_RUNNING_INFO:
+            return ClientAnswer(Response.REQUEST_CODE_NOT_SUPPORTED, remark="this consumer leases messages")
+        info = running_info(
+            registries=self._core.routes.registries,
+            kind=_KIND,
+            started_ms=self._started_ms,
+            ordered=False,
+            subscriptions=[self._wanted.subscription],
+            queues={},
+        )
+        return ClientAnswer(body=fastjson.encode(info))
+
+    # -- end ----------------------------------------------------------------------------------------------------------
+
+    def close(self, *, is_inside: bool = False) -> None:
+        """Take no more messages, leave the group, give back what was not begun, and wait up to 10 s for running handlers.
+
+        ``is_inside``: one of the handlers waits for this itself.
+        """
+        is_inside = is_inside or threading.get_ident() in self._threads
+        with self._changed:
+            if self.closed:
+                return
+            self.closed = True
+            left = list(self._buffer)
+            self._buffer.clear()
+            self._changed.notify_all()
+        self._polls.close()
+        self.on_change()
+        self._core.remove_consumer(self)
+        self._give_back(left)
+        self._drain(int(is_inside))
+        self._settling.leave(CONTROL_TIMEOUT_S)
+
+    def _drain(self, inside: int) -> None:
+        until_s = time.monotonic() + DRAIN_S
+        tick_s = min(_MOST_TICK_S, self._invisible_s / _TICKS)
+        while (left_s := until_s - time.monotonic()) > 0:
+            with self._changed:
+                if self._changed.wait_for(lambda: len(self._handled) <= inside, min(left_s, tick_s)):
+                    return
+            self._extend()
+        logger.warning("handlers still run, their messages may come again group=%s count=%d", self.group, len(self._handled))
+
+
+def _log(what: str, lease: Lease, told: Told) -> None:
+    """Log why a broker did not do what it was told, if nobody else sees that."""
+    error = told.exception()
+    if isinstance(error, ClientError):
+        logger.warning("%s message=%s attempt=%d reason=%s", what, lease.message.id, lease.attempt, error)

@@ -1,0 +1,180 @@
+"""Long polls: one at each broker that has the topic, while somebody waits for messages."""
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from metaq.client.connecting.core import CONTROL_TIMEOUT_S, Core
+from metaq.client.connecting.presence import level_of
+from metaq.client.connecting.transport import Outcome, refusal
+from metaq.client.leasing.lease import Lease
+from metaq.client.leasing.requests import EMPTY, Wanted, read_popped
+from metaq.errors import BrokerBusy, ClientError, ConnectionFailed, Refused, RouteNotFound, RouteProblem
+from metaq.protocol.remoting.codes import Response
+
+logger = logging.getLogger(__name__)
+
+_ANSWER_S: Final = 15.0
+"""How much longer than the broker may hold it a poll may take."""
+_LEAST_PAUSE_S: Final = 0.1
+_MOST_PAUSE_S: Final = 5.0
+_TOO_SOON_S: Final = 0.05
+"""A broker that has no messages holds a poll. When it answers faster than this, or need not hold it, there is a pause."""
+_SOON_S: Final = 1.0
+"""The pause before a route is asked for again that was not there."""
+
+
+class Demand(NamedTuple):
+    """What is wanted now."""
+
+    most: int
+    """Messages from each broker; 0: none."""
+    wait_s: float
+    """How long a broker may hold a poll."""
+
+
+class _Poll:
+    """The poll at one broker: at most one at a time."""
+
+    def __init__(self) -> None:
+        self.is_busy = False
+        """True while it is in flight, and during a pause after it."""
+        self.failures = 0
+
+
+class Polls:
+    """The polls of one consumer. They survive lost brokers and follow the topic's route. Thread-safe."""
+
+    def __init__(
+        self, core: Core, wanted: Wanted, demand: Callable[[], Demand], deliver: Callable[[Sequence[Lease]], None]
+    ) -> None:
+        """Create it; ``demand`` says what is wanted, and ``deliver`` takes messages. Both are called on any thread."""
+        self._core = core
+        self._wanted = wanted
+        self._demand = demand
+        self._deliver = deliver
+        self._guard = threading.Lock()  # guards what follows
+        self._polls: dict[str, _Poll] = {}
+        self._is_planned = False
+        self._resolves_soon = False
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Poll no more. Messages that still arrive are delivered."""
+        self._is_closed = True
+
+    # -- the route ----------------------------------------------------------------------------------------------------
+
+    def resolve(self) -> None:
+        """Find out which brokers have the topic, and poll these. Without a route, this happens again soon."""
+        if self._is_closed:
+            return
+        topic = self._wanted.topic
+        try:
+            names = {queue.broker_name for queue in self._core.routes.readable(topic, time.monotonic() + CONTROL_TIMEOUT_S)}
+        except ClientError as error:
+            is_known = isinstance(error, RouteNotFound) and error.reason is RouteProblem.TOPIC_ABSENT
+            logger.log(logging.DEBUG if is_known else level_of(error), "no route group=%s reason=%s", self._wanted.group, error)
+            self._resolve_soon()
+            return
+        with self._guard:
+            self._polls = {name: self._polls.get(name) or _Poll() for name in sorted(names)}
+        self.poll()
+
+    def _resolve_soon(self) -> None:
+        with self._guard:
+            if self._resolves_soon:
+                return
+            self._resolves_soon = True
+        self._core.scheduler.after(_SOON_S, self._resolve_again)
+
+    def _resolve_again(self) -> None:
+        with self._guard:
+            self._resolves_soon = False
+        self.resolve()
+
+    # -- polls --------------------------------------------------------------------------------------------------------
+
+    def poll_soon(self) -> None:
+        """Call ``poll`` on another thread: it may have to connect."""
+        with self._guard:
+            if self._is_planned:
+                return
+            self._is_planned = True
+        self._core.scheduler.run(self._poll_as_planned)
+
+    def _poll_as_planned(self) -> None:
+        with self._guard:
+            self._is_planned = False
+        self.poll()
+
+    def poll(self) -> None:
+        """Ask each broker that is not being asked for the messages that are wanted, if any."""
+        with self._guard:
+            polls = list(self._polls.items())
+        for name, poll in polls:
+            self._poll(name, poll)
+
+    def _poll(self, name: str, poll: _Poll) -> None:
+        most, wait_s = self._demand()
+        with self._guard:
+            if not most or poll.is_busy or self._is_closed or self._polls.get(name) is not poll:
+                return
+            poll.is_busy = True
+        sent_s = time.monotonic()
+        request = self._wanted.pop(name, most, round(wait_s * 1000))
+        answered = partial(self._answered, name, poll, sent_s + min(wait_s, _TOO_SOON_S))
+        try:
+            self._core.transport.submit(self._core.master(name), request, sent_s + wait_s + _ANSWER_S, answered)
+        except ClientError as error:
+            answered(error)
+
+    def _answered(self, name: str, poll: _Poll, held_until_s: float, outcome: Outcome) -> None:
+        try:
+            leases = self._take(name, outcome)
+        except Exception as error:  # noqa: BLE001 - whatever it is, even a lack of memory, there must be another poll
+            self._failed(name, poll, error)
+            return
+        with self._guard:
+            poll.failures = 0
+            poll.is_busy = is_too_soon = not leases and time.monotonic() <= held_until_s
+        if is_too_soon:
+            self._core.scheduler.after(_LEAST_PAUSE_S, partial(self._resume, name, poll))
+            return
+        if leases:
+            self._deliver(leases)
+        self._poll(name, poll)
+
+    def _take(self, name: str, outcome: Outcome) -> list[Lease]:
+        if isinstance(outcome, ClientError):
+            raise outcome
+        if outcome.code in EMPTY:
+            return []
+        if outcome.code != Response.SUCCESS:
+            raise refusal(outcome)
+        now_s, invisible_s = time.monotonic(), self._wanted.invisible_ms / 1000
+        popped = read_popped(outcome, name, self._wanted.topic, self._core.max_inflated_bytes)
+        return [Lease(message, receipt, now_s, invisible_s) for message, receipt in popped]
+
+    def _failed(self, name: str, poll: _Poll, error: Exception) -> None:
+        group, topic = self._wanted.group, self._wanted.topic
+        logger.log(level_of(error), "poll failed group=%s topic=%s broker=%s reason=%r", group, topic, name, error)
+        if isinstance(error, Refused) and error.code in {Response.TOPIC_NOT_EXIST, Response.NO_PERMISSION}:
+            self._core.routes.forget(topic)
+            self._resolve_soon()
+        elif isinstance(error, ConnectionFailed) or getattr(error, "code", 0) == Response.SERVICE_NOT_AVAILABLE:
+            self._core.look_for_masters()
+        with self._guard:
+            poll.failures += 1
+            most_s = min(_MOST_PAUSE_S, _LEAST_PAUSE_S * 2.0 ** min(poll.failures, 10))
+        least_s = error.retry_after_s if isinstance(error, BrokerBusy) else 0.0
+        self._core.scheduler.after(max(least_s, random.uniform(most_s / 2, most_s)), partial(self._resume, name, poll))
+
+    def _resume(self, name: str, poll: _Poll) -> None:
+        with self._guard:
+            poll.is_busy = False
+        self._poll(name, poll)
