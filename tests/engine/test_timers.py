@@ -183,15 +183,17 @@ def test_what_waits_survives_a_kill(tmp_path: Path, engine: str, durability: str
         broker.kill()
         broker.start()
         with RemotingClient(broker.host, broker.port) as client:
-            assert recall(client, handles[5])[0] == Response.SUCCESS
+            answer, reason = recall(client, handles[5])
+            assert answer == Response.SUCCESS or "was delivered at its time" in reason  # where the start takes its 2.5 s
             assert recall(client, handles[3])[0] == Response.SUCCESS
             assert recall(client, far)[0] == Response.SUCCESS
-            wait_count(client, 7)
+            expected = [b"%d" % number for number in range(8) if number != 3 and (number != 5 or answer != Response.SUCCESS)]
+            wait_count(client, 1 + len(expected))
         broker.restart(same_port=True)
         with RemotingClient(broker.host, broker.port) as client:
             delayed(client, b"last", "TIMER_DELAY_MS\x01100\x02")
-            wait_count(client, 8)
-            assert bodies(client) == [b"delivered before", *(b"%d" % number for number in (0, 1, 2, 4, 6, 7)), b"last"]
+            wait_count(client, 2 + len(expected))
+            assert bodies(client) == [b"delivered before", *expected, b"last"]
 
 
 def test_a_message_whose_topic_was_deleted_is_dropped(tmp_path: Path) -> None:
