@@ -71,7 +71,7 @@ def test_members_share_two_brokers(brokers: tuple[BrokerProcess, BrokerProcess],
 
 
 def test_members_go_on_with_the_next_master(start5: Start5, tmp_path: Path, name: str) -> None:
-    """A-16: a master is killed under pops, acks and delayed messages; each message is consumed, and the delayed ones that it had
+    """A-16: a master is killed under pops, acks and delayed messages; each is consumed, and the delayed ones that it had
     acknowledged are delivered once. None is early."""
     with ExitStack() as stack:
         zookeeper = stack.enter_context(ZooKeeperProcess(tmp_path / "zk"))
