@@ -26,8 +26,8 @@ def only(kind: str) -> Fence:
 
 
 def telnet_session() -> tuple[Fence, str]:
-    """The telnet example: its fence, and the session behind the call of telnet."""
-    fence = only("telnet")
+    """The first telnet example: its fence, and the session behind the call of telnet."""
+    fence = fences(README, "telnet")[0]
     call, _, session = fence.text.partition("\n")
     assert call == f"{SHELL_PROMPT}telnet {ADDRESS}"
     return fence, session
@@ -45,6 +45,13 @@ def test_telnet_session_over_a_plain_socket(broker: BrokerProcess) -> None:
     fence, session = telnet_session()
     with broker.connect() as connection:
         play(fence, connection, session)
+
+
+def test_a_worker_over_a_plain_socket(broker: BrokerProcess) -> None:
+    """ES-102: a delayed put, a push, a message that is given back, and its ack."""
+    _, fence = fences(README, "telnet")
+    with broker.connect() as connection:
+        play(fence, connection)
 
 
 def visible(text: str) -> str:
