@@ -5,14 +5,16 @@ import itertools
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
 from metaq.address import Address
 from metaq.client.connecting.access import OPEN, Access
-from metaq.errors import ConnectionFailed, ProtocolError, Refused, RequestTimeout
+from metaq.errors import ConnectionFailed, ProtocolError, Refused, RequestTimeout, StreamLost
 from metaq.protocol.text.commands import NO_OPAQUE
-from metaq.protocol.text.replies import BAD_REQUEST, OK, Reply, ReplyReader
+from metaq.protocol.text.pushed import Pushed
+from metaq.protocol.text.replies import BAD_REQUEST, OK, Reply, TextReader
 from metaq.protocol.text.writing import write_line
 
 _RECEIVE_BYTES: Final = 256 * 1024
@@ -49,12 +51,13 @@ class TextConnection:
         self._outgoing = access.connect(self._address, timeout_s)
         # A timeout belongs to the socket object, and both directions may wait at once, with different threads' deadlines.
         self._incoming = self._outgoing.dup()
-        self._reader = ReplyReader()
+        self._reader = TextReader()
         self._sending = threading.Lock()
         self._opaques = itertools.count()
         self._changed = threading.Condition()  # guards what follows
         self._waiting: dict[int, Exchange] = {}
         self._someone_reads = False
+        self._pushed: deque[Pushed | Reply] | None = None
         self._lost = ""
         self._last_words = ""
         if login is not None:
@@ -115,9 +118,32 @@ class TextConnection:
             while exchange.in_flight > at_most:
                 self._check()
                 if not self._someone_reads:
-                    self._read_for_all(deadline)
+                    try:
+                        self._read_for_all(deadline)
+                    except TimeoutError as error:
+                        raise self._timed_out() from error
                 elif not self._changed.wait(max(0.0, deadline - time.monotonic())):
                     raise self._timed_out()
+
+    def take_pushes(self) -> None:
+        """Keep what comes without being the reply to a request, for ``next_push``."""
+        self._pushed = deque()
+
+    def next_push(self, deadline: float) -> Pushed | Reply | None:
+        """Return the next message that was pushed, or another reply to the request that had them pushed; ``None`` if none comes
+        in time. Raise ``ConnectionFailed``."""
+        assert self._pushed is not None
+        with self._changed:
+            while not self._pushed:
+                self._check()
+                if not self._someone_reads:
+                    try:
+                        self._read_for_all(deadline)
+                    except TimeoutError:
+                        return None
+                elif not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    return None
+            return self._pushed.popleft()
 
     def lose(self, reason: str) -> None:
         """Close the connection; requests in flight and later ones fail with ``reason``."""
@@ -142,14 +168,17 @@ class TextConnection:
                 handle.close()
 
     def _read_for_all(self, deadline: float) -> None:
-        """Receive once, and deliver the replies. The lock is held on entry and on return, but not while waiting for data."""
+        """Receive once, and deliver the replies; ``TimeoutError`` when nothing comes in time.
+
+        The lock is held on entry and on return, but not while waiting for data.
+        """
         self._someone_reads = True
         self._changed.release()
         try:
             self._incoming.settimeout(max(_LEAST_TIMEOUT_S, deadline - time.monotonic()))
             replies = self._receive()
-        except TimeoutError as error:
-            raise self._timed_out() from error
+        except TimeoutError:
+            raise
         except (OSError, ProtocolError) as error:
             raise self._failed(str(error)) from error
         except BaseException:
@@ -161,17 +190,26 @@ class TextConnection:
             self._changed.notify_all()
         self._deliver(replies)
 
-    def _receive(self) -> list[Reply]:
+    def _receive(self) -> list[Reply | Pushed]:
         data = self._incoming.recv(_RECEIVE_BYTES)
         if not data:
             raise ConnectionResetError(f"the broker closed the connection{self._last_words}")
-        return self._reader.receive(data)
+        frames = self._reader.receive(data)
+        if self._pushed is None and any(isinstance(frame, Pushed) for frame in frames):
+            raise StreamLost("a message was pushed, though nothing is subscribed")
+        return frames
 
-    def _deliver(self, replies: list[Reply]) -> None:
-        for reply in replies:
+    def _deliver(self, frames: list[Reply | Pushed]) -> None:
+        for reply in frames:
+            if isinstance(reply, Pushed):
+                assert self._pushed is not None  # see _receive
+                self._pushed.append(reply)
+                continue
             exchange = self._waiting.pop(reply.opaque, None)
             if exchange is None:
-                # not an answer to a request: the reason why the broker is about to close the connection
+                # not an answer to a request: the reason why the broker is about to close the connection, or to push no more
+                if self._pushed is not None:
+                    self._pushed.append(reply)
                 self._last_words = f", saying {reply.code}: {reply.body.decode(errors='replace')}"
                 continue
             exchange.replies[reply.opaque] = reply

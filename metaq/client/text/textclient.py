@@ -14,9 +14,10 @@ from metaq.client.connecting.access import Access, Tls
 from metaq.client.connecting.forks import renewed_in_children
 from metaq.client.message import milliseconds, unix_ms
 from metaq.client.text.connection import Exchange, TextConnection
+from metaq.client.text.subscription import TextSubscription
 from metaq.errors import BadRequest, ClientError, ConnectionFailed, Refused, RequestTimeout, TooLate, UnknownHandle
 from metaq.message import Message, PutResult, TextPosition
-from metaq.protocol.text.commands import BROKER_CHOOSES, END_OF_LOG, Due, PutOptions
+from metaq.protocol.text.commands import BROKER_CHOOSES, END_OF_LOG, Due, PutOptions, Subscribe
 from metaq.protocol.text.messages import decode_text_messages, join_attribute
 from metaq.protocol.text.replies import CONFLICT, MOVED, NOT_FOUND, OK, VALUE, Reply
 from metaq.protocol.text.writing import write_get, write_line, write_offset, write_put
@@ -271,6 +272,50 @@ class TextClient:
         _check_name("group", group)
         reply = self.ask(lambda opaque: write_offset(topic, group, partition, position, opaque))
         return TextPosition(_number(_ok(reply)))
+
+    def subscribe(
+        self,
+        topic: str,
+        group: str,
+        *,
+        ready: int = 1,
+        invisible_s: float | None = None,
+        partition: int | None = None,
+        attribute: str | None = None,
+        from_first: bool = True,
+        owns: bool = False,
+    ) -> TextSubscription:
+        """Have messages of a topic pushed, over a connection of its own, until the subscription is closed.
+
+        Args:
+            topic: the topic, which must exist.
+            group: the group; each message goes to one member of it, and comes again if that does not finish it.
+            ready: messages that may be out and not finished, up to 10,000.
+            invisible_s: the time in which a message must be finished, 1 s to 12 h; ``None``: a minute.
+            partition: take messages of this partition only.
+            attribute: take messages with this attribute only.
+            from_first: begin at the oldest message, if the group is new; otherwise after the newest one.
+            owns: have partitions of its own, which no other member of the group gets.
+
+        Raises ``Refused`` with the broker's reason.
+        """
+        for field, name in (("topic", topic), ("group", group), *((("attribute", attribute),) if attribute else ())):
+            _check_name(field, name)
+        invisible_ms = None if invisible_s is None else round(1000 * invisible_s)
+        command = Subscribe(
+            topic=topic,
+            group=group,
+            ready=ready,
+            invisible_ms=invisible_ms,
+            from_first=from_first,
+            partition=partition,
+            attribute=attribute,
+            owns=owns,
+            name=None,
+            with_crc=False,
+            opaque="",
+        )
+        return TextSubscription(TextConnection(self._host, self._port, self.timeout_s, self._access), command, self.timeout_s)
 
     def create(self, topic: str, partitions: int) -> int:
         """Create a topic, or give it more partitions, and return the number of partitions that it has now."""

@@ -1,0 +1,105 @@
+"""Subscriptions of ``TextClient`` against a real broker."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from metaq import TextClient
+from metaq.errors import ConnectionFailed, LeaseLost, Refused
+from tests.support.broker import BrokerProcess
+
+WAIT_S: Final = 30.0
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("pushes") / "data") as broker:
+        yield broker
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> Iterator[TextClient]:
+    with TextClient(broker.host, broker.port) as client:
+        yield client
+
+
+def test_messages_are_pushed_and_finished(client: TextClient) -> None:
+    """MY-008, MY-031: one at a time, and what is given back comes again."""
+    client.create("orders", 1)
+    with client.subscribe("orders", "billing") as subscription:
+        client.put_many("orders", [b"a", b"b"], partition=0)
+        first = subscription.receive(WAIT_S)
+        assert first is not None
+        assert (first.body, first.attempt, first.partition) == (b"a", 1, 0)
+        first.nack()
+        again = subscription.receive(WAIT_S)
+        assert again is not None
+        assert (again.body, again.attempt) == (b"a", 2)
+        with pytest.raises(LeaseLost, match="means nothing"):
+            first.ack()
+        again.extend(60.0)
+        again.ack()
+        second = subscription.receive(WAIT_S)
+        assert second is not None
+        assert second.body == b"b"
+        second.reject()
+        assert subscription.receive(0.05) is None
+    assert client.get("%DLQ%billing", 0).messages[0].body == b"b"
+
+
+def test_an_iteration_ends_when_another_thread_closes(client: TextClient) -> None:
+    client.create("mail", 1)
+    subscription = client.subscribe("mail", "senders", ready=5)
+    bodies: list[bytes] = []
+    got = threading.Event()
+
+    def work() -> None:
+        for message in subscription:
+            bodies.append(message.body)
+            message.ack()
+            got.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    client.put("mail", b"one", attribute="urgent")
+    assert got.wait(WAIT_S)
+    subscription.close()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    assert bodies == [b"one"]
+
+
+def test_attributes_and_shares(client: TextClient) -> None:
+    """MY-027: a partition that is taken over ends the former subscription."""
+    client.create("tagged", 1)
+    with client.subscribe("tagged", "g", attribute="red") as subscription:
+        client.put("tagged", b"blue", attribute="blue")
+        client.put("tagged", b"red", attribute="red")
+        message = subscription.receive(WAIT_S)
+        assert message is not None
+        assert (message.body, message.attribute) == (b"red", "red")
+    former = client.subscribe("tagged", "own", partition=0, owns=True, from_first=False)
+    with client.subscribe("tagged", "own", partition=0, owns=True), pytest.raises(Refused, match="taken over"):
+        while former.receive(WAIT_S) is not None:
+            pass
+    former.close()
+
+
+def test_refusals(client: TextClient, broker: BrokerProcess) -> None:
+    with pytest.raises(Refused, match="does not exist"):
+        client.subscribe("nowhere", "g")
+    with pytest.raises(Refused, match="400"):
+        client.subscribe("mail", "g", ready=20_000)
+
+
+def test_a_lost_connection_is_an_error(tmp_path: Path) -> None:
+    """What was out goes to others; this side hears of the loss."""
+    with BrokerProcess(tmp_path / "data") as broker, TextClient(broker.host, broker.port) as client:
+        client.create("t", 1)
+        subscription = client.subscribe("t", "g")
+        broker.kill()
+        with pytest.raises(ConnectionFailed):
+            subscription.receive(WAIT_S)
