@@ -153,7 +153,14 @@ LEASES: Final = [
         "engine/leases/waiting.py",
         "leases.touched = self.look",
         "pass",
-        f"{POPS}::test_a_pop_waits_for_a_message",
+        "engine/leases/test_waiting.py::test_a_message_that_is_given_back_wakes_who_waits",
+    ),
+    M(
+        "leases",
+        "engine/leases/waiting.py",
+        "line.timer.start(self.look, line.group, line.topic)",
+        "pass",
+        "engine/leases/test_waiting.py::test_a_lease_that_ends_wakes_who_waits",
     ),
     M(
         "leases",
