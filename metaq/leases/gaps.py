@@ -30,8 +30,9 @@ class AfterGap:
         """Return the events to apply in the place of one."""
         match event:
             case Popped(_, _, first, count, _):
-                given = range(first, first + count)
-                again = [Dead(ordinal) for ordinal in state.ordinals() if ordinal in given]
+                again: list[LeaseEvent] = []
+                if first < state.next:  # a reset is missing
+                    again = [Dead(ordinal) for ordinal in state.ordinals() if first <= ordinal < first + count]
                 return [*again, event, *self._open(place, _between(state.next, first))]
             case Passed(following):
                 return [event, *self._open(place, _between(state.next, following))]

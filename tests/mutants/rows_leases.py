@@ -5,6 +5,7 @@ from typing import Final
 from tests.mutants.mutant import Mutant as M
 
 FAULTS: Final = "engine/leases/test_faults.py"
+GAPS: Final = "leases/test_gaps.py"
 POPS: Final = "server/remoting/test_pops.py"
 
 LEASES: Final = [
@@ -39,8 +40,8 @@ LEASES: Final = [
     M(
         "leases",
         "engine/leases/leaselog.py",
-        "return max(least, last.since)",
-        "return last.since + 1",
+        "self.since = max(least, since)",
+        "self.since = since + 1",
         f"{POPS}::test_a_snapshot_is_all_that_an_opening_reads",
     ),
     M(
@@ -192,5 +193,26 @@ LEASES: Final = [
         '''is on its way to the dead letters."""
 ''',
         f"{FAULTS}::test_two_plans_give_a_message_up_once",
+    ),
+    M(
+        "leases",
+        "leases/gaps.py",
+        "return [*again, event, *self._open(place, _between(state.next, first))]",
+        "return [*again, event]",
+        f"{GAPS}::test_what_a_missing_pop_gave_waits",
+    ),
+    M(
+        "leases",
+        "leases/gaps.py",
+        " if ordinal not in dead]",
+        "]",
+        f"{GAPS}::test_what_is_missing_loses_nothing",
+    ),
+    M(
+        "leases",
+        "leases/gaps.py",
+        "if ordinal >= state.next:",
+        "if False:",
+        f"{GAPS}::test_what_is_missing_loses_nothing",
     ),
 ]
