@@ -56,6 +56,7 @@ RUNS: Final = [
     Run("timers", 2_000, spread=False),
     Run("recurring", 400, spread=False),
     Run("duplicates", 1_000, spread=False),
+    Run("leases", 2_000, spread=False),
     Run("garbage", 300_000, spread=False),
     Run("frames", 300_000, spread=False),
     Run("strangers", 1_000_000, spread=False),

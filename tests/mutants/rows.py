@@ -5,6 +5,7 @@ from typing import Final
 from tests.mutants.mutant import Mutant
 from tests.mutants.rows_clients import CLIENT, TOOLS
 from tests.mutants.rows_cluster import BROKER, REGISTRIES, REPLICAS, USERS
+from tests.mutants.rows_leases import LEASES
 from tests.mutants.rows_store import PROTOCOLS, STORE, TRANSACTIONS
 
 MUTANTS: Final[list[Mutant]] = [
@@ -12,6 +13,7 @@ MUTANTS: Final[list[Mutant]] = [
     *PROTOCOLS,
     *TRANSACTIONS,
     *BROKER,
+    *LEASES,
     *REPLICAS,
     *REGISTRIES,
     *USERS,

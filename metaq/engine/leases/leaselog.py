@@ -60,38 +60,53 @@ class LeaseLog:
         self._bytes = 0  # of records since ``since``
         self._bytes_before = 0  # the snapshot
         self._snapshot_bytes = 0
+        self._has_gap = False
+        """Some of these are missing, until a snapshot makes them superfluous."""
 
     # -- opening ------------------------------------------------------------------------------------------------------
 
-    def read(self) -> Iterator[PlacedEvent]:
-        """Iterate over the events from which all states follow, in their order."""
+    def read(self) -> Iterator[PlacedEvent | None]:
+        """Iterate over the events from which all states follow, in their order; ``None`` stands for some that are missing.
+
+        If some are, all that the log has are read: a whole state may be among the missing ones.
+        """
         queue = self._store.queues.get(EVENTS)
         if queue is None or not queue.readable:
             return
-        self.since = self._last_since(queue)
+        least = self._store.first(queue, read_here)[0]
+        since = self._last_since(queue, least)
+        self.since = max(least, since)
+        self._has_gap = since < least or any(record is None for record in self._records(queue, self.since))
+        if self._has_gap:
+            logger.error("records of leases are missing: messages that were finished lately may be given again")
+            self.since = least
         for record in self._records(queue, self.since):
+            if record is None:
+                yield None
+                continue
             if record.secret is not None:
                 self._secret = record.secret
             yield from record.events
 
-    def _last_since(self, queue: ConsumeQueue) -> int:
-        least = self._store.first(queue, read_here)[0]
+    def _last_since(self, queue: ConsumeQueue, least: int) -> int:
         for ordinal in range(queue.readable - 1, least - 1, -1):
             last = next(self._records(queue, ordinal), None)
             if last is not None:
-                return max(least, last.since)
+                return last.since
         return least
 
-    def _records(self, queue: ConsumeQueue, first: int) -> Iterator[LeaseRecord]:
+    def _records(self, queue: ConsumeQueue, first: int) -> Iterator[LeaseRecord | None]:
         self._bytes = 0
         for stored in self._store.records(queue, first, READ_BYTES, read_here):
             if stored is None:
+                yield None
                 continue
             self._bytes += stored.size
             try:
                 yield decode_events(decode_record(stored.buffer[stored.at : stored.at + stored.size]).body)
             except CorruptRecord as error:
                 logger.error("record of leases skipped log_offset=%d reason=%s", stored.log_offset, error)
+                yield None
 
     # -- the secret ---------------------------------------------------------------------------------------------------
 
@@ -208,7 +223,7 @@ class LeaseLog:
 
     @property
     def snapshot_due(self) -> bool:
-        return self._bytes > max(SNAPSHOT_BYTES, SNAPSHOT_SHARE * self._snapshot_bytes)
+        return self._has_gap or self._bytes > max(SNAPSHOT_BYTES, SNAPSHOT_SHARE * self._snapshot_bytes)
 
     def begin_snapshot(self) -> None:
         """Begin a snapshot: what is recorded from now on holds all states, once ``end_snapshot`` says so."""
@@ -222,6 +237,6 @@ class LeaseLog:
         """Have openings read from the records of the snapshot on, which are in the log, unless there was no room for one."""
         if self._next_since is None:
             return
-        self.since, self._next_since = self._next_since, None
+        self.since, self._next_since, self._has_gap = self._next_since, None, False
         self._write([])
         self._snapshot_bytes = self._bytes = self._bytes - self._bytes_before

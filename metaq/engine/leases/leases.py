@@ -16,6 +16,7 @@ from metaq.engine.tables.modes import Mode
 from metaq.engine.turn import Turns
 from metaq.errors import StoreError
 from metaq.leases.events import Acked, Changed, Dead, Forgotten, LeaseEvent, Reset
+from metaq.leases.gaps import AfterGap
 from metaq.leases.state import PartitionLeases, ReceiptState
 from metaq.message import GroupPartition, QueueOffset, TopicPartition
 
@@ -49,8 +50,20 @@ class Leases:
         context.offsets.owner = self
 
     def _open_states(self) -> None:
-        for place, event in self.log.read():
-            self._apply(place, [event])
+        gap: AfterGap | None = None
+        for placed in self.log.read():
+            if placed is None:
+                gap = gap or AfterGap(self._clock.now_ms())
+                continue
+            place, event = placed
+            if gap is None:
+                self._apply(place, [event])
+                continue
+            state = self.get(place)
+            if state is None:
+                self._apply(place, [Reset(self.context.offsets.get(*place) or 0)])
+                state = self._states[place.group, place.topic][place.partition]
+            self._apply(place, gap.events(place, state, event))
         self._touched.clear()
         is_master = self.context.replicas.is_master
         for place, state in list(self._all()):

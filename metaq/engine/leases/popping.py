@@ -71,11 +71,11 @@ class _Part(NamedTuple):
     state: PartitionLeases | None
     version: int
     next: int
-    """The first message that was never given."""
+    """The first message that was never given and is still there."""
     again: _Again
     fresh: Collected | None
-    is_new: bool
-    """The group had no offset: it must have one, or it would begin at a later end the next time."""
+    begins: bool
+    """The group must have an offset, or it would begin at a later end the next time; or its offset is of what is gone."""
     lined: Sequence[int] = ()
     """Messages that were never given, and are opened without being given: others with their keys are before them."""
     keys: Mapping[int, str] | None = None
@@ -88,7 +88,7 @@ class _Part(NamedTuple):
     @property
     def changes(self) -> bool:
         again = self.again
-        return bool(again.ordinals or again.poisoned or again.lost or self.fresh is not None or self.is_new)
+        return bool(again.ordinals or again.poisoned or again.lost or self.fresh is not None or self.begins)
 
 
 Plan = list[_Part]
@@ -150,8 +150,8 @@ class Pops:
             return 0
         state = self._leases.settled(place)
         if state is not None:
-            return max(0, queue.readable - max(state.next, queue.first)) + state.waiting
-        return max(0, queue.readable - max(self._context.offsets.get(*place) or 0, queue.first))
+            return max(0, queue.readable - state.next) + state.waiting
+        return max(0, queue.readable - (self._context.offsets.get(*place) or 0))
 
     # -- planning -----------------------------------------------------------------------------------------------------
 
@@ -241,8 +241,10 @@ class Pops:
             fresh, lined, keys = reader.collect(fresh_from, min(most, room), most_bytes, busy, lines_room)
         elif has_fresh and most > 0 and most_bytes > 0:
             fresh = collect_messages(self._store, queue, fresh_from, min(most, room), request.wanted, read, most_bytes)
-        is_new = state is None and self._context.offsets.get(*place) is None
-        return _Part(place, state, version, following, again, fresh, is_new, lined, keys)
+        elif state is not None and following < least:  # the rest has aged out
+            fresh = Collected([], [], least)
+        begins = state is None and (following < least or self._context.offsets.get(*place) is None)
+        return _Part(place, state, version, max(following, least), again, fresh, begins, lined, keys)
 
     def _take_order(self, state: PartitionLeases, queue: ConsumeQueue, *, by_key: bool, read: Read) -> None:
         """Have a state know the keys of its messages, or not, as the order of the group is now."""

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -12,7 +13,7 @@ from metaq.engine.leases.popping import Plan, PopRequest, PopResult
 from metaq.engine.offsets.offsetlog import APPEND_S, OffsetLog
 from metaq.engine.reading.filters import EVERY_MESSAGE, filter_of, parse_cached
 from metaq.engine.writing import internal_mark, note, stage
-from metaq.errors import MetaqError
+from metaq.errors import DiskFull, MetaqError
 from metaq.leases.state import PartitionLeases
 from metaq.message import GroupPartition, TopicPartition
 from metaq.protocol.properties import DEAD, DEAD_ID, DEAD_TOPIC, parse
@@ -99,7 +100,8 @@ class LeasedBroker:
     def log_offsets(self) -> None:
         self.offsets.append()
         self.end_turn()
-        self.offsets.save()
+        with suppress(DiskFull):
+            self.offsets.save()
 
     def tend(self) -> None:
         self.keeper.tend()
@@ -176,7 +178,8 @@ class LeasedBroker:
         queue, found = self.store.queues.get(TopicPartition(f"%DLQ%{group}", 0)), []
         if queue is not None:
             for stored in self.store.records(queue, first, 1 << 20, read_here):
-                assert stored is not None
+                if stored is None:
+                    continue  # a power cut took it
                 record = decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size]))
                 pairs = parse(record.properties.decode())
                 assert pairs[DEAD_TOPIC] == TOPIC and pairs[DEAD_ID]

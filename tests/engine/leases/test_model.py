@@ -1,5 +1,6 @@
 """The engine of leases against a dictionary: anything that a consumer, an administrator, a clock or a disk may do."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from hypothesis import settings
@@ -124,8 +125,7 @@ class LeaseMachine(RuleBasedStateMachine):
             assert result is not None
             if result.given or not plan:
                 break
-        assert result is not None
-        if not result.given and not order and not self.is_full:
+        if result is not None and not result.given and not order and not self.is_full:
             self._check_nothing_is_ready(request, tag)
 
     @rule(group=GROUP, seconds=st.sampled_from((0, 1, 10)))
@@ -181,10 +181,10 @@ class LeaseMachine(RuleBasedStateMachine):
             assert times == 0
         place.open[ordinal] = given
 
-    def _check_order(self, place: Place, ordinals: list[int], now_ms: int) -> None:
+    def _check_order(self, place: Place, ordinals: Sequence[int], now_ms: int) -> None:
         assert not place.leased(now_ms)
         waiting = [each for each in place.open if not self.known.is_poison(place.open[each])]
-        assert ordinals == sorted(waiting)[: len(ordinals)] if place.open else min(ordinals) >= place.next
+        assert list(ordinals) == sorted(waiting)[: len(ordinals)] if place.open else min(ordinals) >= place.next
 
     def _pass(self, where: GroupPartition, tag: str, now_ms: int) -> None:
         """Take over what a pop passed, and what it gave up."""

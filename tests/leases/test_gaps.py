@@ -1,0 +1,79 @@
+"""Events of which some are missing: no message is lost, and what is dead stays dead."""
+
+import random
+from typing import Final
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metaq.leases.events import Acked, Dead, LeaseEvent, Passed, Popped, Repeated, Reset
+from metaq.leases.gaps import AfterGap
+from metaq.leases.state import PartitionLeases
+from metaq.message import GroupPartition
+
+PLACE: Final = GroupPartition("g", "t", 0)
+NOW_MS: Final = 1_700_000_000_000
+EVENTS: Final = 40
+
+
+def history(rng: random.Random) -> list[LeaseEvent]:
+    """Return events as a broker makes them: pops, pops again, acks, deaths and snapshots."""
+    state, events = PartitionLeases(0), list[LeaseEvent]()
+    for number in range(EVENTS):
+        open_now, pop_ms = state.ordinals(), NOW_MS + number
+        match rng.randrange(6):
+            case 0 | 1:
+                new: list[LeaseEvent] = [Popped(pop_ms, pop_ms, state.next, 4, rng.choice((0b1111, 0b1001)))]
+            case 2 if open_now:
+                new = [Repeated(pop_ms, pop_ms, sorted(rng.sample(open_now, rng.randint(1, len(open_now)))))]
+            case 3 if open_now:
+                ordinal = rng.choice(open_now)
+                bunch = state.find(ordinal)
+                assert bunch is not None
+                new = [Acked(bunch.pop_ms, ordinal, 1)]
+            case 4 if open_now:
+                new = [Dead(rng.choice(open_now))]
+            case 5:
+                new = state.events(0)
+            case _:
+                new = [Passed(state.next + 1)]
+        for event in new:
+            state.apply(event, NOW_MS, 0)
+        events += new
+    return events
+
+
+def fold(events: list[LeaseEvent]) -> PartitionLeases:
+    state = PartitionLeases(0)
+    for event in events:
+        state.apply(event, NOW_MS, 0)
+    return state
+
+
+@given(st.integers(0, 1 << 32), st.integers(0, EVENTS), st.integers(1, 10))
+@settings(max_examples=300)
+def test_what_is_missing_loses_nothing(seed: int, first: int, count: int) -> None:
+    """L-2, L-7: what is open is open or comes anew, and what is dead by an event that is there is not."""
+    events = history(random.Random(seed))
+    before, after = events[:first], events[first + count :]
+    whole, state, gap = fold(events), fold(before), AfterGap(NOW_MS)
+    for event in after:
+        for each in gap.events(PLACE, state, event):
+            state.apply(each, NOW_MS, 0)
+    found = state.ordinals()
+    assert len(found) == len(set(found)) == state.open
+    assert all(ordinal in found or ordinal >= state.next for ordinal in whole.ordinals())
+    dead = {event.ordinal for event in (*before, *after) if isinstance(event, Dead)}
+    assert all(ordinal not in found and ordinal < state.next for ordinal in dead)
+
+
+def test_what_a_missing_pop_gave_waits() -> None:
+    """L-2: two pops are missing; a reset after them is as good as any."""
+    state, gap = PartitionLeases(3), AfterGap(NOW_MS)
+    for event in gap.events(PLACE, state, Popped(NOW_MS, NOW_MS + 1000, 5, 2, 0b11)):
+        state.apply(event, NOW_MS, 0)
+    state.settle(NOW_MS)
+    assert (state.ordinals(), state.first_waiting(9), state.next) == ([3, 4, 5, 6], [3, 4], 7)
+    for event in gap.events(PLACE, state, Reset(9)):
+        state.apply(event, NOW_MS, 0)
+    assert (state.ordinals(), state.base) == ([], 9)
