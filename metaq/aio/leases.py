@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from datetime import timedelta
@@ -15,8 +14,6 @@ from metaq.client import checks
 from metaq.client.leasing.consumer import DEFAULT_CONCURRENCY, HeldMessage, until_of
 from metaq.client.leasing.lease import Lease
 from metaq.errors import RequestTimeout
-
-logger = logging.getLogger(__name__)
 
 
 class LeasedMessage(HeldMessage):
@@ -127,9 +124,8 @@ class LeaseConsumer:
             return
         try:
             await handler(LeasedMessage(self._holder, lease))
-        except Exception:
-            logger.exception("handler failed group=%s message=%s attempt=%d", self.group, lease.message.id, lease.attempt)
-            self._holder.failed(lease)
+        except Exception:  # noqa: BLE001 - logged there, with its trace
+            self._holder.raised(lease)
         except BaseException:
             self._holder.failed(lease, 0.0)
             raise
