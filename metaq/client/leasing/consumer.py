@@ -111,7 +111,7 @@ class LeaseConsumer:
 
     @property
     def holder(self) -> LeaseHolder:
-        """What the forms of a consumer share."""
+        """The part that the forms of a consumer share, for threads and for asyncio."""
         return self._holder
 
     @property
@@ -135,7 +135,7 @@ class LeaseConsumer:
         Up to a batch from each broker waits in the consumer for the next calls; these leases are extended meanwhile. The lease
         of the message that is returned is not: call its ``extend`` when it takes longer.
         """
-        lease = self._holder.next(until_of(timeout_s))
+        lease = self._holder.next(until_of(timeout_s), is_handled=False)
         return None if lease is None else LeasedMessage(self._holder, lease)
 
     def run(self, handler: Callable[[LeasedMessage], object], *, concurrency: int = DEFAULT_CONCURRENCY) -> None:
@@ -164,7 +164,7 @@ class LeaseConsumer:
 
     def _handle_all(self, handler: Callable[[LeasedMessage], object]) -> None:
         with self._holder.handling_here():
-            while (lease := self._holder.next(float("inf"))) is not None:
+            while (lease := self._holder.next(float("inf"), is_handled=True)) is not None:
                 self._handle(handler, lease)
 
     def _handle(self, handler: Callable[[LeasedMessage], object], lease: Lease) -> None:

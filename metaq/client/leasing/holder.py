@@ -33,10 +33,10 @@ logger = logging.getLogger(__name__)
 DRAIN_S: Final = 10.0
 """The longest time that a closing consumer waits for running handlers."""
 GRACE_S: Final = 5.0
-"""How much longer than its own time limit a request may take to report it."""
+"""The time in which a request reports that its time limit has passed."""
 _MOST_TICK_S: Final = 1.0
 _TICKS: Final = 10
-"""How often in the time of a lease leases are looked at."""
+"""The number of looks at leases in the time of one."""
 _KIND: Final = "CONSUME_PASSIVELY"
 
 
@@ -121,8 +121,11 @@ class LeaseHolder:
             most = min(self._batch, self._waiting) if self._has_handlers else self._batch
             return Demand(most, max(0.0, min(self._wait_s, self._wait_until_s - time.monotonic())))
 
-    def take(self) -> Lease | None:
-        """Return the next message, if one is here; else have brokers asked for some, if somebody waits."""
+    def take(self, *, is_handled: bool) -> Lease | None:
+        """Return the next message, if one is here; else have brokers asked for some, if somebody waits.
+
+        ``is_handled``: a handler will be called for it, so that it stays leased until ``handled`` or ``failed`` is called.
+        """
         now_s = time.monotonic()
         with self._changed:
             while self._buffer and not self.closed:
@@ -131,7 +134,7 @@ class LeaseHolder:
                     reason = lease.lost or "its time is over"
                     logger.info("lease ended before its message was used message=%s reason=%s", lease.message.id, reason)
                     continue
-                if self._has_handlers:
+                if is_handled:
                     self._handled.add(lease)
                 return lease
             if self.closed:
@@ -139,12 +142,12 @@ class LeaseHolder:
         self._polls.poll_soon()
         return None
 
-    def next(self, until_s: float) -> Lease | None:
-        """Return the next message; ``None`` when none comes until then, or it is closed."""
+    def next(self, until_s: float, *, is_handled: bool) -> Lease | None:
+        """Return the next message as ``take`` does; ``None`` when none comes until then, or it is closed."""
         if self._is_inherited:
             self.check_open()
         with self.waiting(until_s):
-            while (lease := self.take()) is None:
+            while (lease := self.take(is_handled=is_handled)) is None:
                 with self._changed:
                     left_s = until_s - time.monotonic()
                     if self.closed or left_s <= 0:

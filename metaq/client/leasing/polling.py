@@ -19,7 +19,7 @@ from metaq.protocol.remoting.codes import Response
 logger = logging.getLogger(__name__)
 
 _ANSWER_S: Final = 15.0
-"""How much longer than the broker may hold it a poll may take."""
+"""The time that a poll may take beyond the time that the broker may hold it."""
 _LEAST_PAUSE_S: Final = 0.1
 _MOST_PAUSE_S: Final = 5.0
 _TOO_SOON_S: Final = 0.05
@@ -29,12 +29,12 @@ _SOON_S: Final = 1.0
 
 
 class Demand(NamedTuple):
-    """What is wanted now."""
+    """The messages that are wanted now."""
 
     most: int
     """Messages from each broker; 0: none."""
     wait_s: float
-    """How long a broker may hold a poll."""
+    """The time that a broker may hold a poll."""
 
 
 class _Poll:

@@ -34,7 +34,7 @@ _MEANS_NOTHING: Final = frozenset({Response.NO_MESSAGE, Response.MESSAGE_ILLEGAL
 
 
 class LeaseTerms(NamedTuple):
-    """What a consumer leases, and for how long."""
+    """The messages that a consumer leases, and the time for which it does."""
 
     topic: str
     group: str

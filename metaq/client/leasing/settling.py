@@ -1,4 +1,4 @@
-"""Acks, and other times for leases: what a consumer tells brokers about its messages.
+"""Acks, and other times for leases: all that a consumer tells brokers about its messages.
 
 An ack goes out at once if its broker has none to answer. Those that come meanwhile wait for that answer and then go together,
 in one request. So the more there are, the larger the batches, and no ack waits for others to come.
@@ -53,7 +53,7 @@ class _Line:
 
 
 class Settling:
-    """What one consumer has told brokers and is telling them. Nothing here blocks. Thread-safe."""
+    """The acks and changes of one consumer on their way. Only ``settle`` and ``leave`` block. Thread-safe."""
 
     def __init__(self, core: Core, terms: LeaseTerms) -> None:
         self._core = core
