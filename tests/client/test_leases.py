@@ -223,12 +223,15 @@ def test_a_topic_may_come_later(client: Client, topic: str) -> None:
 # -- handlers ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_handler_is_called_for_each_message(client: Client, topic: str) -> None:
-    """E-08: by several threads at once; those that return are acked."""
+def test_a_handler_is_called_for_each_message(
+    client: Client, new_client: Connect, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """E-08: by several threads at once; those that return are acked, before it ends."""
     put(client, topic, *map(str, range(40)))
+    working = new_client()
     together = threading.Barrier(4)
     seen: list[bytes] = []
-    consumer = client.lease_consumer(topic, GROUP)
+    consumer = working.lease_consumer(topic, GROUP)
 
     def handle(message: LeasedMessage) -> None:
         together.wait(DEADLINE_S)
@@ -237,6 +240,8 @@ def test_a_handler_is_called_for_each_message(client: Client, topic: str) -> Non
             consumer.close()
 
     consumer.run(handle, concurrency=4)
+    working.close()
+    assert "not settled" not in caplog.text
     assert sorted(seen, key=int) == [b"%d" % number for number in range(40)]
     with client.lease_consumer(topic, GROUP) as consumer:
         assert consumer.receive(timeout_s=SOON_S) is None
@@ -282,7 +287,7 @@ def test_a_lease_lasts_as_long_as_its_handler(client: Client, topic: str, later:
         calls.append(message.attempt)
         for _ in range(3):
             time.sleep(0.6)  # of a lease of 1 s
-            later(0.3)
+            later(0.4)
         consumer.close()
 
     consumer.run(handle, concurrency=2)
@@ -298,7 +303,7 @@ def test_what_waits_in_the_consumer_stays_leased(client: Client, new_client: Con
         next_of(consumer).ack()
         with new_client().lease_consumer(topic, GROUP) as other:
             for _ in range(3):
-                later(0.3)
+                later(0.4)
                 assert other.receive(timeout_s=0.5) is None
         second = next_of(consumer)
         assert (second.body, second.attempt) == (b"second", 1)
