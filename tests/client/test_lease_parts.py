@@ -356,7 +356,7 @@ def test_nothing_is_asked_for_while_nobody_waits() -> None:
 
 
 def test_a_hash_that_is_equal_by_chance_is_not_a_tag() -> None:
-    """SG-053: such a message is done without being consumed: brokers of RocketMQ compare hashes only."""
+    """RD-101: such a message is done without being consumed: brokers of RocketMQ compare hashes only."""
     acks = []
 
     def ack(request: RemotingCommand) -> Reply:
@@ -388,7 +388,7 @@ def test_what_comes_after_the_end_is_given_back() -> None:
 
 
 def test_a_member_answers_its_broker() -> None:
-    """SG-101: with its state, for administrators; it consumes nothing on command."""
+    """E-08: with its state, for administrators; it consumes nothing on command."""
     with serving(pop_message=held) as server, consuming(server) as consumer:
         for code, expected in (
             (Request.GET_CONSUMER_RUNNING_INFO, 0),
