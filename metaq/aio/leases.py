@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from datetime import timedelta
@@ -15,8 +14,6 @@ from metaq.client import checks
 from metaq.client.leasing.consumer import DEFAULT_CONCURRENCY, HeldMessage, until_of
 from metaq.client.leasing.lease import Lease
 from metaq.errors import RequestTimeout
-
-logger = logging.getLogger(__name__)
 
 
 class LeasedMessage(HeldMessage):
@@ -88,17 +85,17 @@ class LeaseConsumer:
         """Return the next message: see ``metaq.LeaseConsumer.receive``."""
         try:
             async with asyncio.timeout(timeout_s):
-                lease = await self._next(until_of(timeout_s))
+                lease = await self._next(until_of(timeout_s), is_handled=False)
         except TimeoutError:
             return None
         return None if lease is None else LeasedMessage(self._holder, lease)
 
-    async def _next(self, until_s: float) -> Lease | None:
+    async def _next(self, until_s: float, *, is_handled: bool) -> Lease | None:
         """Return the next message; ``None`` when the consumer is closed."""
         with self._holder.waiting(until_s):
             while True:
                 self._changed.clear()
-                lease = self._holder.take()
+                lease = self._holder.take(is_handled=is_handled)
                 if lease is not None or self._holder.closed:
                     return lease
                 await self._changed.wait()
@@ -119,7 +116,7 @@ class LeaseConsumer:
         await self._threads.start(self._holder.settle)
 
     async def _handle_all(self, handler: AsyncHandler) -> None:
-        while (lease := await self._next(float("inf"))) is not None:
+        while (lease := await self._next(float("inf"), is_handled=True)) is not None:
             await self._handle(handler, lease)
 
     async def _handle(self, handler: AsyncHandler, lease: Lease) -> None:
@@ -127,9 +124,8 @@ class LeaseConsumer:
             return
         try:
             await handler(LeasedMessage(self._holder, lease))
-        except Exception:
-            logger.exception("handler failed group=%s message=%s attempt=%d", self.group, lease.message.id, lease.attempt)
-            self._holder.failed(lease)
+        except Exception:  # noqa: BLE001 - logged there, with its trace
+            self._holder.raised(lease)
         except BaseException:
             self._holder.failed(lease, 0.0)
             raise

@@ -33,7 +33,7 @@ _TIMES_FIELD: Final = 12
 
 
 class _Taken(NamedTuple):
-    """What a pop takes of one partition."""
+    """The messages of one partition that a pop takes."""
 
     queue: PoppedQueue
     records: list[bytes]

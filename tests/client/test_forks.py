@@ -226,6 +226,8 @@ def test_consumers_belong_to_the_process_that_made_them(process: BrokerProcess) 
         listening = client.listen("orders", "shipping", lambda message: heard.append(message.body), consume_from=first)
         reader = client.pull_consumer("orders")
         reader.assign(reader.partitions())
+        leasing = client.lease_consumer("orders", "leasing", batch=32)
+        leasing.receive(60).ack()
         iterator = iter(consumer)
         seen = [next(iterator).body.decode() for _ in range(5)]
 
@@ -235,6 +237,8 @@ def test_consumers_belong_to_the_process_that_made_them(process: BrokerProcess) 
                 "receive": lambda: consumer.receive(1),
                 "iterate": lambda: next(iterator),
                 "commit": consumer.commit,
+                "lease": lambda: leasing.receive(1),
+                "run": lambda: leasing.run(print),
                 "subscribe": lambda: listening.subscribe("invoices"),
                 "poll": reader.poll,
                 "seek": lambda: reader.seek(one, 0),
@@ -246,7 +250,7 @@ def test_consumers_belong_to_the_process_that_made_them(process: BrokerProcess) 
                     use()
                 except metaq.ClientClosed as error:
                     told[name] = str(error)
-            for one in (consumer, listening, reader, client):
+            for one in (consumer, listening, reader, leasing, client):
                 one.close()
             return told
 
@@ -256,6 +260,8 @@ def test_consumers_belong_to_the_process_that_made_them(process: BrokerProcess) 
         consumer.commit()
         while len(heard) < 20:
             time.sleep(0.01)
+        for _ in range(19):
+            leasing.receive(60).ack()
         members = client.admin().members("billing")
         client.close()
         print(json.dumps([told, seen, [body.decode() for body in heard], len(members.members)]))
@@ -263,7 +269,7 @@ def test_consumers_belong_to_the_process_that_made_them(process: BrokerProcess) 
         process.registry,
     )
     told, seen, heard, members = found
-    assert set(told) == {"receive", "iterate", "commit", "subscribe", "poll", "seek", "commit offsets"}
+    assert set(told) == {"receive", "iterate", "commit", "subscribe", "poll", "seek", "commit offsets", "lease", "run"}
     assert all("was made before this process was forked" in text for text in told.values())
     assert sorted(map(int, seen)) == sorted(map(int, heard)) == list(range(20))
     assert members == 1

@@ -5,8 +5,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-import pytest
-
 from metaq.client import Client, LeaseConsumer, LeasedMessage, connect
 from metaq.errors import ClientError
 from tests.client.test_cluster import FIRST_KEY, TOPIC, Pair, pair, stack
@@ -84,7 +82,6 @@ def test_every_message_is_handled_whatever_happens_to_its_broker(process: Broker
     assert after.calls < 50  # those whose acks were lost, not all
 
 
-@pytest.mark.slow
 def test_messages_of_all_brokers_are_leased(pair: Pair, stack: ExitStack) -> None:
     """MY-010: while one of them is away, those of the other; afterwards its own again."""
     seen = Seen()

@@ -17,7 +17,7 @@ from metaq.client.connecting.core import Core
 from metaq.client.connecting.transport import Done, Outcome, RemotingRequest
 from metaq.client.leasing import polling
 from metaq.client.leasing.lease import BACK_OFF_S, Lease, back_off_s
-from metaq.client.leasing.requests import Wanted, read_popped
+from metaq.client.leasing.requests import LeaseTerms, read_popped
 from metaq.client.leasing.settling import PAUSE_S, Settling
 from metaq.client.message import ReceivedMessage
 from metaq.errors import BadRequest, ClientClosed, ConnectionFailed, LeaseLost, Refused, StreamLost
@@ -41,7 +41,7 @@ from tests.support.broker import wait_until
 from tests.support.fakeremoting import FakeRemoting, Reply, Script, route_to
 
 DEADLINE_S: Final = 60.0
-WANTED: Final = Wanted("orders", "billing", parse_subscription("orders", "*"), 60_000, from_first=False)
+TERMS: Final = LeaseTerms("orders", "billing", parse_subscription("orders", "*"), 60_000, from_first=False)
 SECONDS = st.floats(min_value=1, max_value=1e5)
 
 # -- leases -----------------------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class Scripted:
         self.planned: list[Callable[[], None]] = []
         self.scheduler = SimpleNamespace(run=lambda task: task(), after=lambda seconds, task: self.planned.append(task))
         self.transport = self
-        self.settling = Settling(cast(Core, self), WANTED)
+        self.settling = Settling(cast(Core, self), TERMS)
 
     def submit(self, address: str, request: RemotingRequest, deadline: float, done: Done) -> None:
         self.sent.append((request, done))
@@ -356,7 +356,7 @@ def test_nothing_is_asked_for_while_nobody_waits() -> None:
 
 
 def test_a_hash_that_is_equal_by_chance_is_not_a_tag() -> None:
-    """SG-053: such a message is done without being consumed: brokers of RocketMQ compare hashes only."""
+    """RD-101: such a message is done without being consumed: brokers of RocketMQ compare hashes only."""
     acks = []
 
     def ack(request: RemotingCommand) -> Reply:
@@ -388,7 +388,7 @@ def test_what_comes_after_the_end_is_given_back() -> None:
 
 
 def test_a_member_answers_its_broker() -> None:
-    """SG-101: with its state, for administrators; it consumes nothing on command."""
+    """E-08: with its state, for administrators; it consumes nothing on command."""
     with serving(pop_message=held) as server, consuming(server) as consumer:
         for code, expected in (
             (Request.GET_CONSUMER_RUNNING_INFO, 0),

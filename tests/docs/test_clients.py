@@ -40,7 +40,20 @@ def test_an_example(broker: BrokerProcess, example: Example) -> None:
     """RD-015, RD-017: it runs as it stands, and prints what is shown."""
     text = example.program.text
     prelude = "" if "metaq.connect(" in text else PRELUDE
-    program = f"{prelude}{text}".replace(ADDRESS, broker.registry)
+    play(f"{prelude}{text}".replace(ADDRESS, broker.registry), example.output)
+
+
+def test_the_worker_that_leases_needs_no_broker() -> None:
+    """E-08, RD-017: the same program against the broker for tests."""
+    (worker,) = (example for example in examples() if "lease_consumer(" in example.program.text)
+    assert "cancel(" in worker.program.text
+    assert "reject(" in worker.program.text
+    program = "".join(f"    {line}\n" for line in worker.program.text.splitlines()).replace(f'"{ADDRESS}"', "broker.address")
+    play(f"import metaq.testing\n\nwith metaq.testing.broker() as broker:\n{program}", worker.output)
+
+
+def play(program: str, output: str) -> None:
+    """Run a program, which must print this."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("METAQ_")}
     done = subprocess.run(
         [sys.executable, "-X", "utf8", "-c", program],
@@ -51,7 +64,7 @@ def test_an_example(broker: BrokerProcess, example: Example) -> None:
         env=environment,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, example.output), done.stderr
+    assert (done.returncode, done.stdout) == (0, output), done.stderr
 
 
 def test_every_part_of_the_client_is_shown() -> None:

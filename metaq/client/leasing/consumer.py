@@ -1,6 +1,5 @@
 """Consuming leased messages with threads: by iteration, or by a handler."""
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,12 +14,10 @@ from metaq.client.connecting.core import Core
 from metaq.client.consuming.fetching import subscription_to
 from metaq.client.leasing.holder import LeaseHolder
 from metaq.client.leasing.lease import Lease
-from metaq.client.leasing.requests import Wanted
+from metaq.client.leasing.requests import LeaseTerms
 from metaq.client.message import ReceivedMessage
 from metaq.errors import RequestTimeout
 from metaq.protocol.subscription import EVERYTHING
-
-logger = logging.getLogger(__name__)
 
 MOST_BATCH: Final = 32
 """Brokers give no more messages at once."""
@@ -114,7 +111,7 @@ class LeaseConsumer:
 
     @property
     def holder(self) -> LeaseHolder:
-        """What the forms of a consumer share."""
+        """The part that the forms of a consumer share, for threads and for asyncio."""
         return self._holder
 
     @property
@@ -138,7 +135,7 @@ class LeaseConsumer:
         Up to a batch from each broker waits in the consumer for the next calls; these leases are extended meanwhile. The lease
         of the message that is returned is not: call its ``extend`` when it takes longer.
         """
-        lease = self._holder.next(until_of(timeout_s))
+        lease = self._holder.next(until_of(timeout_s), is_handled=False)
         return None if lease is None else LeasedMessage(self._holder, lease)
 
     def run(self, handler: Callable[[LeasedMessage], object], *, concurrency: int = DEFAULT_CONCURRENCY) -> None:
@@ -167,7 +164,7 @@ class LeaseConsumer:
 
     def _handle_all(self, handler: Callable[[LeasedMessage], object]) -> None:
         with self._holder.handling_here():
-            while (lease := self._holder.next(float("inf"))) is not None:
+            while (lease := self._holder.next(float("inf"), is_handled=True)) is not None:
                 self._handle(handler, lease)
 
     def _handle(self, handler: Callable[[LeasedMessage], object], lease: Lease) -> None:
@@ -175,9 +172,8 @@ class LeaseConsumer:
             return
         try:
             handler(LeasedMessage(self._holder, lease))
-        except (Exception, SystemExit):  # SystemExit would end only this thread
-            logger.exception("handler failed group=%s message=%s attempt=%d", self.group, lease.message.id, lease.attempt)
-            self._holder.failed(lease)
+        except (Exception, SystemExit):  # noqa: BLE001 - logged there, with its trace; SystemExit would end only this thread
+            self._holder.raised(lease)
         except BaseException:
             self._holder.failed(lease, 0.0)
             raise
@@ -219,5 +215,5 @@ def lease_consumer(
     checks.flag("from_first", from_first)
     invisible_s, wait_s = checks.span("invisible", invisible, LEAST_INVISIBLE_S), checks.span("wait", wait)
     subscription = subscription_to(topic, tags, sql, time.time_ns() // 1_000_000)
-    wanted = Wanted(topic, group, subscription, round(invisible_s * 1000), from_first)
-    return LeaseConsumer(LeaseHolder(core, wanted, batch=batch, wait_s=wait_s))
+    terms = LeaseTerms(topic, group, subscription, round(invisible_s * 1000), from_first)
+    return LeaseConsumer(LeaseHolder(core, terms, batch=batch, wait_s=wait_s))

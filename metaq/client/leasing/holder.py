@@ -20,7 +20,7 @@ from metaq.client.connecting.transport import ClientAnswer
 from metaq.client.consuming.running import running_info
 from metaq.client.leasing.lease import Lease, back_off_s
 from metaq.client.leasing.polling import Demand, Polls
-from metaq.client.leasing.requests import REJECT_MS, Wanted
+from metaq.client.leasing.requests import REJECT_MS, LeaseTerms
 from metaq.client.leasing.settling import Settling, Told
 from metaq.errors import ClientClosed, ClientError, LeaseLost, RouteNotFound, RouteProblem
 from metaq.protocol.remoting import fastjson
@@ -33,29 +33,29 @@ logger = logging.getLogger(__name__)
 DRAIN_S: Final = 10.0
 """The longest time that a closing consumer waits for running handlers."""
 GRACE_S: Final = 5.0
-"""How much longer than its own time limit a request may take to report it."""
+"""The time in which a request reports that its time limit has passed."""
 _MOST_TICK_S: Final = 1.0
 _TICKS: Final = 10
-"""How often in the time of a lease leases are looked at."""
+"""The number of looks at leases in the time of one."""
 _KIND: Final = "CONSUME_PASSIVELY"
 
 
 class LeaseHolder:
     """A member of a group that leases messages of one topic. Nothing but ``next`` and ``close`` blocks. Thread-safe."""
 
-    def __init__(self, core: Core, wanted: Wanted, *, batch: int, wait_s: float) -> None:
+    def __init__(self, core: Core, terms: LeaseTerms, *, batch: int, wait_s: float) -> None:
         """Join the group. ``RouteNotFound`` when no registry answers; a topic that does not exist yet is waited for."""
-        self.group = wanted.group
+        self.group = terms.group
         self.answer_s = core.timeout_s + GRACE_S
         """The longest time that an answer about a message may take."""
         self._core = core
-        self._wanted = wanted
+        self._terms = terms
         self._batch = batch
         self._wait_s = wait_s
-        self._invisible_s = wanted.invisible_ms / 1000
+        self._invisible_s = terms.invisible_ms / 1000
         self._started_ms = time.time_ns() // 1_000_000
-        self._settling = Settling(core, wanted)
-        self._polls = Polls(core, wanted, self._demand, self._deliver)
+        self._settling = Settling(core, terms)
+        self._polls = Polls(core, terms, self._demand, self._deliver)
         self._is_inherited = False
         self.on_change: Callable[[], None] = lambda: None
         """Called, on any thread, when ``take`` may have a message, and when the consumer is closed."""
@@ -74,7 +74,7 @@ class LeaseHolder:
 
     def _start(self) -> None:
         try:
-            self._core.routes.route(self._wanted.topic, self._core.deadline())
+            self._core.routes.route(self._terms.topic, self._core.deadline())
         except RouteNotFound as error:
             if error.reason is RouteProblem.REGISTRY_UNREACHABLE:
                 raise
@@ -121,16 +121,20 @@ class LeaseHolder:
             most = min(self._batch, self._waiting) if self._has_handlers else self._batch
             return Demand(most, max(0.0, min(self._wait_s, self._wait_until_s - time.monotonic())))
 
-    def take(self) -> Lease | None:
-        """Return the next message, if one is here; else have brokers asked for some, if somebody waits."""
+    def take(self, *, is_handled: bool) -> Lease | None:
+        """Return the next message, if one is here; else have brokers asked for some, if somebody waits.
+
+        ``is_handled``: a handler will be called for it, so that it stays leased until ``handled`` or ``failed`` is called.
+        """
         now_s = time.monotonic()
         with self._changed:
             while self._buffer and not self.closed:
                 lease = self._buffer.popleft()
                 if not lease.is_usable(now_s):
-                    logger.info("lease ended before its message was used message=%s %s", lease.message.id, lease.lost)
+                    reason = lease.lost or "its time is over"
+                    logger.info("lease ended before its message was used message=%s reason=%s", lease.message.id, reason)
                     continue
-                if self._has_handlers:
+                if is_handled:
                     self._handled.add(lease)
                 return lease
             if self.closed:
@@ -138,12 +142,12 @@ class LeaseHolder:
         self._polls.poll_soon()
         return None
 
-    def next(self, until_s: float) -> Lease | None:
-        """Return the next message; ``None`` when none comes until then, or it is closed."""
+    def next(self, until_s: float, *, is_handled: bool) -> Lease | None:
+        """Return the next message as ``take`` does; ``None`` when none comes until then, or it is closed."""
         if self._is_inherited:
             self.check_open()
         with self.waiting(until_s):
-            while (lease := self.take()) is None:
+            while (lease := self.take(is_handled=is_handled)) is None:
                 with self._changed:
                     left_s = until_s - time.monotonic()
                     if self.closed or left_s <= 0:
@@ -154,7 +158,7 @@ class LeaseHolder:
 
     def _deliver(self, leases: Sequence[Lease]) -> None:
         """Take messages that have come. Those that do not match are done: a broker compares hashes of tags only."""
-        subscription = self._wanted.subscription
+        subscription = self._terms.subscription
         mine = []
         for lease in leases:
             if subscription.tags and not subscription.matches_tag(lease.message.tag):
@@ -172,7 +176,7 @@ class LeaseHolder:
 
     def _give_back(self, leases: Sequence[Lease]) -> None:
         for lease in leases:
-            self._settling.change(lease, 0).add_done_callback(partial(_log, "message not given back", lease))
+            self._settling.change(lease, 0).add_done_callback(partial(_log, "give back", lease))
 
     # -- what becomes of messages -------------------------------------------------------------------------------------
 
@@ -205,7 +209,7 @@ class LeaseHolder:
         with self._changed:
             due = [lease for lease in (*self._buffer, *self._handled) if lease.wants_extension(now_s)]
         for lease in due:
-            self.extend(lease, lease.invisible_s).add_done_callback(partial(_log, "lease not extended", lease))
+            self.extend(lease, lease.invisible_s).add_done_callback(partial(_log, "extend", lease))
 
     def _extended(self, lease: Lease, now_s: float, seconds: float, told: Told) -> None:
         error = told.exception()
@@ -244,13 +248,18 @@ class LeaseHolder:
     def handled(self, lease: Lease) -> None:
         """Ack a message whose handler has returned, unless it has said itself what becomes of it."""
         if not lease.is_finished:
-            self.ack(lease).add_done_callback(partial(_log, "message not acked, so it may come again", lease))
+            self.ack(lease).add_done_callback(partial(_log, "ack", lease))
         self._leave(lease)
 
+    def raised(self, lease: Lease) -> None:
+        """Log the exception that a handler has raised, and give its message back."""
+        logger.exception("handler failed group=%s message=%s attempt=%d", self.group, lease.message.id, lease.attempt)
+        self.failed(lease)
+
     def failed(self, lease: Lease, delay_s: float | None = None) -> None:
-        """Give a message back whose handler has raised, unless it has said before what becomes of it."""
+        """Give a message back, unless its handler has said what becomes of it."""
         if not lease.is_finished:
-            self.nack(lease, delay_s).add_done_callback(partial(_log, "message not given back", lease))
+            self.nack(lease, delay_s).add_done_callback(partial(_log, "give back", lease))
         self._leave(lease)
 
     def settle(self) -> None:
@@ -269,10 +278,10 @@ class LeaseHolder:
         return {
             "groupName": self.group,
             "consumeType": _KIND,
-            "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET" if self._wanted.from_first else "CONSUME_FROM_LAST_OFFSET",
+            "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET" if self._terms.from_first else "CONSUME_FROM_LAST_OFFSET",
             "messageModel": "CLUSTERING",
             "unitMode": False,
-            "subscriptionDataSet": [subscription_row(self._wanted.subscription)],
+            "subscriptionDataSet": [subscription_row(self._terms.subscription)],
         }
 
     def rebalance(self) -> None:
@@ -290,7 +299,7 @@ class LeaseHolder:
             kind=_KIND,
             started_ms=self._started_ms,
             ordered=False,
-            subscriptions=[self._wanted.subscription],
+            subscriptions=[self._terms.subscription],
             queues={},
         )
         return ClientAnswer(body=fastjson.encode(info))
@@ -329,7 +338,9 @@ class LeaseHolder:
 
 
 def _log(what: str, lease: Lease, told: Told) -> None:
-    """Log why a broker did not do what it was told, if nobody else sees that."""
+    """Log why a broker did not do what this told it by itself."""
     error = told.exception()
     if isinstance(error, ClientError):
-        logger.warning("%s message=%s attempt=%d reason=%s", what, lease.message.id, lease.attempt, error)
+        logger.warning(
+            "message not settled what=%s message=%s attempt=%d reason=%s", what, lease.message.id, lease.attempt, error
+        )

@@ -30,7 +30,7 @@ class Lease:
         self.is_finished = False
         """True once its program has acked it, given it back or rejected it."""
         self.lost = ""
-        """Why the broker did not extend it, if it did not."""
+        """The reason why the broker did not extend it; empty while it did."""
 
     @property
     def attempt(self) -> int:

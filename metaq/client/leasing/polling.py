@@ -12,14 +12,14 @@ from metaq.client.connecting.core import CONTROL_TIMEOUT_S, Core
 from metaq.client.connecting.presence import level_of
 from metaq.client.connecting.transport import Outcome, refusal
 from metaq.client.leasing.lease import Lease
-from metaq.client.leasing.requests import EMPTY, Wanted, read_popped
-from metaq.errors import BrokerBusy, ClientError, ConnectionFailed, Refused, RouteNotFound, RouteProblem
+from metaq.client.leasing.requests import EMPTY, LeaseTerms, read_popped
+from metaq.errors import BrokerBusy, ClientError, ConnectionFailed, Refused
 from metaq.protocol.remoting.codes import Response
 
 logger = logging.getLogger(__name__)
 
 _ANSWER_S: Final = 15.0
-"""How much longer than the broker may hold it a poll may take."""
+"""The time that a poll may take beyond the time that the broker may hold it."""
 _LEAST_PAUSE_S: Final = 0.1
 _MOST_PAUSE_S: Final = 5.0
 _TOO_SOON_S: Final = 0.05
@@ -29,12 +29,12 @@ _SOON_S: Final = 1.0
 
 
 class Demand(NamedTuple):
-    """What is wanted now."""
+    """The messages that are wanted now."""
 
     most: int
     """Messages from each broker; 0: none."""
     wait_s: float
-    """How long a broker may hold a poll."""
+    """The time that a broker may hold a poll."""
 
 
 class _Poll:
@@ -50,11 +50,11 @@ class Polls:
     """The polls of one consumer. They survive lost brokers and follow the topic's route. Thread-safe."""
 
     def __init__(
-        self, core: Core, wanted: Wanted, demand: Callable[[], Demand], deliver: Callable[[Sequence[Lease]], None]
+        self, core: Core, terms: LeaseTerms, demand: Callable[[], Demand], deliver: Callable[[Sequence[Lease]], None]
     ) -> None:
         """Create it; ``demand`` says what is wanted, and ``deliver`` takes messages. Both are called on any thread."""
         self._core = core
-        self._wanted = wanted
+        self._terms = terms
         self._demand = demand
         self._deliver = deliver
         self._guard = threading.Lock()  # guards what follows
@@ -73,12 +73,11 @@ class Polls:
         """Find out which brokers have the topic, and poll these. Without a route, this happens again soon."""
         if self._is_closed:
             return
-        topic = self._wanted.topic
+        topic = self._terms.topic
         try:
             names = {queue.broker_name for queue in self._core.routes.readable(topic, time.monotonic() + CONTROL_TIMEOUT_S)}
         except ClientError as error:
-            is_known = isinstance(error, RouteNotFound) and error.reason is RouteProblem.TOPIC_ABSENT
-            logger.log(logging.DEBUG if is_known else level_of(error), "no route group=%s reason=%s", self._wanted.group, error)
+            logger.debug("no route group=%s reason=%s", self._terms.group, error)
             self._resolve_soon()
             return
         with self._guard:
@@ -126,7 +125,7 @@ class Polls:
                 return
             poll.is_busy = True
         sent_s = time.monotonic()
-        request = self._wanted.pop(name, most, round(wait_s * 1000))
+        request = self._terms.pop(name, most, round(wait_s * 1000))
         answered = partial(self._answered, name, poll, sent_s + min(wait_s, _TOO_SOON_S))
         try:
             self._core.transport.submit(self._core.master(name), request, sent_s + wait_s + _ANSWER_S, answered)
@@ -156,12 +155,12 @@ class Polls:
             return []
         if outcome.code != Response.SUCCESS:
             raise refusal(outcome)
-        now_s, invisible_s = time.monotonic(), self._wanted.invisible_ms / 1000
-        popped = read_popped(outcome, name, self._wanted.topic, self._core.max_inflated_bytes)
+        now_s, invisible_s = time.monotonic(), self._terms.invisible_ms / 1000
+        popped = read_popped(outcome, name, self._terms.topic, self._core.max_inflated_bytes)
         return [Lease(message, receipt, now_s, invisible_s) for message, receipt in popped]
 
     def _failed(self, name: str, poll: _Poll, error: Exception) -> None:
-        group, topic = self._wanted.group, self._wanted.topic
+        group, topic = self._terms.group, self._terms.topic
         logger.log(level_of(error), "poll failed group=%s topic=%s broker=%s reason=%r", group, topic, name, error)
         if isinstance(error, Refused) and error.code in {Response.TOPIC_NOT_EXIST, Response.NO_PERMISSION}:
             self._core.routes.forget(topic)

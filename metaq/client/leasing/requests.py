@@ -33,8 +33,8 @@ EMPTY: Final = frozenset({Response.POLLING_TIMEOUT, Response.PULL_NOT_FOUND})
 _MEANS_NOTHING: Final = frozenset({Response.NO_MESSAGE, Response.MESSAGE_ILLEGAL})
 
 
-class Wanted(NamedTuple):
-    """What a consumer leases."""
+class LeaseTerms(NamedTuple):
+    """The messages that a consumer leases, and the time for which it does."""
 
     topic: str
     group: str

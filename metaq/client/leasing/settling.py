@@ -1,4 +1,4 @@
-"""Acks, and other times for leases: what a consumer tells brokers about its messages.
+"""Acks, and other times for leases: all that a consumer tells brokers about its messages.
 
 An ack goes out at once if its broker has none to answer. Those that come meanwhile wait for that answer and then go together,
 in one request. So the more there are, the larger the batches, and no ack waits for others to come.
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from metaq.client.connecting.core import Core
 from metaq.client.connecting.transport import Outcome, RemotingRequest, may_pass, refusal
 from metaq.client.leasing.lease import Lease
-from metaq.client.leasing.requests import Wanted, done_of, failure_of
+from metaq.client.leasing.requests import LeaseTerms, done_of, failure_of
 from metaq.errors import BrokerBusy, ClientClosed, ClientError
 from metaq.protocol.remoting.codes import Response
 from metaq.protocol.remoting.leases.acks import MOST_ACKS
@@ -53,11 +53,11 @@ class _Line:
 
 
 class Settling:
-    """What one consumer has told brokers and is telling them. Nothing here blocks. Thread-safe."""
+    """The acks and changes of one consumer on their way. Only ``settle`` and ``leave`` block. Thread-safe."""
 
-    def __init__(self, core: Core, wanted: Wanted) -> None:
+    def __init__(self, core: Core, terms: LeaseTerms) -> None:
         self._core = core
-        self._wanted = wanted
+        self._terms = terms
         self.renew()
 
     def renew(self) -> None:
@@ -127,7 +127,7 @@ class Settling:
             line.is_busy = bool(acks)
         if not acks:
             return
-        request = self._wanted.acks(name, [ack.lease for ack in acks])
+        request = self._terms.acks(name, [ack.lease for ack in acks])
         self._submit(name, request, acks[-1].deadline, partial(self._acked, name, line, acks))
 
     def _submit(self, name: str, request: RemotingRequest, deadline: float, done: Callable[[Outcome], None]) -> None:
@@ -176,7 +176,7 @@ class Settling:
     def _change(self, lease: Lease, invisible_ms: int, told: Told) -> None:
         name = lease.message.queue.broker_name
         deadline = time.monotonic() + self._core.timeout_s
-        request = self._wanted.change(lease, invisible_ms)
+        request = self._terms.change(lease, invisible_ms)
         self._submit(name, request, deadline, lambda outcome: self._end(told, failure_of(outcome)))
 
 

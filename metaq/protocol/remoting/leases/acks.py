@@ -70,7 +70,7 @@ class BatchAckAnswer(NamedTuple):
     """The answer to 200151, whose fields RocketMQ's own brokers leave out."""
 
     done: int
-    """How many messages were open in these deliveries until now; the others were done, or mean nothing any more."""
+    """The number of messages that were open in these deliveries; the others were done, or their receipts mean nothing."""
 
 
 def decode_batch_ack(body: bytes) -> BatchAck:
