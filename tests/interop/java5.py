@@ -100,7 +100,7 @@ class Place:
         self._broker_name = broker_name
 
     def pop(self, most: int = 32, *, invisible_ms: int = 60_000, poll_ms: int = 0, **wishes: object) -> Popped:
-        """Pop; ``wishes``: queue, order, attempt, init_mode."""
+        """Pop; ``wishes``: queue, order, expression (of tags), init_mode."""
         names = {**self._names, "broker_name": self._broker_name}
         view = self.client.call("pop", most=most, invisible_ms=invisible_ms, poll_ms=poll_ms, **names, **wishes)
         return Popped(view["status"], [Received.read(message) for message in view["messages"]], view["rest"])

@@ -14,13 +14,18 @@ import pytest
 import metaq
 from tests.interop.clients import ClientError
 from tests.interop.conftest import Start5
-from tests.interop.java5 import Java5, set_mode, set_up
+from tests.interop.java5 import NEWEST, Java5, set_mode, set_up
 from tests.interop.mqadmin import AdminTool
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.group import Group
 from tests.support.zookeeper import ZooKeeperProcess
 
-pytestmark = [pytest.mark.partner("java", "mvn"), pytest.mark.timeout(900), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.partner("java", "mvn"),
+    pytest.mark.timeout(900),
+    pytest.mark.slow,
+    pytest.mark.parametrize("version", [NEWEST], indirect=True, scope="module"),
+]
 
 WAIT_S: Final = 120.0
 MESSAGES: Final = 100_000
@@ -71,8 +76,8 @@ def test_members_share_two_brokers(brokers: tuple[BrokerProcess, BrokerProcess],
 
 
 def test_members_go_on_with_the_next_master(start5: Start5, tmp_path: Path, name: str) -> None:
-    """A-16: a master is killed under pops, acks and delayed messages; each is consumed, and the delayed ones that it had
-    acknowledged are delivered once. None is early."""
+    """A-16: a master is killed under pops, acks and delayed messages; each message is consumed, and the delayed ones that it
+    had acknowledged are delivered once. None is early."""
     with ExitStack() as stack:
         zookeeper = stack.enter_context(ZooKeeperProcess(tmp_path / "zk"))
         group = stack.enter_context(Group(tmp_path, zookeeper.address))

@@ -282,6 +282,30 @@ def test_reset_to_time_end_and_offset(client: RemotingClient) -> None:
     assert committed(client, "turned-back") == 3
 
 
+def test_a_group_that_pops_needs_no_members(client: RemotingClient) -> None:
+    """A-09, SG-067: 208 says what such a group was given; 222 by a client 5.x, which sends the offset -1, gives it again."""
+    group = "popping"
+    ask(client, Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, fastjson.encode({"groupName": group}))
+    reset = {"topic": TOPIC, "group": group, "timestamp": 0, "isForce": True, "queueId": -1, "offset": -1}
+    refuses(Response.CONSUMER_NOT_ONLINE, client, Request.INVOKE_BROKER_TO_RESET_OFFSET, **reset)
+    mode = {"topic": TOPIC, "consumerGroup": group, "mode": "POP", "popShareQueueNum": 0}
+    ask(client, Request.SET_MESSAGE_REQUEST_MODE, fastjson.encode(mode))
+
+    def pop() -> RemotingCommand:
+        times = {"invisibleTime": 60_000, "pollTime": 0, "bornTime": 0, "initMode": 0}
+        return ask(client, Request.POP_MESSAGE, consumerGroup=group, topic=TOPIC, queueId=0, maxMsgNums=3, **times)
+
+    def progress() -> tuple[int, int]:
+        row = ask_body(client, Request.GET_CONSUME_STATS, consumerGroup=group, topic=TOPIC)["offsetTable"][queue(TOPIC)]
+        return row["consumerOffset"], row["pullOffset"]
+
+    first = pop().body
+    assert progress() == (0, 3)
+    ask(client, Request.INVOKE_BROKER_TO_RESET_OFFSET, **reset)
+    assert progress() == (0, 0)
+    assert pop().body == first
+
+
 def test_reset_refused(broker: BrokerProcess, client: RemotingClient) -> None:
     """SG-067: nobody connected 206, unknown topic, no such partition or offset, clients too old to be told."""
     fields = {"topic": TOPIC, "timestamp": 0, "isForce": True}

@@ -53,9 +53,8 @@ final class Pops {
         header.setBornTime(System.currentTimeMillis());
         header.setInitMode(request.getIntValue("init_mode"));
         header.setOrder(request.getBooleanValue("order"));
-        header.setAttemptId(request.getString("attempt"));
         header.setExpType("TAG");
-        header.setExp("*");
+        header.setExp(request.getOrDefault("expression", "*").toString());
         header.setBrokerName(request.getString("broker_name"));
         CompletableFuture<PopResult> result = new CompletableFuture<>();
         api().popMessageAsync(request.getString("broker_name"), request.getString("broker"), header, CALL_MS, new PopCallback() {
