@@ -15,6 +15,8 @@
  * pop of a connection follows when all that is answered. A pushed connection asks for nothing: it acks as many as --batch at a
  * time. Both end before --duration-ms when there is nothing left to lease. Their rates count the messages that were leased.
  *
+ * A delayed put is due --delay-ms after it was prepared, or at --due-ms (Unix time), and at random within --spread-ms of that.
+ *
  * Prints one JSON object; exit 0 = measured, 1 = some replies were errors, 2 = wrong options, 3 = the run broke off. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -67,7 +69,7 @@ static struct {
     const struct protocol *protocol;
     const char *topic, *group;
     int port;
-    long connections, in_flight, body, block, batch, count, rate, first, delay_ms, spread_ms;
+    long connections, in_flight, body, block, batch, count, rate, first, delay_ms, due_ms, spread_ms;
     double seconds, warmup;
 } opt = {.topic = "bench", .group = "bench", .connections = 1, .in_flight = 1, .body = 128, .block = 65536, .seconds = 2};
 
@@ -140,8 +142,8 @@ static uint64_t next_due(void)
     struct timespec t;
     clock_gettime(CLOCK_REALTIME, &t);
     random ^= random << 13, random ^= random >> 7, random ^= random << 17; /* xorshift */
-    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000 + (uint64_t)opt.delay_ms +
-           random % ((uint64_t)opt.spread_ms + 1);
+    uint64_t now = (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+    return (opt.due_ms ? (uint64_t)opt.due_ms : now + (uint64_t)opt.delay_ms) + random % ((uint64_t)opt.spread_ms + 1);
 }
 
 /* Gives every put of a pattern numbers that none had before, and delayed ones a time. */
@@ -454,6 +456,7 @@ static void read_options(int argc, char **argv)
     static const struct option known[] = {{"protocol", 1, 0, 'p'}, {"port", 1, 0, 'o'},      {"topic", 1, 0, 't'},
                                           {"group", 1, 0, 'g'},    {"first", 1, 0, 'f'},     {"delay-ms", 1, 0, 'y'},
                                           {"spread-ms", 1, 0, 'z'},
+                                          {"due-ms", 1, 0, 'u'},
                                           {"body", 1, 0, 'b'},     {"block", 1, 0, 'k'},     {"batch", 1, 0, 'm'},
                                           {"connections", 1, 0, 'c'},
                                           {"in-flight", 1, 0, 'd'}, {"count", 1, 0, 'n'},    {"rate", 1, 0, 'r'},
@@ -471,6 +474,7 @@ static void read_options(int argc, char **argv)
         case 'g': opt.group = optarg; break;
         case 'f': opt.first = number_option(name, optarg, 0, 89999999); break;
         case 'y': opt.delay_ms = number_option(name, optarg, 0, 34560000000); break;
+        case 'u': opt.due_ms = number_option(name, optarg, 1, 9999999999999); break;
         case 'z': opt.spread_ms = number_option(name, optarg, 0, 34560000000); break;
         case 'b': opt.body = number_option(name, optarg, 0, 16 << 20); break;
         case 'k': opt.block = number_option(name, optarg, RECORD_HEADER, 64 << 20); break;
