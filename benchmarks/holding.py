@@ -1,4 +1,4 @@
-"""Pulls and pops that a broker holds because there is no message yet: the cost of each, and how soon a message wakes the right one."""
+"""Pulls and pops that a broker holds for lack of a message: the cost of each, and how soon a message wakes the right one."""
 
 import selectors
 import time

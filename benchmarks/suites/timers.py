@@ -80,7 +80,7 @@ def run(bench: Bench) -> Report:
         "broker": "MEMORY, every other setting at its default; fresh for each line of figures, one partition",
         "seconds a cell": f"{seconds} after {warmup} of warm-up",
         "sends": f"remoting, {BODY_BYTES} B, 4 × 100; parks and puts with ids are sends with one property",
-        "pulls and pops": f"of at most {POPPED} × {PULLED_BYTES} B, hot, 4 × 1; a connection pops again when its acks are answered",
+        "pulls and pops": f"of at most {POPPED} × {PULLED_BYTES} B, hot, 4 × 1; the next pop follows the answers to all acks",
         "nack": f"text, pops of {POPPED} and one nack of all, delivered again at once",
         "gets one by one": "text, one message each, 1 × 100",
     }
