@@ -259,6 +259,8 @@ static void take(struct connection *c, const struct reply *reply, uint64_t now)
         take_leased(c, reply, now);
         return;
     }
+    if (opt.protocol->kind == LEASE && reply->verdict == REFUSED)
+        broke_off("a request for leases was answered: %.*s", reply->text_size < 200 ? (int)reply->text_size : 200, reply->text);
     if (c->head == c->tail)
         broke_off("a reply that nothing asked for: %.*s", (int)reply->text_size, reply->text ? reply->text : "");
     struct asked asked = c->asked[c->tail++ & asked_mask];
