@@ -72,7 +72,6 @@ COMPILED = [
     "metaq/engine/leases/leases.py",
     "metaq/engine/leases/popping.py",
     "metaq/protocol/remoting/leases/acks.py",
-    "metaq/protocol/remoting/leases/pop.py",
     "metaq/server/remoting/consuming/acks.py",
     "metaq/store/log/commitlog.py",
     "metaq/store/log/segments.py",
