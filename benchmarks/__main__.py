@@ -26,6 +26,7 @@ from benchmarks.suites import (
     replication,
     spark,
     targets,
+    timers,
     transactions,
 )
 
@@ -35,6 +36,7 @@ SUITES: dict[str, Callable[[Bench], Report]] = {
     "transactions": transactions.run,
     "replication": replication.run,
     "metrics": metrics.run,
+    "timers": timers.run,
     "spark": spark.run,
     "put": put.run,
     "get": get.run,

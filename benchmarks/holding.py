@@ -1,8 +1,8 @@
-"""Pulls that a broker holds because there is no message yet: the cost of each, and how soon a message wakes the right one."""
+"""Pulls and pops that a broker holds for lack of a message: the cost of each, and how soon a message wakes the right one."""
 
 import selectors
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -30,21 +30,36 @@ class Holding:
     wakes_us: list[float]
 
 
+Asked = Callable[[Link, int, int], bytes]
+"""The request that is held: of which partition, and from which offset on."""
+
+
+def _pull(link: Link, partition: int, ordinal: int) -> bytes:
+    return link.pull(TOPIC, partition, ordinal, HOLD_MS)
+
+
+def _pop(link: Link, partition: int, _ordinal: int) -> bytes:
+    return link.pop(TOPIC, partition, HOLD_MS)
+
+
 def holder(settings: Sequence[str] = ()) -> System:
     """Our broker, told to hold pulls as long as HOLD_MS."""
     return metaq(Level.MEMORY, ["--max-hold-ms", str(HOLD_MS), *settings])
 
 
-def measure_holding(server: Server, pulls: int, wakes: int) -> Holding:
+def measure_holding(server: Server, pulls: int, wakes: int, *, leased: bool = False) -> Holding:
     """Have the server hold so many pulls, each of a partition and on a connection of its own; then wake so many, one by one.
 
     Each partition has one message before. What a pull costs includes its connection. A wake-up runs from handing a message to
-    the kernel until its pull is answered; a pull of another partition that is answered instead or as well raises.
+    the kernel until its pull is answered; a pull of another partition that is answered instead or as well raises. `leased`:
+    they are pops, whose leases go on.
     """
+    asked = _pop if leased else _pull
     with Link(server.port) as link:
         link.ask_all(link.message(TOPIC, partition, b"before") for partition in range(pulls))
+        link.ask_all(asked(link, partition, 0) for partition in range(pulls))
     idle = resting_bytes(server.pid)
-    with held_pulls(server, pulls) as links:
+    with held_pulls(server, pulls, asked) as links:
         each = (resting_bytes(server.pid) - idle) / pulls
         with Link(server.port) as producer, selectors.EpollSelector() as selector:
             for partition, link in enumerate(links):
@@ -54,7 +69,7 @@ def measure_holding(server: Server, pulls: int, wakes: int) -> Holding:
             due = time.monotonic()
             for turn in range(wakes):
                 time.sleep(max(0.0, due - time.monotonic()))
-                taken.append(_wake(selector, links, ends, producer, turn * STRIDE % pulls))
+                taken.append(_wake(selector, links, ends, producer, turn * STRIDE % pulls, asked))
                 due += WAKE_EVERY_SECONDS
             if selector.select(0):
                 raise MeasurementError("a pull was answered for which there is no message")
@@ -62,11 +77,11 @@ def measure_holding(server: Server, pulls: int, wakes: int) -> Holding:
 
 
 @contextmanager
-def held_pulls(server: Server, pulls: int) -> Iterator[list[Link]]:
+def held_pulls(server: Server, pulls: int, asked: Asked) -> Iterator[list[Link]]:
     with ExitStack() as opened:
         links = [opened.enter_context(Link(server.port)) for _ in range(pulls)]
         for partition, link in enumerate(links):
-            link.send(link.pull(TOPIC, partition, 1, HOLD_MS))
+            link.send(asked(link, partition, 1))
         # connections are accepted in order, and each has something to read by then: the others are held when this is answered
         last = opened.enter_context(Link(server.port))
         last.send(last.pull(TOPIC, 0, 0, 0))
@@ -75,7 +90,9 @@ def held_pulls(server: Server, pulls: int) -> Iterator[list[Link]]:
         yield links
 
 
-def _wake(selector: selectors.EpollSelector, links: list[Link], ends: list[int], producer: Link, partition: int) -> float:
+def _wake(
+    selector: selectors.EpollSelector, links: list[Link], ends: list[int], producer: Link, partition: int, asked: Asked
+) -> float:
     """Put one message into a partition whose pull is held; microseconds until that pull is answered. It is held anew."""
     body = b"%d-%d" % (partition, ends[partition])
     request = producer.message(TOPIC, partition, body)
@@ -92,7 +109,7 @@ def _wake(selector: selectors.EpollSelector, links: list[Link], ends: list[int],
     if len(answers) != 1 or bytes(decode_record(answers[0]).body) != body:
         raise MeasurementError(f"the pull of partition {partition} was answered with {answers!r}")
     ends[partition] += 1
-    link.send(link.pull(TOPIC, partition, ends[partition], HOLD_MS))
+    link.send(asked(link, partition, ends[partition]))
     while not succeeded(producer.receive()):
         pass
     return taken

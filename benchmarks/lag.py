@@ -1,7 +1,6 @@
 """The time until a held get on a slave returns a message that its master has acknowledged."""
 
 import selectors
-import socket
 import time
 from dataclasses import dataclass
 from types import TracebackType
@@ -9,8 +8,9 @@ from typing import Self
 
 from benchmarks.figures import MeasurementError
 from benchmarks.peers import REPLY_SECONDS
+from benchmarks.textlink import TextLink
 from metaq.protocol.text.messages import decode_text_messages
-from metaq.protocol.text.replies import NOT_FOUND, OK, VALUE, Reply, ReplyReader
+from metaq.protocol.text.replies import NOT_FOUND, OK, VALUE
 from metaq.protocol.text.writing import write_get, write_put
 
 TOPIC = "probe"
@@ -19,7 +19,6 @@ EVERY_SECONDS = 0.005
 """Between two messages, whatever became of those before: of a stall each message that is put meanwhile tells."""
 HOLD_MS = 1000 * REPLY_SECONDS
 GET_BYTES = 1 << 20
-RECEIVE_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -32,39 +31,12 @@ class Lag:
     """Since its put was handed to the kernel."""
 
 
-class _TextLink:
-    """One connection of the text protocol."""
-
-    def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), REPLY_SECONDS)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._reader = ReplyReader()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._socket.close()
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def send(self, request: bytes) -> None:
-        self._socket.sendall(request)
-
-    def receive(self) -> list[Reply]:
-        data = self._socket.recv(RECEIVE_BYTES)
-        if not data:
-            raise MeasurementError("a broker closed a connection")
-        return self._reader.receive(data)
-
-
 class Prober:
     """Puts messages of a topic of its own at a master and reads them from its slave."""
 
     def __init__(self, master_port: int, slave_port: int) -> None:
-        self._puts = _TextLink(master_port)
-        self._gets = _TextLink(slave_port)
+        self._puts = TextLink(master_port)
+        self._gets = TextLink(slave_port)
         self._position = 0
         self._sent: list[float] = []
         self._answered: list[float] = []
@@ -118,13 +90,13 @@ class Prober:
         self._gets.send(write_get(TOPIC, GROUP, 0, self._position, GET_BYTES, 0, HOLD_MS))
 
     def _take_answers(self) -> None:
-        for reply in self._puts.receive():
+        for reply in self._puts.replies():
             if reply.code != OK:
                 raise MeasurementError(f"a put was answered with {reply.code}: {reply.body[:200]!r}")
             self._answered.append(time.perf_counter())
 
     def _take_messages(self, wanted: int) -> None:
-        for reply in self._gets.receive():
+        for reply in self._gets.replies():
             now = time.perf_counter()
             if reply.code not in {VALUE, NOT_FOUND}:
                 raise MeasurementError(f"a get on the slave was answered with {reply.code}: {reply.body[:200]!r}")

@@ -11,11 +11,13 @@ from benchmarks.peers import REPLY_SECONDS
 from metaq.protocol.remoting.codes import PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
 from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request
 from metaq.protocol.remoting.headers import Int32, PullMessage, SendMessage, encode_header, with_letters
+from metaq.protocol.remoting.leases.pop import FROM_FIRST, PopMessage
 
 GROUP = "bench"
 TEMPLATE_TOPIC = "TBW102"
 RECEIVE_BYTES = 1 << 18
 WINDOW = 500
+LEASE_MS = 600_000
 
 
 class Link:
@@ -70,6 +72,19 @@ class Link:
             expression_type="TAG",
         )
         return encode_request(Request.PULL_MESSAGE, next(self._opaques), encode_header(header))
+
+    def pop(self, topic: str, partition: int, hold_ms: int) -> bytes:
+        """A request that leases messages of a partition, for ten minutes, to be held while there are none."""
+        header = PopMessage(
+            consumer_group=GROUP,
+            topic=topic,
+            queue_id=Int32(partition),
+            max_msg_nums=Int32(32),
+            invisible_time=LEASE_MS,
+            poll_time=hold_ms,
+            init_mode=Int32(FROM_FIRST),
+        )
+        return encode_request(Request.POP_MESSAGE, next(self._opaques), encode_header(header))
 
     def message(self, topic: str, partition: int, body: bytes, partitions: int = 1) -> bytes:
         """A request that stores a message; a topic that is not there gets so many partitions."""

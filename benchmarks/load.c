@@ -11,6 +11,12 @@
  * default as many whole ones as fit into --block in MetaQ's encoding), and start over at its end. With more than one in
  * flight the next position is needed before the reply is there, so all messages have --body bytes.
  *
+ * Leases depend on what came: a pop asks for --batch messages, and what ends their leases is sent when they are there. The next
+ * pop of a connection follows when all that is answered. A pushed connection asks for nothing: it acks as many as --batch at a
+ * time. Both end before --duration-ms when there is nothing left to lease. Their rates count the messages that were leased.
+ *
+ * A delayed put is due --delay-ms after it was prepared, or at --due-ms (Unix time), and at random within --spread-ms of that.
+ *
  * Prints one JSON object; exit 0 = measured, 1 = some replies were errors, 2 = wrong options, 3 = the run broke off. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -33,7 +39,10 @@ enum {
     GET_BYTES_MAX = 768,
     PATTERN_MIN = 1 << 20,
     REQUEST_ROOM = 1024,
+    FOLLOW_ROOM = 1 << 16, /* what ends the leases of one pop */
+    MOST_FOLLOWING = 1024,
     NUMBER_DIGITS = sizeof NUMBER - 1,
+    DUE_DIGITS = sizeof DUE - 1,
     LEAST_NUMBER = 10000000, /* JSON allows no leading zeros */
     STALL_MS = 15000,
     MAX_LAG = 1 << 16, /* open loop: requests one connection may be behind its schedule */
@@ -44,7 +53,7 @@ struct connection {
     int fd, wants_write;
     char *in;
     size_t have;       /* unparsed bytes in `in` */
-    char *lines;       /* puts: the request, repeated; gets: the lines not sent yet */
+    char *lines;       /* puts: the request, repeated; others: what is not sent yet */
     size_t phase;      /* sent bytes of `lines`; puts of equal requests: of the current one */
     size_t unsent;     /* admitted, not yet taken by the kernel */
     struct ask ask;
@@ -58,16 +67,18 @@ struct asked {
 
 static struct {
     const struct protocol *protocol;
-    const char *topic;
+    const char *topic, *group;
     int port;
-    long connections, in_flight, body, block, batch, count, rate;
+    long connections, in_flight, body, block, batch, count, rate, first, delay_ms, due_ms, spread_ms;
     double seconds, warmup;
-} opt = {.topic = "bench", .connections = 1, .in_flight = 1, .body = 128, .block = 65536, .seconds = 2};
+} opt = {.topic = "bench", .group = "bench", .connections = 1, .in_flight = 1, .body = 128, .block = 65536, .seconds = 2};
 
 static int poller;
 static struct connection *connections;
 static size_t request_size, pattern_size, in_size, asked_mask;
 static size_t *numbers, number_count; /* where the numbers of a put are */
+static size_t due_at;                 /* where the time of a delayed put is; 0 without one */
+static int exhausted;                 /* there is nothing left to lease */
 static uint64_t numbers_used;
 static uint64_t admitted, answered, messages_read; /* since the start, to know when to stop */
 static struct {
@@ -102,6 +113,11 @@ static void watch(struct connection *c, int operation)
         broke_off("epoll_ctl: %s", strerror(errno));
 }
 
+static int is_put(void)
+{
+    return opt.protocol->kind == PUT || opt.protocol->kind == PUT_BATCH;
+}
+
 /* Remembers where the numbers of the put at the start of a pattern belong. */
 static void find_numbers(const char *request)
 {
@@ -109,17 +125,37 @@ static void find_numbers(const char *request)
     numbers = allocate((request_size / NUMBER_DIGITS + 1) * sizeof *numbers);
     for (number_count = 0; (at = memmem(at, (size_t)(end - at), NUMBER, NUMBER_DIGITS)); at += NUMBER_DIGITS)
         numbers[number_count++] = (size_t)(at - request);
+    at = memmem(request, request_size, DUE, DUE_DIGITS);
+    due_at = at ? (size_t)(at - request) : 0;
 }
 
-/* Gives every put of a pattern numbers that none had before. */
+static void write_digits(char *first, int digits, uint64_t number)
+{
+    for (char *digit = first + digits; digit-- > first; number /= 10)
+        *digit = (char)('0' + number % 10);
+}
+
+/* When the next delayed put is due, in Unix milliseconds, which have 13 digits until the year 2286. */
+static uint64_t next_due(void)
+{
+    static uint64_t random = 88172645463325252u;
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    random ^= random << 13, random ^= random >> 7, random ^= random << 17; /* xorshift */
+    uint64_t now = (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+    return (opt.due_ms ? (uint64_t)opt.due_ms : now + (uint64_t)opt.delay_ms) + random % ((uint64_t)opt.spread_ms + 1);
+}
+
+/* Gives every put of a pattern numbers that none had before, and delayed ones a time. */
 static void renew_numbers(char *pattern)
 {
     for (char *request = pattern; number_count && request < pattern + pattern_size; request += request_size) {
         for (size_t i = 0; i < number_count; i++) {
-            uint64_t number = LEAST_NUMBER + numbers_used++ % (9 * LEAST_NUMBER);
-            for (char *digit = request + numbers[i] + NUMBER_DIGITS; digit-- > request + numbers[i]; number /= 10)
-                *digit = (char)('0' + number % 10);
+            uint64_t number = LEAST_NUMBER + ((uint64_t)opt.first + numbers_used++) % (9 * LEAST_NUMBER);
+            write_digits(request + numbers[i], NUMBER_DIGITS, number);
         }
+        if (due_at)
+            write_digits(request + due_at, DUE_DIGITS, next_due());
     }
 }
 
@@ -131,7 +167,7 @@ static void admit(struct connection *c, uint64_t since)
         broke_off("a connection is %zu requests behind the schedule", asked_mask + 1);
     *asked = (struct asked){since, c->ask.position};
     c->head++, admitted++;
-    if (opt.protocol->kind != GET) {
+    if (is_put()) {
         c->unsent += request_size;
         return;
     }
@@ -142,12 +178,27 @@ static void admit(struct connection *c, uint64_t since)
         c->ask.position += opt.protocol->advance(&c->ask);
 }
 
+/* Puts what ends the leases of messages that came into the connection's send queue. */
+static void follow(struct connection *c, const struct reply *reply, uint64_t now)
+{
+    size_t requests = 0;
+    if (!opt.protocol->follow)
+        return;
+    memmove(c->lines, c->lines + c->phase, c->unsent);
+    c->phase = 0;
+    c->unsent += opt.protocol->follow(c->lines + c->unsent, FOLLOW_ROOM - c->unsent, reply, &c->ask, &requests);
+    for (; requests; requests--, admitted++)
+        c->asked[c->head++ & asked_mask] = (struct asked){now, 0};
+    if (c->head - c->tail > asked_mask)
+        broke_off("more than %zu requests end leases", asked_mask);
+}
+
 static void flush(struct connection *c)
 {
     int blocked = 0;
     while (c->unsent && !blocked) {
         size_t size = c->unsent;
-        if (opt.protocol->kind != GET && size > pattern_size - c->phase)
+        if (is_put() && size > pattern_size - c->phase)
             size = pattern_size - c->phase;
         ssize_t sent = send(c->fd, c->lines + c->phase, size, MSG_NOSIGNAL);
         if (sent < 0 && errno != EAGAIN)
@@ -156,9 +207,9 @@ static void flush(struct connection *c)
         if (sent > 0) {
             c->unsent -= (size_t)sent;
             c->phase += (size_t)sent;
-            if (opt.protocol->kind != GET && !number_count)
+            if (is_put() && !number_count)
                 c->phase %= request_size;
-            if (opt.protocol->kind != GET && c->phase == pattern_size) {
+            if (is_put() && c->phase == pattern_size) {
                 renew_numbers(c->lines);
                 c->phase = 0;
             }
@@ -193,10 +244,23 @@ static uint64_t messages_of_put(void)
     return opt.protocol->kind == PUT_BATCH ? (uint64_t)opt.batch : 1;
 }
 
+static void take_leased(struct connection *c, const struct reply *reply, uint64_t now)
+{
+    measured.messages += reply->messages;
+    messages_read += reply->messages;
+    follow(c, reply, now);
+}
+
 static void take(struct connection *c, const struct reply *reply, uint64_t now)
 {
     if (reply->verdict == UNRELATED)
         return;
+    if (reply->verdict == LEASED) { /* a frame of its own, before the reply or without one */
+        take_leased(c, reply, now);
+        return;
+    }
+    if (opt.protocol->kind == LEASE && reply->verdict == REFUSED)
+        broke_off("a request for leases was answered: %.*s", reply->text_size < 200 ? (int)reply->text_size : 200, reply->text);
     if (c->head == c->tail)
         broke_off("a reply that nothing asked for: %.*s", (int)reply->text_size, reply->text ? reply->text : "");
     struct asked asked = c->asked[c->tail++ & asked_mask];
@@ -208,9 +272,17 @@ static void take(struct connection *c, const struct reply *reply, uint64_t now)
         }
         return;
     }
+    if (opt.protocol->kind == LEASE && reply->verdict == END_OF_LOG) {
+        exhausted = !opt.protocol->again;
+        return;
+    }
     histogram_record(&latency, now - asked.since);
     measured.requests++;
-    if (opt.protocol->kind == GET)
+    if (opt.protocol->kind == LEASE && reply->verdict == READ)
+        take_leased(c, reply, now);
+    else if (opt.protocol->kind == LEASE && reply->verdict == STORED)
+        return;
+    else if (opt.protocol->kind == GET)
         take_get(c, reply, asked.position);
     else if (reply->verdict == STORED)
         measured.messages += messages_of_put();
@@ -270,11 +342,17 @@ static int turn(struct epoll_event *events, int room, uint64_t until)
     return ready;
 }
 
-/* Has the run sent all it should? Puts stop at --count messages admitted, gets at --count messages read. */
+/* Has the run sent all it should? Puts stop at --count messages admitted, others at --count messages read. */
 static int all_asked(void)
 {
-    uint64_t reached = opt.protocol->kind == GET ? messages_read : admitted * messages_of_put();
-    return opt.count && reached >= (uint64_t)opt.count;
+    uint64_t reached = is_put() ? admitted * messages_of_put() : messages_read;
+    return exhausted || (opt.count && reached >= (uint64_t)opt.count);
+}
+
+/* Do messages come that nobody asks for? */
+static int pushed(uint64_t now, uint64_t end)
+{
+    return !opt.protocol->request && now < end && !all_asked();
 }
 
 static void closed_loop(uint64_t start)
@@ -283,11 +361,11 @@ static void closed_loop(uint64_t start)
     uint64_t warm_at = start + (uint64_t)(opt.warmup * 1e9), end = warm_at + (uint64_t)(opt.seconds * 1e9), now = start;
     int warm = opt.warmup == 0, ready = 0;
     for (long i = 0; i < opt.connections; i++) {
-        for (long k = 0; k < opt.in_flight && !all_asked(); k++)
+        for (long k = 0; opt.protocol->request && k < opt.in_flight && !all_asked(); k++)
             admit(&connections[i], now);
         flush(&connections[i]);
     }
-    while (answered < admitted) {
+    while (answered < admitted || pushed(now, end)) {
         ready = turn(events, 256, 0);
         now = now_ns();
         if (!warm && now >= warm_at) {
@@ -296,7 +374,7 @@ static void closed_loop(uint64_t start)
         }
         for (int i = 0; i < ready; i++) {
             struct connection *c = events[i].data.ptr;
-            while (now < end && c->head - c->tail < (uint64_t)opt.in_flight && !all_asked())
+            while (opt.protocol->request && now < end && c->head - c->tail < (uint64_t)opt.in_flight && !all_asked())
                 admit(c, now);
             flush(c);
         }
@@ -332,13 +410,13 @@ static void connect_one(struct connection *c, int index)
     struct sockaddr_in address = {AF_INET, htons((uint16_t)opt.port), {htonl(INADDR_LOOPBACK)}, {0}};
     int one = 1;
     size_t asked_room = asked_mask + 1, body = (size_t)opt.body;
-    c->ask = (struct ask){index, opt.topic, body, (size_t)opt.block, (size_t)opt.batch, 0};
+    c->ask = (struct ask){index, opt.topic, opt.group, body, (size_t)opt.block, (size_t)opt.batch, 0, {0}};
     c->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (c->fd < 0 || connect(c->fd, (struct sockaddr *)&address, sizeof address))
         broke_off("connection %d to port %d: %s", index, opt.port, strerror(errno));
     setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     if (opt.protocol->greet) {
-        char greeting[256];
+        char greeting[512];
         size_t size = opt.protocol->greet(greeting, sizeof greeting, &c->ask);
         if (send(c->fd, greeting, size, MSG_NOSIGNAL) != (ssize_t)size)
             broke_off("greeting: %s", strerror(errno));
@@ -346,8 +424,8 @@ static void connect_one(struct connection *c, int index)
     fcntl(c->fd, F_SETFL, O_NONBLOCK);
     c->in = allocate(in_size);
     c->asked = allocate(asked_room * sizeof *c->asked);
-    if (opt.protocol->kind == GET) {
-        c->lines = allocate(asked_room * GET_BYTES_MAX);
+    if (!is_put()) {
+        c->lines = allocate(opt.protocol->kind == GET ? asked_room * GET_BYTES_MAX : FOLLOW_ROOM);
         return;
     }
     size_t room = (body + REQUEST_ROOM) * messages_of_put();
@@ -378,6 +456,9 @@ static long number_option(const char *name, const char *text, long low, long hig
 static void read_options(int argc, char **argv)
 {
     static const struct option known[] = {{"protocol", 1, 0, 'p'}, {"port", 1, 0, 'o'},      {"topic", 1, 0, 't'},
+                                          {"group", 1, 0, 'g'},    {"first", 1, 0, 'f'},     {"delay-ms", 1, 0, 'y'},
+                                          {"spread-ms", 1, 0, 'z'},
+                                          {"due-ms", 1, 0, 'u'},
                                           {"body", 1, 0, 'b'},     {"block", 1, 0, 'k'},     {"batch", 1, 0, 'm'},
                                           {"connections", 1, 0, 'c'},
                                           {"in-flight", 1, 0, 'd'}, {"count", 1, 0, 'n'},    {"rate", 1, 0, 'r'},
@@ -392,6 +473,11 @@ static void read_options(int argc, char **argv)
             break;
         case 'o': opt.port = (int)number_option(name, optarg, 1, 65535); break;
         case 't': opt.topic = optarg; break;
+        case 'g': opt.group = optarg; break;
+        case 'f': opt.first = number_option(name, optarg, 0, 89999999); break;
+        case 'y': opt.delay_ms = number_option(name, optarg, 0, 34560000000); break;
+        case 'u': opt.due_ms = number_option(name, optarg, 1, 9999999999999); break;
+        case 'z': opt.spread_ms = number_option(name, optarg, 0, 34560000000); break;
         case 'b': opt.body = number_option(name, optarg, 0, 16 << 20); break;
         case 'k': opt.block = number_option(name, optarg, RECORD_HEADER, 64 << 20); break;
         case 'm': opt.batch = number_option(name, optarg, 1, 1024); break;
@@ -404,9 +490,9 @@ static void read_options(int argc, char **argv)
         default: exit(2);
         }
     }
-    if (!opt.protocol || !opt.port || optind < argc || strlen(opt.topic) > 100) {
-        fprintf(stderr, "load: one of the protocols in protocols.h (--protocol) and --port are needed; --topic has at "
-                        "most 100 characters\n");
+    if (!opt.protocol || !opt.port || optind < argc || strlen(opt.topic) > 100 || strlen(opt.group) > 100) {
+        fprintf(stderr, "load: one of the protocols in protocols.h (--protocol) and --port are needed; --topic and "
+                        "--group have at most 100 characters\n");
         exit(2);
     }
     if (opt.protocol->kind != PUT && opt.rate) {
@@ -421,13 +507,17 @@ static void read_options(int argc, char **argv)
         fprintf(stderr, "load: --batch says how many messages a request brings\n");
         exit(2);
     }
+    if (opt.protocol->kind == LEASE && (opt.in_flight != 1 || opt.batch < 1 || opt.batch > MOST_LEASED)) {
+        fprintf(stderr, "load: leases have one pop in flight, for 1 to %d messages (--batch)\n", MOST_LEASED);
+        exit(2);
+    }
     if (!opt.batch)
         opt.batch = opt.block / (RECORD_HEADER + opt.body);
 }
 
 static void print_result(double seconds)
 {
-    int gets = opt.protocol->kind == GET, batches = opt.protocol->kind != PUT;
+    int gets = !is_put(), batches = opt.protocol->kind != PUT;
     printf("{\"protocol\": \"%s\", \"connections\": %ld, \"in_flight\": %ld, \"body_bytes\": %ld, \"block_bytes\": %ld, "
            "\"batch\": %ld, \"rate_wanted\": %ld, \"seconds\": %.6f, \"requests\": %llu, \"messages\": %llu, \"bytes\": %llu, ",
            opt.protocol->name, opt.connections, opt.in_flight, opt.body, gets ? opt.block : 0, batches ? opt.batch : 0,
@@ -451,11 +541,11 @@ int main(int argc, char **argv)
     poller = epoll_create1(EPOLL_CLOEXEC);
     connections = allocate((size_t)opt.connections * sizeof *connections);
     asked_mask = 1;
-    while (asked_mask < (size_t)(opt.rate ? MAX_LAG : opt.in_flight))
+    while (asked_mask < (size_t)(opt.rate ? MAX_LAG : opt.protocol->kind == LEASE ? MOST_FOLLOWING : opt.in_flight))
         asked_mask *= 2;
     asked_mask--;
     /* the smallest messages come in frames several times their size */
-    in_size = (opt.protocol->kind == GET ? (size_t)opt.block * 8 : 0) + (1 << 18);
+    in_size = (!is_put() ? (size_t)opt.block * 8 : 0) + (1 << 18);
     for (long i = 0; i < opt.connections; i++) {
         connect_one(&connections[i], (int)i);
         watch(&connections[i], EPOLL_CTL_ADD);

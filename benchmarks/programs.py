@@ -56,7 +56,9 @@ def _compile(source: Path, libraries: Sequence[str], program: Path) -> None:
 class LoadPlan:
     """The parameters of one run of the load generator. `count` bounds the messages, `rate` (1/s) makes it an open loop.
 
-    `batch` is how many messages a put in batches brings or a get asks for; gets ask for a full block without it.
+    `batch` is how many messages a put in batches brings, or a get or a pop asks for; gets ask for a full block without it.
+    `first` begins the numbers of the messages. Delayed ones are due `delay_ms` after they were prepared, or at `due_ms`, Unix
+    time, and at random within `spread_ms` of that.
     """
 
     connections: int
@@ -68,6 +70,12 @@ class LoadPlan:
     rate: int | None = None
     block_bytes: int = 65536
     batch: int | None = None
+    topic: str | None = None
+    group: str | None = None
+    first: int | None = None
+    delay_ms: int | None = None
+    due_ms: int | None = None
+    spread_ms: int | None = None
 
     def command(self, protocol: str, port: int) -> list[str]:
         options = {
@@ -82,6 +90,12 @@ class LoadPlan:
             "warmup-ms": round(self.warmup_seconds * 1000),
             "count": self.count,
             "rate": self.rate,
+            "topic": self.topic,
+            "group": self.group,
+            "first": self.first,
+            "delay-ms": self.delay_ms,
+            "due-ms": self.due_ms,
+            "spread-ms": self.spread_ms,
         }
         given = [f"--{name}={value}" for name, value in options.items() if value is not None]
         return [str(build(HERE / "load.c")), *given]
@@ -94,12 +108,29 @@ class LoadPlan:
 
 def run_load(protocol: str, port: int, plan: LoadPlan) -> Load:
     """Load the server on a loopback port. A figure in which any reply was an error is no figure: it raises."""
-    done = subprocess.run(
-        plan.command(protocol, port), capture_output=True, text=True, timeout=plan.deadline_seconds, check=False
-    )
-    if done.returncode not in {0, 1}:
-        raise MeasurementError(done.stderr.strip() or f"load ended with {done.returncode}")
-    load = parse(Load, done.stdout)
+    return run_loads(port, (protocol, plan))[0]
+
+
+def run_loads(port: int, *loads: tuple[str, LoadPlan]) -> list[Load]:
+    """Run several load generators at once, each with its protocol; all are over when this returns."""
+    running = [
+        subprocess.Popen(plan.command(protocol, port), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for protocol, plan in loads
+    ]
+    try:
+        deadline = max(plan.deadline_seconds for _, plan in loads)
+        return [_result(process, deadline) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
+
+
+def _result(process: "subprocess.Popen[str]", deadline_seconds: float) -> Load:
+    out, errors = process.communicate(timeout=deadline_seconds)
+    if process.returncode not in {0, 1}:
+        raise MeasurementError(errors.strip() or f"load ended with {process.returncode}")
+    load = parse(Load, out)
     if load.errors:
         raise MeasurementError(f"{load.errors} of {load.requests} replies were errors, the first: {load.first_error}")
     if load.messages == 0:

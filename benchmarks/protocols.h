@@ -16,19 +16,32 @@ enum { RECORD_HEADER = 20 }; /* MetaQ's text encoding of a message: length 4, ch
 /* Stands in a put where a number belongs that was sent nowhere before: load.c replaces it by 8 digits. */
 #define NUMBER "########"
 
+/* Stands in a delayed put where the time belongs at which it is due: 13 digits. */
+#define DUE "@@@@@@@@@@@@@"
+
+enum { MOST_LEASED = 128, LEASED_ROOM = MOST_LEASED * 32 };
+
+/* Ids of leased messages, with commas between them, until a request ends their leases. */
+struct leased {
+    size_t count, size;
+    char ids[LEASED_ROOM];
+};
+
 /* What a request is about. A get asks for `batch` messages (MetaQ: for `block` bytes) from `position` on; a put in batches
  * brings as many. */
 struct ask {
     int connection;
-    const char *topic;
+    const char *topic, *group;
     size_t body, block, batch;
     uint64_t position;
+    struct leased leased;
 };
 
 enum verdict {
     STORED,     /* a put is acknowledged */
     READ,       /* a get brought `messages` messages; the next ones are `advance` positions further */
-    END_OF_LOG, /* nothing is stored at a get's position */
+    LEASED,     /* a frame with a leased message, which answers no request: its id is the text */
+    END_OF_LOG, /* nothing is stored at a get's position, or nothing is left to lease */
     REFUSED,    /* an error reply: text */
     UNRELATED   /* a frame that answers no request */
 };
@@ -37,17 +50,20 @@ struct reply {
     size_t size;
     enum verdict verdict;
     const char *text;
-    size_t text_size;
+    size_t text_size, header_size; /* a header before the text */
     uint64_t messages, advance;
 };
 
 struct protocol {
     const char *name;
-    enum { PUT, PUT_BATCH, GET } kind; /* each get has a position of its own */
+    enum { PUT, PUT_BATCH, GET, LEASE } kind; /* each get has a position of its own */
     size_t (*greet)(char *out, size_t room, const struct ask *ask);
     size_t (*request)(char *out, size_t room, const struct ask *ask);
     struct reply (*parse)(const char *p, size_t n, const struct ask *ask);
     uint64_t (*advance)(const struct ask *ask); /* how far one full reply to a get moves the position */
+    /* writes what ends the leases of a reply's messages, and says in how many requests */
+    size_t (*follow)(char *out, size_t room, const struct reply *reply, struct ask *ask, size_t *requests);
+    int again; /* what was leased comes again: there is always something, sooner or later */
 };
 
 static const struct reply INCOMPLETE = {.verdict = UNRELATED};
@@ -328,6 +344,7 @@ static struct reply parse_pulled(const char *p, size_t n, const struct ask *ask)
 
 #include "remoting.h"
 #include "transactions.h"
+#include "leases.h"
 
 static const struct protocol PROTOCOLS[] = {
     {"metaq-put", PUT, NULL, put_metaq, parse_metaq, NULL},
@@ -338,7 +355,16 @@ static const struct protocol PROTOCOLS[] = {
     {"remoting-send-keyed", PUT, NULL, put_remoting_keyed, parse_sent, NULL},
     {"remoting-batch", PUT_BATCH, NULL, put_remoting_batch, parse_sent, NULL},
     {"remoting-batch-keyed", PUT_BATCH, NULL, put_remoting_batch_keyed, parse_sent, NULL},
+    {"remoting-park", PUT, NULL, put_remoting_park, parse_sent, NULL},
+    {"remoting-send-once", PUT, NULL, put_remoting_once, parse_sent, NULL},
     {"remoting-pull", GET, NULL, get_remoting, parse_pull, advance_batch},
+    {"remoting-pop", LEASE, NULL, pop_remoting, parse_popped},
+    {"remoting-pop-ack", LEASE, NULL, pop_remoting, parse_popped, NULL, ack_each},
+    {"remoting-pop-ack-batch", LEASE, NULL, pop_remoting, parse_popped, NULL, ack_all},
+    {"metaq-pop", LEASE, NULL, pop_metaq, parse_leased},
+    {"metaq-pop-ack", LEASE, NULL, pop_metaq, parse_leased, NULL, ack_metaq},
+    {"metaq-pop-nack", LEASE, NULL, pop_metaq, parse_leased, NULL, nack_metaq, 1},
+    {"metaq-push", LEASE, subscribe_metaq, NULL, parse_leased, NULL, ack_pushed},
     {"redis-xadd", PUT, NULL, put_redis, parse_xadd, NULL},
     {"redis-xrange", GET, NULL, get_redis, parse_xrange, NULL},
     {"beanstalkd-put", PUT, NULL, put_beanstalkd, parse_beanstalkd, NULL},

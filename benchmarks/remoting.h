@@ -19,6 +19,8 @@ enum {
 #define UNIQUE_KEY "7F00000100071B6D35860000" NUMBER
 #define KEYED_MESSAGE \
     "KEYS\\u0001order-" NUMBER "\\u0002UNIQ_KEY\\u0001" UNIQUE_KEY "\\u0002WAIT\\u0001true\\u0002TAGS\\u0001paid\\u0002"
+#define PARKED_MESSAGE "TIMER_DELIVER_MS\\u0001" DUE "\\u0002"
+#define ONCE_MESSAGE "DEDUPE_ID\\u0001" UNIQUE_KEY "\\u0002"
 #define KEYED_ITEM "UNIQ_KEY\1" UNIQUE_KEY "\2TAGS\1paid\2"
 
 static char *put_number(char *out, size_t number)
@@ -63,6 +65,16 @@ static size_t put_remoting(char *out, size_t room, const struct ask *ask)
 static size_t put_remoting_keyed(char *out, size_t room, const struct ask *ask)
 {
     return send_message(out, room, ask, KEYED_MESSAGE);
+}
+
+static size_t put_remoting_park(char *out, size_t room, const struct ask *ask)
+{
+    return send_message(out, room, ask, PARKED_MESSAGE);
+}
+
+static size_t put_remoting_once(char *out, size_t room, const struct ask *ask)
+{
+    return send_message(out, room, ask, ONCE_MESSAGE);
 }
 
 /* Items: size, magic 0, CRC 0, flag 0, length and body, length (16 bits) and properties. */
@@ -129,7 +141,8 @@ static struct reply remoting_frame(const char *p, size_t n, long *code)
     const char *found = memmem(p + FRAME_LENGTHS, header, KEY, sizeof KEY - 1), *digits = found + sizeof KEY - 1;
     *code = found ? parse_number(&digits, body) : -1;
     if (*code == 0)
-        return (struct reply){.size = size, .verdict = STORED, .text = body, .text_size = size - FRAME_LENGTHS - header};
+        return (struct reply){
+            .size = size, .verdict = STORED, .text = body, .text_size = size - FRAME_LENGTHS - header, .header_size = header};
     return (struct reply){.size = size, .verdict = REFUSED, .text = p + FRAME_LENGTHS, .text_size = header};
 }
 
@@ -140,16 +153,10 @@ static struct reply parse_sent(const char *p, size_t n, const struct ask *ask)
     return remoting_frame(p, n, &code);
 }
 
-/* Counts the records of a pull, each of which must have the body size of this run. */
-static struct reply parse_pull(const char *p, size_t n, const struct ask *ask)
+/* Counts the records of an answer, each of which must have the body size of this run. */
+static struct reply count_stored(struct reply reply, const struct ask *ask)
 {
     static const char WHY[] = "a record of another size than --body";
-    long code;
-    struct reply reply = remoting_frame(p, n, &code);
-    if (code >= REMOTING_NOT_FOUND && code <= REMOTING_OFFSET_MOVED)
-        reply.verdict = END_OF_LOG;
-    if (reply.size == 0 || reply.verdict != STORED)
-        return reply;
     reply.verdict = READ;
     for (size_t at = 0; at < reply.text_size; reply.messages++) {
         const char *record = reply.text + at;
@@ -161,6 +168,15 @@ static struct reply parse_pull(const char *p, size_t n, const struct ask *ask)
     }
     reply.advance = reply.messages;
     return reply;
+}
+
+static struct reply parse_pull(const char *p, size_t n, const struct ask *ask)
+{
+    long code;
+    struct reply reply = remoting_frame(p, n, &code);
+    if (code >= REMOTING_NOT_FOUND && code <= REMOTING_OFFSET_MOVED)
+        reply.verdict = END_OF_LOG;
+    return reply.size == 0 || reply.verdict != STORED ? reply : count_stored(reply, ask);
 }
 
 #endif

@@ -11,6 +11,7 @@ text protocol carry the bits back as part of an id. The secret is in the records
 """
 
 import hmac
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 
@@ -18,6 +19,7 @@ LEAST_TOKEN: Final = 1_000
 MOST_TOKEN: Final = (1 << 31) - 1
 
 
+@lru_cache(1024)  # acks of one pop come one after the other
 def token_of(secret: bytes, group: str, topic: str, pop_ms: int) -> int:
     """Return the token of all messages that one pop at ``pop_ms`` (Unix time in milliseconds) gave a group of a topic."""
     first = int.from_bytes(_code(secret, "lease", group, topic, pop_ms)[:8], "big")

@@ -150,6 +150,14 @@ class RemotingSession(Session):
         """Answer a request that was owed."""
         self.answer(1, kept.size, *(() if kept.flag & ONEWAY_FLAG else _encoded(kept, answer)))
 
+    def pay_all(self, answers: Sequence[tuple[Kept, Answer]]) -> None:
+        """Answer requests that were owed, in one piece."""
+        buffers: list[Buffer] = []
+        for kept, answer in answers:
+            if not kept.flag & ONEWAY_FLAG:
+                buffers += _encoded(kept, answer)
+        self.answer(len(answers), sum([kept.size for kept, _ in answers]), *buffers)
+
     def settle(self, request: RemotingCommand | Kept, answer: Answer) -> None:
         """Answer a request, whether it is owed or still being handled."""
         if isinstance(request, Kept):

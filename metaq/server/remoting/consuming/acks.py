@@ -1,6 +1,5 @@
 """The end of leases: acks (200051, 200151) and other times (200053)."""
 
-from functools import partial
 from typing import Final
 
 from metaq.engine.context import Context
@@ -44,6 +43,7 @@ class AckHandler:
         self.turns = leasing.leases.turns
         self._poison = leasing.poison
         self._reads = reads
+        self._due: dict[RemotingSession, list[tuple[Kept, Answer]]] = {}  # the answers of this turn
 
     def requests(self) -> dict[int, RequestHandler]:
         return {
@@ -162,8 +162,17 @@ class AckHandler:
         known = [self._context.groups.get(name) for name in groups]
         if any(group is not None and group.lease_acks == SAFE_ACKS for group in known):
             owe(self.turns, session, kept, answer, 0)
-        else:
-            self.turns.after_append(partial(_pay, session, kept, answer))
+            return
+        if not self._due:
+            self.turns.after_append(self._pay)
+        self._due.setdefault(session, []).append((kept, answer))
+
+    def _pay(self, error: StoreError | None) -> None:
+        """Answer: what cannot be stored for lack of room is kept in memory, but a master that was replaced changes nothing."""
+        due, self._due = self._due, {}
+        for session, answers in due.items():
+            refused = [(kept, failure(error)) for kept, _ in answers] if isinstance(error, Fenced) else answers
+            session.pay_all(refused)
 
 
 class _Rejection(RemotingRead):
@@ -186,11 +195,6 @@ class _Rejection(RemotingRead):
         kept = self._request = self.session.owe(self._request)
         answer = ChangeAnswer(self._receipt.pop_ms, 0, Int32(self._receipt.token))
         owe(self._handler.turns, self.session, kept, Answer(fields=encode_header(answer)), 0)
-
-
-def _pay(session: RemotingSession, kept: Kept, answer: Answer, error: StoreError | None) -> None:
-    """Answer: what cannot be stored for lack of room is kept in memory, but a master that was replaced changes nothing."""
-    session.pay(kept, failure(error) if isinstance(error, Fenced) else answer)
 
 
 def _means_nothing(receipt: Receipt, state: ReceiptState) -> RequestFailed:
