@@ -53,6 +53,8 @@ class LeaseLog:
         self._next_since: int | None = None  # while a snapshot is being taken
         self._bytes = 0  # of records since ``since``
         self._snapshot_bytes = 0
+        self.snapshots = 0
+        """Snapshots since the start."""
 
     # -- opening ------------------------------------------------------------------------------------------------------
 
@@ -168,6 +170,11 @@ class LeaseLog:
     # -- snapshots ----------------------------------------------------------------------------------------------------
 
     @property
+    def size(self) -> int:
+        """The bytes of records that the next opening reads."""
+        return self._bytes
+
+    @property
     def snapshot_due(self) -> bool:
         return self._bytes > max(SNAPSHOT_BYTES, SNAPSHOT_SHARE * self._snapshot_bytes)
 
@@ -184,4 +191,5 @@ class LeaseLog:
         if self._next_since is None:
             return
         self.since, self._next_since = self._next_since, None
+        self.snapshots += 1
         self._snapshot_bytes = self._bytes = self._bytes - self._bytes_before

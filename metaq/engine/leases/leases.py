@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final
 
 from metaq.engine.context import Context
+from metaq.engine.leases.counting import LeaseCounts
 from metaq.engine.leases.leaselog import LeaseLog
 from metaq.engine.tables.modes import Mode
 from metaq.engine.turn import Turns
@@ -41,6 +42,7 @@ class Leases:
         self.open = 0
         """Open messages, of all groups."""
         self.log = LeaseLog(context, turns, self._not_kept)
+        self.counts = LeaseCounts()
         self._touched: dict[GroupPartition, PartitionLeases] = {}  # in this turn
         self._unkept: set[GroupPartition] = set()
         self.touched: Touched = _nobody
@@ -56,12 +58,13 @@ class Leases:
             if topic is None:
                 self._drop(place)
                 continue
-            self._apply(place, state.cut(0 if queue is None else queue.next, self._shift_ms))
+            self._apply(place, state.cut(0 if queue is None else queue.next, self.shift_ms))
             if self.context.replicas.is_master:
                 self._commit(place, state.base)
             if not state.open:
                 self._drop(place)
         self._touched.clear()
+        self.counts = LeaseCounts()  # without what is in the log
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -102,7 +105,8 @@ class Leases:
         return int(self._clock.monotonic() * 1000)
 
     @property
-    def _shift_ms(self) -> int:
+    def shift_ms(self) -> int:
+        """What to add to the times of states to get Unix time."""
         return self._clock.now_ms() - self._now_ms
 
     # -- changing -----------------------------------------------------------------------------------------------------
@@ -121,20 +125,26 @@ class Leases:
         """Finish messages of one delivery: those of the bits, counted from ``first`` on; return how many were open in it."""
         state = self.get(place)
         if state is None:
+            self.counts.meaningless += bits.bit_count()
             return 0
         before = state.open
         event = Acked(pop_ms, first, bits)
         self._apply(place, [event])
         done = before - state.open
+        self.counts.meaningless += bits.bit_count() - done
         if done:
             self.log.note(place, [(place, event)])
         return done
 
-    def change(self, place: GroupPartition, ordinal: int, pop_ms: int, due_ms: int) -> ReceiptState:
-        """Let a lease that goes on end at ``due_ms`` (Unix time); return its state before."""
+    def change(
+        self, place: GroupPartition, ordinal: int, pop_ms: int, due_ms: int, *, given_back: bool = False
+    ) -> ReceiptState:
+        """Let a lease that goes on end at ``due_ms`` (Unix time), or delay its message until then; return its state before."""
         found = self.receipt_state(place, ordinal, pop_ms)
         if found is ReceiptState.LEASED:
-            self.record(place, Changed(pop_ms, ordinal, due_ms))
+            self.record(place, Changed(pop_ms, ordinal, due_ms, given_back))
+        else:
+            self.counts.meaningless += 1
         return found
 
     def died(self, place: GroupPartition, ordinal: int) -> None:
@@ -146,9 +156,11 @@ class Leases:
         state = states.get(place.partition)
         if state is None:
             state = states[place.partition] = PartitionLeases(0)
-        before, now_ms, shift_ms = state.open, self._now_ms, self._shift_ms
+        before, now_ms, shift_ms = state.open, self._now_ms, self.shift_ms
         for event in events:
+            opened = state.open
             state.apply(event, now_ms, shift_ms)
+            self.counts.take(place, event, opened - state.open)
             if isinstance(event, Forgotten):
                 self.open -= before
                 self._drop(place)
@@ -210,6 +222,7 @@ class Leases:
 
     def forget(self, group: str, topic: str) -> None:
         """Forget the leases of a group in a topic, because its offsets are gone."""
+        self.counts.forget(group, topic)
         for partition in list(self.of(group, topic)):
             self.record(GroupPartition(group, topic, partition), Forgotten())
 
@@ -233,9 +246,19 @@ class Leases:
         if state is not None and state.has_claims:
             self._unkept.add(place)  # its dead letters are on their way: in a moment
             return
-        events: Sequence[LeaseEvent] = [Forgotten()] if state is None else state.events(self._shift_ms)
+        events: Sequence[LeaseEvent] = [Forgotten()] if state is None else state.events(self.shift_ms)
         placed: list[PlacedEvent] = [(place, event) for event in events]
         self.log.note(place, placed)
+
+    @property
+    def unkept(self) -> int:
+        """The number of places whose events could not be stored yet."""
+        return len(self._unkept)
+
+    @property
+    def count(self) -> int:
+        """The number of places that have a state."""
+        return len(self._used_s)
 
     def places(self) -> list[GroupPartition]:
         """Return all places that have a state."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from metaq.engine.context import Context
+from metaq.engine.leases.figures import LeaseFigures
 from metaq.engine.leases.leases import Leases
 from metaq.engine.leases.poison import Poison
 from metaq.engine.leases.popping import Pops
@@ -20,6 +21,7 @@ class Leasing:
     poison: Poison
     pops: Pops
     lines: WaitingLines
+    figures: LeaseFigures
 
     @classmethod
     def open(cls, context: Context, turns: Turns, timer: Callable[[float], Any]) -> Self:
@@ -27,4 +29,5 @@ class Leasing:
         leases = Leases(context, turns)
         poison = Poison(context, leases, turns)
         pops = Pops(context, leases, poison)
-        return cls(leases, poison, pops, WaitingLines(leases, pops, timer))
+        lines = WaitingLines(leases, pops, timer)
+        return cls(leases, poison, pops, lines, LeaseFigures(context, leases, lines))
