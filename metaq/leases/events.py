@@ -17,9 +17,10 @@
            ["=",0,BASE,NEXT,[[FIRST,"bits",POP,DUE,TIMES,FIRST_MS]]],   the whole state
            ["+",0,[[FIRST,"bits",POP,DUE,TIMES,FIRST_MS]]]]}            more of a whole state, right after it
 
-A row of a state ends with one member more, ``true``, when its message was given back and is delayed. The second member of an event is the number of its place in ``of``. FIRST and ORDINAL are queue offsets, bits are hexadecimal
+The second member of an event is the number of its place in ``of``. FIRST and ORDINAL are queue offsets, bits are hexadecimal
 with the lowest one for FIRST, POP, DUE and FIRST_MS are Unix milliseconds. POP names a delivery of a message: an event of
-another delivery than the message's last one means nothing. ``since`` is the ordinal of a record in the same partition from
+another delivery than the message's last one means nothing. A row of a state has one member more, ``true``, when its message was
+given back and is delayed. ``since`` is the ordinal of a record in the same partition from
 which on a reader learns the whole state of every place (``metaq.engine.leases.leases``).
 
 The state is what follows from the events in their order (``metaq.leases.state``).

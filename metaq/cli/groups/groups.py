@@ -74,6 +74,7 @@ def summary(admin: Admin, view: GroupView) -> Row:
     """Return a group as one row."""
     online = admin.members(view.name)
     lags = admin.group_lag(view.name)
+    leased = [lag.leased for lag in lags if lag.leased is not None]
     topics = {lag.queue.topic for lag in lags} | set(() if online is None else online.subscriptions)
     return {
         "group": view.name,
@@ -81,6 +82,11 @@ def summary(admin: Admin, view: GroupView) -> Row:
         "model": "" if online is None else online.model.lower(),
         "topics": sorted(topic for topic in topics if not topic.startswith(RETRY_PREFIX)),
         "lag": sum(lag.lag for lag in lags),
+        **(
+            {}
+            if not leased
+            else {"in_flight": sum(lag.in_flight for lag in leased), "delayed": sum(lag.delayed for lag in leased)}
+        ),
         "enabled": view.consume_enable,
     }
 
@@ -145,6 +151,8 @@ def lag_row(view: LagView) -> Row:
         "committed": view.committed,
         "end": view.end,
         "lag": view.lag,
+        "in_flight": None if view.leased is None else view.leased.in_flight,
+        "delayed": None if view.leased is None else view.leased.delayed,
         "consumed_ms": view.consumed_ms,
     }
 

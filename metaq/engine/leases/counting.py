@@ -63,6 +63,10 @@ class LeaseCounts:
                 self.pairs[key] = known
         return known
 
+    def of(self, group: str, topic: str) -> PairCounts:
+        """Return the counts of a group in a topic."""
+        return self.pairs.get((group, topic)) or PairCounts()
+
     def forget(self, group: str, topic: str) -> None:
         """Drop the counts of a group in a topic, because its leases are gone; those of all stay."""
         self.pairs.pop((group, topic), None)

@@ -4,10 +4,10 @@ Each figure of a partition is at hand, however many messages are open there; so 
 all partitions.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import merge, nsmallest
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from metaq.engine.context import Context
 from metaq.engine.leases.leases import Leases
@@ -52,6 +52,28 @@ class PlaceFigures(NamedTuple):
         return self.ready + self.in_flight + self.delayed
 
 
+class LeaseSums(NamedTuple):
+    """The leases of one group in several partitions."""
+
+    ready: int
+    in_flight: int
+    delayed: int
+    oldest_ms: int | None
+
+    @classmethod
+    def of(cls, figures: Iterable[PlaceFigures]) -> Self:
+        """Add up the figures of partitions."""
+        ready = in_flight = delayed = 0
+        oldest_ms = None
+        for each in figures:
+            ready += each.ready
+            in_flight += each.in_flight
+            delayed += each.delayed
+            if each.oldest_ms is not None:
+                oldest_ms = each.oldest_ms if oldest_ms is None else min(oldest_ms, each.oldest_ms)
+        return cls(ready, in_flight, delayed, oldest_ms)
+
+
 class OpenMessage(NamedTuple):
     """A message that was given and is not finished."""
 
@@ -71,14 +93,14 @@ class LeaseFigures:
 
     def __init__(self, context: Context, leases: Leases, lines: WaitingLines) -> None:
         self._context = context
-        self._leases = leases
+        self.leases = leases
         self._lines = lines
 
     # -- partitions ---------------------------------------------------------------------------------------------------
 
     def of(self, place: GroupPartition) -> PlaceFigures | None:
         """Return the figures of a partition; ``None`` when nothing is open there and nothing was leased for a while."""
-        state = self._leases.settled(place) if self._context.replicas.is_master else None
+        state = self.leases.settled(place) if self._context.replicas.is_master else None
         return None if state is None else self._figures(place, state)
 
     def _figures(self, place: GroupPartition, state: PartitionLeases) -> PlaceFigures:
@@ -99,17 +121,17 @@ class LeaseFigures:
 
     def pairs(self) -> list[tuple[str, str]]:
         """Return the groups that lease messages, each with the topic."""
-        return self._leases.pairs() if self._context.replicas.is_master else []
+        return self.leases.pairs() if self._context.replicas.is_master else []
 
     def partitions(self, group: str, topic: str) -> list[GroupPartition]:
         """Return the partitions of a topic in which a group leases messages, in order."""
         if not self._context.replicas.is_master:
             return []
-        return [GroupPartition(group, topic, number) for number in sorted(self._leases.of(group, topic))]
+        return [GroupPartition(group, topic, number) for number in sorted(self.leases.of(group, topic))]
 
     def open_from(self, place: GroupPartition, ordinal: int, most: int, rest: Callable[[], None]) -> list[OpenMessage]:
         """Return the lowest open messages of a partition, from an ordinal on, at most so many; ``rest`` lets others go on."""
-        state = self._leases.settled(place)
+        state = self.leases.settled(place)
         if state is None or not self._context.replicas.is_master:
             return []
         singles: list[int] = []
@@ -121,7 +143,7 @@ class LeaseFigures:
 
     def _open(self, place: GroupPartition, ordinals: Iterator[int]) -> Iterator[OpenMessage]:
         """Yield the messages that are still open."""
-        state, shift_ms = self._leases.settled(place), self._leases.shift_ms
+        state, shift_ms = self.leases.settled(place), self.leases.shift_ms
         for ordinal in ordinals:
             bunch = None if state is None else state.find(ordinal)
             if state is None or bunch is None:
@@ -151,7 +173,7 @@ class LeaseFigures:
 
     def numbers(self) -> Mapping[str, object]:
         """Return the figures of the broker for ``stats``, by name; without sums over more partitions than ``MOST_PLACES``."""
-        leases, counts = self._leases, self._leases.counts
+        leases, counts = self.leases, self.leases.counts
         return {
             "leases_given": counts.all.given,
             "leases_again": counts.all.again,
@@ -170,9 +192,9 @@ class LeaseFigures:
         }
 
     def _sums(self) -> Mapping[str, int]:
-        if self._leases.count > MOST_PLACES:
+        if self.leases.count > MOST_PLACES:
             return {}
-        found = [self._leases.settled(place) for place in self._leases.places()]
+        found = [self.leases.settled(place) for place in self.leases.places()]
         states = [state for state in found if state is not None]
         waiting, delayed = sum(state.waiting for state in states), sum(state.delayed for state in states)
         leased = sum(state.leased for state in states) - delayed

@@ -14,7 +14,9 @@ topics     each partition of each topic: its ``messages`` in the last day, and t
            ``total`` over the topic
 ========== ==================================================================================================================
 
-``lag`` counts messages; ``lag_s`` is the age of the next one, in seconds. Rates are messages a second, ``_per_s``. ``drain_s``:
+``lag`` counts messages; ``in_flight`` and ``delayed`` are those of them that consumers lease, and that were given back with a
+delay, null for groups that do not lease messages. ``lag_s`` is the age of the next one, in seconds. Rates are messages a
+second, ``_per_s``. ``drain_s``:
 time until the lag is gone, null for never. ``waiting_s``: how long there have been messages and the group has not moved.
 ``unowned_s``: how long the partition has had no owner. ``runway_s``: time until retention deletes messages that the group has
 not consumed, null for never. ``lost``: messages that it has already deleted so.
@@ -47,7 +49,7 @@ GAP_SAMPLES: Final = 5
 CURRENT_SAMPLES: Final = 3
 """A series whose last sample is older than this many intervals has ended: its group or topic was deleted."""
 
-_NUMBERS: Final = ["consumed", "minimum", "maximum", "consumed_ts", "retention_ms"]
+_NUMBERS: Final = ["consumed", "minimum", "maximum", "consumed_ts", "retention_ms", "lag", "in_flight", "delayed"]
 _GROUP: Final = ["group", "kind", "topic"]
 
 
@@ -130,7 +132,8 @@ def _latest(*names: str) -> list[Column]:
 
 
 def _lags() -> dict[str, Column]:
-    lag = _not_below_0(f.col("maximum") - f.col("consumed"))
+    # a group that leases messages finishes them in any order
+    lag = f.coalesce(f.col("lag"), _not_below_0(f.col("maximum") - f.col("consumed")))
     age = _not_below_0(_seconds(f.col("ts"), f.col("consumed_ts")))
     return {"lag": lag, "lag_s": f.when(lag == 0, 0.0).otherwise(age)}
 
@@ -245,7 +248,7 @@ def _groups(partitions: DataFrame) -> DataFrame:
             f.count("partition").alias("partitions"),
             f.count_distinct("owner").alias("owners"),
             f.count("owner").alias("owned"),
-            f.sum("lag").alias("lag"),
+            *(f.sum(name).alias(name) for name in ("lag", "in_flight", "delayed")),
             *(f.sum(name).alias(name) for name in ("consumed_per_s", "produced_per_s", "lost")),
             *(f.max(name).alias(name) for name in ("lag_s", "waiting_s")),
             f.min("runway_s").alias("runway_s"),

@@ -107,9 +107,10 @@ class Bench:
         context: Any = SimpleNamespace(**parts, groups=nobody, clients=nobody, replicas=NoReplicas())
         unused: Any = SimpleNamespace(cold_reads=0, waiting=0)
         timers: Any = SimpleNamespace(pending=0, late_ms=0, delivered=0, cancelled=0, dropped=0)
-        export = OffsetExporter(cast(Context, context), None, run_here)
+        leases: Any = SimpleNamespace(of=lambda place: None)
+        export = OffsetExporter(cast(Context, context), leases, None, run_here)
         self.metrics = BrokerMetrics(
-            context, endpoint, unused, Holds(), unused, dict, unused, timers, export, lambda: None, None, run_here
+            context, endpoint, unused, Holds(), unused, dict, unused, timers, leases, export, lambda: None, None, run_here
         )
 
     def find(self, part: str, rest: Callable[[], None] = lambda: None) -> dict[Metric, list[object]]:

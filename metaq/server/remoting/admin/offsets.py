@@ -11,12 +11,14 @@ import gevent
 
 from metaq.address import Address
 from metaq.engine.context import Context
+from metaq.engine.leases.figures import LeaseFigures
 from metaq.engine.tables.consumergroup import ConsumerGroup
 from metaq.engine.tables.topics import Topic
 from metaq.errors import BadRequest, RequestFailed, UnknownTopic, WrongPartition
-from metaq.message import MessageQueue, TopicPartition
+from metaq.message import GroupPartition, MessageQueue, TopicPartition
 from metaq.protocol.remoting.adminbodies import (
     ConsumeStats,
+    LeaseProgress,
     QueueEntry,
     QueueProgress,
     TimeSpan,
@@ -62,9 +64,10 @@ REST_S: Final = 0.001
 class OffsetAdminHandler:
     """Shows and sets the offsets of groups."""
 
-    def __init__(self, context: Context, later: Later, address: Address, run: Run) -> None:
+    def __init__(self, context: Context, leases: LeaseFigures, later: Later, address: Address, run: Run) -> None:
         """Prepare. ``address`` is the one that clients receive."""
         self._context = context
+        self._leases = leases
         self._store = context.store
         self._later = later
         self._address = str(address)
@@ -133,8 +136,13 @@ class OffsetAdminHandler:
             queue = self._store.queues.get(TopicPartition(topic.name, number))
             offset = offsets.get(number, 0)
             consumed_ms = self._stored_ms(queue, offset - 1, read) if offset else 0
-            queues[self._queue(topic, number)] = QueueProgress(0 if queue is None else queue.readable, offset, consumed_ms)
+            end, leased = 0 if queue is None else queue.readable, self._leased(GroupPartition(group, topic.name, number))
+            queues[self._queue(topic, number)] = QueueProgress(end, offset, consumed_ms, leased)
         return ConsumeStats(self._context.statistics.got_per_second(group, topic.name), queues)
+
+    def _leased(self, place: GroupPartition) -> LeaseProgress | None:
+        figures = self._leases.of(place)
+        return None if figures is None else LeaseProgress(figures.next, figures.lag, figures.in_flight, figures.delayed)
 
     def _queue(self, topic: Topic, number: int) -> MessageQueue:
         return MessageQueue(topic.name, self._context.settings.broker_name, number)
