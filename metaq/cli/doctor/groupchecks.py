@@ -52,9 +52,10 @@ def check_known(facts: GroupFacts) -> Iterator[Finding]:
 def check_members(facts: GroupFacts) -> Iterator[Finding]:
     """Check that the group has consumers, and that they answer."""
     members = facts.members
-    leasing = sum(leased.topic.waiting_consumers for leased in facts.leases)
-    if not members and (leasing or any(row.in_flight for leased in facts.leases for row in leased.places)):
-        yield ok("consumers", f"{leasing} wait for messages to lease")
+    waiting = sum(leased.topic.waiting_consumers for leased in facts.leases)
+    in_flight = sum(row.in_flight for leased in facts.leases for row in leased.places)
+    if not members and (waiting or in_flight):  # clients of the text protocol lease without being members
+        yield ok("consumers", f"{waiting} wait for messages, and {in_flight} messages are leased")
         return
     if not members:
         advice = (

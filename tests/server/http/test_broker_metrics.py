@@ -188,7 +188,7 @@ def test_a_source_that_fails_takes_only_its_own_metrics_away(
 ) -> None:
     """E-01: which is said once, until it is another reason; afterwards they are back."""
     bench = Bench()
-    for part in ("_answers", "_sizes", "_transactions", "_replicas"):  # they need a whole broker
+    for part in ("_answers", "_leased", "_leases", "_sizes", "_transactions", "_replicas"):  # they need a whole broker
         monkeypatch.setattr(BrokerMetrics, part, lambda self, rest: iter(()))
     lost = {metrics.DISK_FREE, metrics.DISK_USED}
 
