@@ -163,6 +163,20 @@ def test_stats_and_metrics(person: Person, broker: BrokerProcess) -> None:
     assert value("metaq_subscriptions") == 1 and value("metaq_lease_unkept_partitions") == 0
 
 
+def test_what_is_delayed_is_not_late(person: Person, broker: BrokerProcess) -> None:
+    """MY-033: the age of the lag is that of what could be given; so an alarm about it means consumers that do not keep up."""
+
+    def value(name: str) -> float:
+        wanted = {"group": person.group, "topic": person.topic}
+        return next(sample.value for sample in families(broker)[name].samples if sample.labels == wanted)
+
+    assert value("metaq_consumer_lag_seconds") > 0
+    for name in person.pop(9):
+        person.say(f"nack {name} delay={HOUR_MS} 1")
+    assert value("metaq_consumer_lag_seconds") == 0
+    assert value("metaq_consumer_lag_messages") == 5
+
+
 def test_why(person: Person, cli: Cli) -> None:
     """MY-033: while somebody has messages, all is well; when some are ready and nobody has or wants any, it is not."""
     assert why(cli, person.group, code=OK) == {}

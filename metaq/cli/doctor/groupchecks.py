@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from metaq.cli.doctor.findings import Finding, ok, problem, some, warning
-from metaq.cli.doctor.groupfacts import GroupFacts, TopicState, pulled, resting
+from metaq.cli.doctor.groupfacts import GroupFacts, TopicState, pulled_lags, resting
 from metaq.cli.doctor.leasechecks import check_leases, check_mode
 from metaq.client import Model
 from metaq.client.admin.views import LagView
@@ -173,7 +173,7 @@ def check_progress(facts: GroupFacts) -> Iterator[Finding]:
     """Check that offsets move where messages are left to consume."""
     if not facts.members or facts.model == Model.BROADCASTING.value:
         return
-    lagging = [lag for lag in pulled(facts) if lag.lag]
+    lagging = [lag for lag in pulled_lags(facts) if lag.lag]
     if not lagging and any(lag.leased is not None and lag.lag for lag in facts.lags):
         return  # the checks of leases say how far it is
     if not lagging:

@@ -193,11 +193,11 @@ def watch(admin: Admin, groups: Iterable[GroupFacts], watch_s: float) -> tuple[G
 
 def resting(facts: GroupFacts) -> set[MessageQueue]:
     """Return partitions with messages to consume whose offset has not moved, as far as is known."""
-    lagging = [lag for lag in pulled(facts) if lag.lag]
+    lagging = [lag for lag in pulled_lags(facts) if lag.lag]
     return {lag.queue for lag in lagging if facts.members and facts.later.get(lag.queue, lag.committed) == lag.committed}
 
 
-def pulled(facts: GroupFacts) -> list[LagView]:
+def pulled_lags(facts: GroupFacts) -> list[LagView]:
     """Return the lags of partitions in which the group's offset moves as messages are consumed: not those of retries, nor those
     from which it leases messages, where one that fails holds the offset."""
     return [lag for lag in facts.lags if lag.leased is None and not lag.queue.topic.startswith(RETRY_PREFIX)]

@@ -136,7 +136,8 @@ def lag(group: str, topic: str | None, registry: str, as_json: bool) -> int:
         if view_of(admin, group) is None:
             return not_there(group)
         lags = admin.group_lag(group, topic)
-    print_rows(map(lag_row, lags), as_json=as_json)
+    leases = any(view.leased is not None for view in lags)
+    print_rows(map(lag_row, lags), as_json=as_json, hidden=() if leases else ("in_flight", "delayed"))
     if not as_json:
         click.echo(f"{sum(view.lag for view in lags)} messages behind")
     return 0

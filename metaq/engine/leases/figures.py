@@ -40,6 +40,8 @@ class PlaceFigures(NamedTuple):
     """Those that were given back with a delay that goes on."""
     oldest_ms: int | None
     """When the message at ``base`` was given for the first time (Unix time); ``None`` when nothing is open."""
+    first_ready: int | None
+    """The lowest message that can be given now; ``None`` when there is none."""
 
     @property
     def ready(self) -> int:
@@ -108,15 +110,18 @@ class LeaseFigures:
         end, least = (0, 0) if queue is None else (queue.readable, queue.first)
         base = state.base
         bunch = state.find(base) if state.open else None
+        following = max(state.next, least)
+        ready = [*state.first_waiting(1), *([following] if following < end else [])]
         return PlaceFigures(
             base=base,
             next=state.next,
             end=end,
-            fresh=max(0, end - max(state.next, least)),
+            fresh=max(0, end - following),
             in_flight=state.leased - state.delayed,
             waiting=state.waiting,
             delayed=state.delayed,
             oldest_ms=None if bunch is None else bunch.first_ms,
+            first_ready=min(ready, default=None),
         )
 
     def pairs(self) -> list[tuple[str, str]]:

@@ -106,7 +106,7 @@ class Leases:
 
     @property
     def shift_ms(self) -> int:
-        """What to add to the times of states to get Unix time."""
+        """The milliseconds to add to the times of states to get Unix time."""
         return self._clock.now_ms() - self._now_ms
 
     # -- changing -----------------------------------------------------------------------------------------------------

@@ -184,12 +184,18 @@ class BrokerMetrics:
     def _lag(self, group: str, topic: str, rest: Rest) -> int:
         return sum(self._lag_in(group, queue, ordinal) for queue, ordinal in self._behind(group, topic, rest))
 
+    def _oldest_in(self, group: str, queue: ConsumeQueue, ordinal: int) -> int | None:
+        """Return the message whose age counts: of those that are leased or delayed it says nothing."""
+        figures = self.leases.of(GroupPartition(group, queue.topic, queue.partition))
+        return ordinal if figures is None else figures.first_ready
+
     def _lag_in(self, group: str, queue: ConsumeQueue, ordinal: int) -> int:
         figures = self.leases.of(GroupPartition(group, queue.topic, queue.partition))
         return queue.readable - ordinal if figures is None else figures.lag
 
     def _age_of_lag(self, group: str, topic: str, rest: Rest) -> float:
-        times = [self.export.stored(queue, ordinal) for queue, ordinal in self._behind(group, topic, rest)]
+        wanted = [(queue, self._oldest_in(group, queue, ordinal)) for queue, ordinal in self._behind(group, topic, rest)]
+        times = [self.export.stored(queue, ordinal) for queue, ordinal in wanted if ordinal is not None]
         return self._seconds_since(min((time_ms for time_ms in times if time_ms is not None), default=None))
 
     def _leased(self, rest: Rest) -> Iterator[Family]:

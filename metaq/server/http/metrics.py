@@ -55,12 +55,16 @@ DEAD: Final = _counter("metaq_dead_letters_total", "messages", "Messages that be
 # -- consumers --------------------------------------------------------------------------------------------------------
 
 LAG: Final = _gauge(
-    "metaq_consumer_lag_messages", "messages", "Messages that a group has not consumed yet, by its offsets.", "group", "topic"
+    "metaq_consumer_lag_messages",
+    "messages",
+    "Messages that a group has not consumed yet, by its offsets or its leases.",
+    "group",
+    "topic",
 )
 LAG_AGE: Final = _gauge(
     "metaq_consumer_lag_seconds",
     "seconds",
-    "Seconds since the oldest of these messages was stored; 0 if there is none.",
+    "Seconds since the oldest of these messages was stored, not counting those that are leased or delayed; 0 if there is none.",
     "group",
     "topic",
 )
