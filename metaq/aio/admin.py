@@ -2,6 +2,7 @@
 
 import metaq.client as blocking
 from metaq.aio.faces import Threads, iterated, makes, threaded
+from metaq.client.admin.leases import LeaseAdmin as BlockingLeaseAdmin
 from metaq.client.admin.offsetexport import OffsetExport as BlockingOffsetExport
 from metaq.client.admin.replicas import ReplicaAdmin as BlockingReplicaAdmin
 from metaq.client.admin.timers import TimerAdmin as BlockingTimerAdmin
@@ -49,6 +50,18 @@ class TimerAdmin:
     recurring = iterated(BlockingTimerAdmin.recurring)
     define = threaded(BlockingTimerAdmin.define)
     undefine = threaded(BlockingTimerAdmin.undefine)
+
+
+class LeaseAdmin:
+    """See ``metaq.client.admin.leases``; made by ``Admin.leases``."""
+
+    def __init__(self, admin: BlockingLeaseAdmin, threads: Threads) -> None:
+        self._blocking = admin
+        self._threads = threads
+
+    partitions = iterated(BlockingLeaseAdmin.partitions)
+    messages = iterated(BlockingLeaseAdmin.messages)
+    topics = iterated(BlockingLeaseAdmin.topics)
 
 
 class OffsetExport:
@@ -109,6 +122,7 @@ class Admin:
     read = iterated(blocking.Admin.read)
     transactions = makes(blocking.Admin.transactions, TransactionAdmin)
     timers = makes(blocking.Admin.timers, TimerAdmin)
+    leases = makes(blocking.Admin.leases, LeaseAdmin)
     replicas = makes(blocking.Admin.replicas, ReplicaAdmin)
     offset_export = makes(blocking.Admin.offset_export, OffsetExport)
 

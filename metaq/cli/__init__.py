@@ -79,6 +79,7 @@ MODULES: Final = {
     "message": "messages.messages",
     "timer": "messages.timers",
     "cron": "messages.cron",
+    "lease": "groups.leases",
     "group": "groups.groups",
     "why-not-consuming": "groups.groups",
     "dlq": "groups.deadletters",

@@ -10,7 +10,8 @@
            ["r",0,POP,DUE,[17,23]],            given again: times + 1
            ["l",0,[31,40]],                     lined: open, but given only when what has their keys is done
            ["a",0,[[POP,FIRST,"ff"]]],         acked: the bits from FIRST on, of the delivery POP
-           ["c",0,POP,ORDINAL,DUE],            changed: invisible until DUE
+           ["c",0,POP,ORDINAL,DUE],            changed: leased until DUE
+           ["c",0,POP,ORDINAL,DUE,1],          changed: given back, and delayed until DUE
            ["x",0,ORDINAL],                    dead: given up; its copy follows in the record's group, if there is one
            ["o",0,OFFSET],                     reset: everything before OFFSET is done, nothing is open
            ["-",0],                            forgotten: the group has no leases here any more
@@ -19,7 +20,8 @@
 
 The second member of an event is the number of its place in ``of``. FIRST and ORDINAL are queue offsets, bits are hexadecimal
 with the lowest one for FIRST, POP, DUE and FIRST_MS are Unix milliseconds. POP names a delivery of a message: an event of
-another delivery than the message's last one means nothing. ``since`` is the ordinal of a record in the same partition from
+another delivery than the message's last one means nothing. A row of a state has one member more, ``true``, when its message was
+given back and is delayed. ``since`` is the ordinal of a record in the same partition from
 which on a reader learns the whole state of every place (``metaq.engine.leases.leases``).
 
 The state is what follows from the events in their order (``metaq.leases.state``).
@@ -82,6 +84,8 @@ class Changed(NamedTuple):
     pop_ms: int
     ordinal: int
     due_ms: int
+    given_back: bool = False
+    """Nobody has it until then: its consumer gave it back with a delay."""
 
 
 class Dead(NamedTuple):
@@ -109,6 +113,8 @@ class Row(NamedTuple):
     due_ms: int
     times: int
     first_ms: int
+    given_back: bool = False
+    """As in ``Changed``."""
 
 
 class Whole(NamedTuple):
@@ -166,8 +172,8 @@ def _row(index: int, event: LeaseEvent) -> list[Any]:
             return ["r", index, pop_ms, due_ms, list(ordinals)]
         case Lined(ordinals):
             return ["l", index, list(ordinals)]
-        case Changed(pop_ms, ordinal, due_ms):
-            return ["c", index, pop_ms, ordinal, due_ms]
+        case Changed(pop_ms, ordinal, due_ms, given_back):
+            return ["c", index, pop_ms, ordinal, due_ms, *([1] if given_back else [])]
         case Dead(ordinal):
             return ["x", index, ordinal]
         case Reset(offset):
@@ -183,7 +189,7 @@ def _row(index: int, event: LeaseEvent) -> list[Any]:
 
 
 def _rows(state: Sequence[Row]) -> list[list[Any]]:
-    return [[first, f"{bits:x}", *rest] for first, bits, *rest in state]
+    return [[row.first, f"{row.bits:x}", *row[2:6], *([True] if row.given_back else [])] for row in state]
 
 
 def decode_events(body: bytes | memoryview) -> LeaseRecord:
@@ -210,8 +216,8 @@ def _events(row: list[Any]) -> list[LeaseEvent]:
             return [Lined(ordinals)]
         case ["a", _, list(acked)]:
             return [Acked(pop_ms, first, int(bits, 16)) for pop_ms, first, bits in acked]
-        case ["c", _, int(pop_ms), int(ordinal), int(due_ms)]:
-            return [Changed(pop_ms, ordinal, due_ms)]
+        case ["c", _, int(pop_ms), int(ordinal), int(due_ms), *given_back]:
+            return [Changed(pop_ms, ordinal, due_ms, bool(given_back))]
         case ["x", _, int(ordinal)]:
             return [Dead(ordinal)]
         case ["o", _, int(offset)]:

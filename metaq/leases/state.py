@@ -19,6 +19,7 @@ import enum
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import Final
 
 from metaq.leases.events import (
@@ -49,9 +50,11 @@ NEVER: Final = 1 << 62
 class Bunch:
     """Open messages of one delivery."""
 
-    __slots__ = ("due_ms", "first", "first_ms", "open", "pop_ms", "times")
+    __slots__ = ("due_ms", "first", "first_ms", "given_back", "open", "pop_ms", "times")
 
-    def __init__(self, first: int, bits: int, pop_ms: int, due_ms: int, times: int, first_ms: int) -> None:
+    def __init__(
+        self, first: int, bits: int, pop_ms: int, due_ms: int, times: int, first_ms: int, *, given_back: bool = False
+    ) -> None:
         self.first = first
         self.open = bits
         """Bit 0 is the message ``first``."""
@@ -62,6 +65,8 @@ class Bunch:
         """Deliveries so far, this one included."""
         self.first_ms = first_ms
         """The ``pop_ms`` of the first delivery."""
+        self.given_back = given_back
+        """True while its one message is delayed: nobody has it until ``due_ms``."""
 
     def ordinals(self) -> Iterator[int]:
         """Iterate over the open messages, in order."""
@@ -102,6 +107,8 @@ class PartitionLeases:
         """The first ordinal that was never given."""
         self.open = 0
         """The number of open messages."""
+        self.delayed = 0
+        """Those of them that were given back with a delay which goes on, as of the last ``settle``."""
         self._wide: list[Bunch] = []  # of several messages, disjoint, sorted
         self._firsts: list[int] = []  # the first ordinals of these
         self._single: dict[int, Bunch] = {}
@@ -158,6 +165,7 @@ class PartitionLeases:
         while heap and heap[0][0] <= now_ms:
             entry = heappop(heap)
             if self._is_current(entry):
+                self._end_delay(entry[2])
                 for ordinal in entry[2].ordinals():
                     if ordinal not in self._claimed:
                         self._waiting.add(ordinal)
@@ -201,13 +209,31 @@ class PartitionLeases:
         """Return the open messages, in order."""
         return sorted(ordinal for bunch in (*self._wide, *self._single.values()) for ordinal in bunch.ordinals())
 
+    def is_waiting(self, ordinal: int) -> bool:
+        """Return whether an open message waits to be given again, as of the last ``settle``."""
+        return ordinal in self._waiting
+
+    def is_claimed(self, ordinal: int) -> bool:
+        """Return whether a message is on its way to the dead letters."""
+        return ordinal in self._claimed
+
+    def singles(self) -> list[int]:
+        """Return the ordinals of the open messages that are alone in their bunch, in any order."""
+        return list(self._single)
+
+    def wide_from(self, ordinal: int, most: int) -> list[int]:
+        """Return the lowest open ordinals from one on that are in bunches of several messages, at most so many."""
+        found: list[int] = []
+        for index in range(max(0, bisect_right(self._firsts, ordinal) - 1), len(self._wide)):
+            found += islice((each for each in self._wide[index].ordinals() if each >= ordinal), most - len(found))
+            if len(found) >= most:
+                break
+        return found
+
     def events(self, shift_ms: int) -> list[LeaseEvent]:
         """Return the whole state as events, without the messages on their way to the dead letters: the log has that before."""
         bunches = sorted((*self._wide, *self._single.values()), key=lambda bunch: bunch.first)
-        rows = [
-            Row(each.first, self._unclaimed(each), each.pop_ms, each.due_ms + shift_ms, each.times, each.first_ms)
-            for each in bunches
-        ]
+        rows = [_row(each, self._unclaimed(each), shift_ms) for each in bunches]
         return _whole(self.base, self.next, [row for row in rows if row.bits])
 
     def _unclaimed(self, bunch: Bunch) -> int:
@@ -245,12 +271,12 @@ class PartitionLeases:
                     self._line(Bunch(ordinal, 1, 0, NEVER, 0, 0))
             case Acked(pop_ms, first, bits):
                 self._ack(pop_ms, first, bits)
-            case Changed(pop_ms, ordinal, _):
+            case Changed(pop_ms, ordinal, _, given_back):
                 bunch = self.find(ordinal)
                 if bunch is not None and bunch.pop_ms == pop_ms:
                     self._take_out(ordinal)
                     due_ms = _due(event, now_ms, shift_ms)
-                    self._add(Bunch(ordinal, 1, pop_ms, due_ms, bunch.times, bunch.first_ms))
+                    self._add(Bunch(ordinal, 1, pop_ms, due_ms, bunch.times, bunch.first_ms, given_back=given_back))
             case Dead(ordinal):
                 self._take_out(ordinal)
                 self._closed((ordinal,))
@@ -301,10 +327,6 @@ class PartitionLeases:
         elif self._lined:
             self._lined.difference_update(ordinals)
 
-    def is_claimed(self, ordinal: int) -> bool:
-        """Return whether a message is on its way to the dead letters."""
-        return ordinal in self._claimed
-
     def claim(self, ordinal: int) -> None:
         """Have an open message given to nobody: it is on its way to the dead letters."""
         self.version += 1
@@ -336,13 +358,15 @@ class PartitionLeases:
                 self._line(Bunch(row.first, row.bits, 0, NEVER, 0, 0))
                 continue
             due_ms = _remaining(row.pop_ms, row.due_ms, now_ms, shift_ms)
-            self._add(Bunch(row.first, row.bits, row.pop_ms, due_ms, row.times, row.first_ms))
+            given_back = row.given_back and row.bits == 1
+            self._add(Bunch(row.first, row.bits, row.pop_ms, due_ms, row.times, row.first_ms, given_back=given_back))
 
     def _add(self, bunch: Bunch) -> None:
         if not bunch.open:
             return
         self.last_pop_ms = max(self.last_pop_ms, bunch.pop_ms)
         self.open += bunch.open.bit_count()
+        self.delayed += bunch.given_back
         if bunch.open == 1:
             self._single[bunch.first] = bunch
             heappush(self._single_heap, bunch.first)
@@ -384,6 +408,7 @@ class PartitionLeases:
         """Close a message in its bunch; return the bunch it was in."""
         single = self._single.pop(ordinal, None)
         if single is not None:
+            self._end_delay(single)
             single.open = 0
             self.open -= 1
             self._waiting.discard(ordinal)
@@ -402,6 +427,10 @@ class PartitionLeases:
         if not bunch.open:
             del self._wide[index], self._firsts[index]
 
+    def _end_delay(self, bunch: Bunch) -> None:
+        self.delayed -= bunch.given_back
+        bunch.given_back = False
+
     @staticmethod
     def _is_current(entry: tuple[int, int, Bunch]) -> bool:
         due_ms, _, bunch = entry
@@ -413,6 +442,11 @@ def _whole(base: int, following: int, rows: list[Row]) -> list[LeaseEvent]:
         Whole(base, following, rows[:ROWS]),
         *(More(rows[start : start + ROWS]) for start in range(ROWS, len(rows), ROWS)),
     ]
+
+
+def _row(bunch: Bunch, bits: int, shift_ms: int) -> Row:
+    due_ms = bunch.due_ms + shift_ms
+    return Row(bunch.first, bits, bunch.pop_ms, due_ms, bunch.times, bunch.first_ms, bunch.given_back)
 
 
 def _due(event: Popped | Repeated | Changed, now_ms: int, shift_ms: int) -> int:

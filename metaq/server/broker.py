@@ -57,6 +57,7 @@ from metaq.server.remoting.admin.brokerinfo import BrokerInfoHandler
 from metaq.server.remoting.admin.clients import ClientAdminHandler
 from metaq.server.remoting.admin.delays import DelayHandler
 from metaq.server.remoting.admin.groups import GroupAdminHandler
+from metaq.server.remoting.admin.leases import LeaseAdminHandler
 from metaq.server.remoting.admin.offsetexport import OffsetExportHandler
 from metaq.server.remoting.admin.offsets import OffsetAdminHandler
 from metaq.server.remoting.admin.timers import TimerAdminHandler
@@ -147,7 +148,7 @@ class Broker:
         self.registration = self._make_registration()
         self._zookeeper = self._enter_zookeeper(topics) if settings.zookeeper else None
         in_zookeeper = None if self._zookeeper is None else self._zookeeper.group_offsets
-        self._export = OffsetExporter(self.context, in_zookeeper, self.run)
+        self._export = OffsetExporter(self.context, self.leasing.figures, in_zookeeper, self.run)
         self._history = OffsetHistory(self.context, self._export, self.turns, self._duties.ending, self.run)
         topics.changed = self._topic_changed
         self._schedule = Schedule(self.context, self.turns, self.holds, self._hub.loop, self.run)
@@ -282,6 +283,7 @@ class Broker:
             transactions=self._operators.numbers,
             timers=self.timers,
             dedupe=self.dedupe,
+            leases=self.leasing.figures,
             export=self._export,
             registered=self._why_unknown,
             registry=self._registry,
@@ -289,8 +291,9 @@ class Broker:
         )
 
     def _figures(self, read: Read) -> Mapping[str, object]:
-        """Return figures of transactions, timers and ids for stats: values by name."""
-        return {**self._operators.numbers(read), **self.timers.numbers(), **self.dedupe.numbers()}
+        """Return figures of transactions, timers, leases and ids for stats: values by name."""
+        figures = self.leasing.figures
+        return {**self._operators.numbers(read), **self.timers.numbers(), **figures.numbers(), **self.dedupe.numbers()}
 
     def _why_unknown(self) -> str | None:
         """Return why clients cannot find this broker, or ``None`` when they can."""
@@ -332,14 +335,12 @@ class Broker:
         self._endpoint.sends = signed(self.authentication, self._sends.sends)
         pulls = PullHandler(self.context, self.holds, self._reads, self._hub.loop)
         later = self.later
-        leases = (
-            PopHandler(self.context, self.leasing, self._reads, later),
-            AckHandler(self.context, self.leasing, self._reads),
-        )
+        pops = PopHandler(self.context, self.leasing, self._reads, later)
+        acks = AckHandler(self.context, self.leasing, self._reads)
         sent_back = SendBackHandler(self.context, self.turns, self._reads)
         beats, consumers = HeartbeatHandler(self.context), ConsumerHandler(self.context, later, self._locks, self._offsets)
         families: list[Family] = [self._sends, decisions, pulls, sent_back, DelayHandler(self._schedule), self._identity]
-        families += [*leases, *self._administration(later)]
+        families += [pops, acks, *self._administration(later)]
         families.append(TimerAdminHandler(self.context, self.timers, self._cancels, self._recurring, later, self.run))
         families.append(RecallHandler(self._cancels, later, self.settings.broker_name))
         replies = ReplyHandler(self.context, self.turns, partitions)
@@ -358,8 +359,9 @@ class Broker:
         return [
             TopicsHandler(context, self._duties, later, self._forget_topic, self.registration.wait_told),
             GroupAdminHandler(context, self._duties, later),
-            OffsetAdminHandler(context, later, advertised, self.run),
+            OffsetAdminHandler(context, self.leasing.figures, later, advertised, self.run),
             OffsetExportHandler(context, later, self._export),
+            LeaseAdminHandler(context, self.leasing, later),
             ClientAdminHandler(context, later, self.run),
             BrokerInfoHandler(context, self.turns, self._schedule.positions, self._figures, later, advertised, self._owner),
             self._operators,

@@ -192,6 +192,13 @@ def rows_count(drawn: list[Drawn]) -> list[int]:
     return [batch.num_rows for batch in record_batches(piece_of(bulk_of(drawn)), "t", 0, Shape(), until=1 << 60)]
 
 
+def test_a_delayed_message_says_when_it_was_due() -> None:
+    """MY-033: among the headers of its row; when it was parked and delivered is the broker's affair."""
+    text = b"TIMER_OUT_MS\x011769860800000\x02TIMER_ENQUEUE_MS\x011\x02TIMER_DEQUEUE_MS\x012\x02TIMER_DELAY_MS\x013\x02"
+    (row,) = rows_of(bulk_of([Drawn(b"body", text)]))
+    assert row["headers"] == [{"key": "TIMER_OUT_MS", "value": b"1769860800000"}]
+
+
 def test_an_empty_bulk_has_no_rows() -> None:
     """P47: at the end of a partition."""
     empty = Bulk(FIRST, memoryview(b""), memoryview(b""), FIRST, 0, FIRST, verified=True)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.errors import BadRequest
-from metaq.protocol.properties import parse
+from metaq.protocol.properties import TIMER_OUT, parse
 from metaq.protocol.record import java_hash
 from metaq.protocol.remoting.batch import decode_batch
 from metaq.spark.writing.packing import WRITE, java_hashes, pack, written_keys
@@ -83,6 +83,14 @@ def test_a_message_that_is_written_on_has_the_mark_of_the_last_write() -> None:
     row = {"value": b"body", "key": None, "tag": None, "headers": {WRITE: "old/0/0/0/00000000", "a": "1"}}
     ((_, properties),) = found_in(pack(batch_of([row]), "new/0/0", 0))
     assert properties.pop(WRITE).startswith("new/0/0/0/")
+    assert properties == {"a": "1"}
+
+
+def test_a_delayed_message_that_is_written_on_is_not_delayed_again() -> None:
+    """MY-033: when it was due is read among its headers, and is none of what is written."""
+    row = {"value": b"body", "key": None, "tag": None, "headers": {TIMER_OUT: "1769860800000", "a": "1"}}
+    ((_, properties),) = found_in(pack(batch_of([row]), "new/0/0", 0))
+    del properties[WRITE]
     assert properties == {"a": "1"}
 
 

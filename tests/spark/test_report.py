@@ -18,6 +18,7 @@ from PIL import Image
 from pyspark.sql import functions as f
 
 from metaq.errors import ConfigError
+from metaq.protocol.remoting.offsetrows import OffsetRow, encode_row
 from metaq.spark.report.history import SCHEMA, read_files
 from metaq.spark.report.report import PAGE, Job, report
 from tests.spark.planted import END, RISK_S, STUCK_S, UNOWNED_S, plant, planted
@@ -195,6 +196,30 @@ def test_json_lines_are_the_same_history(spark: "SparkSession", tmp_path: Path) 
         return {tuple(row) for row in frame.collect()}
 
     assert rows(read_files(spark, str(json_lines(tmp_path)))) == rows(read_files(spark, str(plant(tmp_path, minutes=60))))
+
+
+def leased(minute: int, partition: int, finished: int, delayed: int) -> OffsetRow:
+    """A group in a partition from which it leases messages: its offset stands still, and 10 messages come each minute."""
+    at_ms, most = int(END.timestamp() * 1000) - (60 - minute) * 60_000, 1000 + 10 * minute
+    times = (at_ms - 3_600_000, at_ms - 7_200_000, at_ms)
+    row = OffsetRow(at_ms, "east", "workers", "remoting", "tasks", partition, 500, 0, most, *times, None, 259_200_000)
+    return row._replace(lag=most - finished, in_flight=3, delayed=delayed)
+
+
+def test_groups_that_lease_messages(spark: "SparkSession", tmp_path: Path) -> None:
+    """MY-033: the lag is what they have not finished, and they move while they finish some, whatever their offset is."""
+    rows = [leased(minute, 0, 900 + 10 * minute, 1) for minute in range(61)]  # keeps up, with one message delayed
+    rows += [leased(minute, 1, 900, 0) for minute in range(61)]  # finishes none
+    rows += [leased(minute, 2, 999 + 10 * minute, 1) for minute in range(61)]  # all but one, which is delayed
+    path = tmp_path / "leases.jsonl"
+    path.write_bytes(b"".join(encode_row(row) + b"\n" for row in rows))
+    made = Made(tmp_path / "out", report(read_files(spark, str(path)), Job(out=str(tmp_path / "out"))))
+    assert made.named == {("stuck", "workers", "tasks", ("east/1",))}
+    found = sorted(pq.read_table(tmp_path / "out" / "partitions.parquet").to_pylist(), key=lambda row: row["partition"])
+    assert [row["lag"] for row in found] == [100, 700, 1]
+    assert [row["consumed_per_s"] for row in found] == pytest.approx([10 / 60, 0, 10 / 60])
+    (group,) = pq.read_table(tmp_path / "out" / "groups.parquet").to_pylist()
+    assert [group[name] for name in ("lag", "in_flight", "delayed")] == [801, 9, 2]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from metaq.cli.doctor.findings import Finding, ok, problem, some, warning
-from metaq.cli.doctor.groupfacts import GroupFacts, TopicState, resting
+from metaq.cli.doctor.groupfacts import GroupFacts, TopicState, pulled_lags, resting
+from metaq.cli.doctor.leasechecks import check_leases, check_mode
 from metaq.client import Model
 from metaq.client.admin.views import LagView
 from metaq.errors import RouteProblem
@@ -51,6 +52,11 @@ def check_known(facts: GroupFacts) -> Iterator[Finding]:
 def check_members(facts: GroupFacts) -> Iterator[Finding]:
     """Check that the group has consumers, and that they answer."""
     members = facts.members
+    waiting = sum(leased.topic.waiting_consumers for leased in facts.leases)
+    in_flight = sum(row.in_flight for leased in facts.leases for row in leased.places)
+    if not members and (waiting or in_flight):  # clients of the text protocol lease without being members
+        yield ok("consumers", f"{waiting} wait for messages, and {in_flight} messages are leased")
+        return
     if not members:
         advice = (
             "start one; one that runs has another group name, uses another registry, or waits for a topic that is not there"
@@ -149,7 +155,7 @@ def check_owners(facts: GroupFacts) -> Iterator[Finding]:
         for queue in work.queues:
             owners.setdefault(queue, []).append(client_id)
     for topic in facts.topics:
-        if topic.problem is not None or not _is_subscribed(facts, topic.name):
+        if topic.problem is not None or topic.name in facts.popped or not _is_subscribed(facts, topic.name):
             continue
         orphans = [queue for queue in topic.queues if queue not in owners]
         shared = [queue for queue in topic.queues if len(owners.get(queue, ())) > 1]
@@ -167,7 +173,9 @@ def check_progress(facts: GroupFacts) -> Iterator[Finding]:
     """Check that offsets move where messages are left to consume."""
     if not facts.members or facts.model == Model.BROADCASTING.value:
         return
-    lagging = [lag for lag in facts.lags if lag.lag and not lag.queue.topic.startswith(RETRY_PREFIX)]
+    lagging = [lag for lag in pulled_lags(facts) if lag.lag]
+    if not lagging and any(lag.leased is not None and lag.lag for lag in facts.lags):
+        return  # the checks of leases say how far it is
     if not lagging:
         yield ok("progress", "everything is consumed: there is nothing left to deliver")
         return
@@ -278,5 +286,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     check_offsets,
     check_filter,
     check_retries,
+    check_leases,
+    check_mode,
     check_progress,
 )

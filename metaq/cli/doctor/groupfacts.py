@@ -8,12 +8,22 @@ from metaq.client import Admin
 from metaq.client.admin.views import BrokerView, GroupMembers, GroupView, LagView, MemberWork
 from metaq.errors import ClientError, RouteNotFound, RouteProblem
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue
+from metaq.protocol.remoting.leases.figures import PlaceRow, TopicRow
 
+POP: Final = "POP"
+"""A mode of groups in topics (401)."""
 NEWEST: Final = 32
 """Messages of each partition that are checked against the subscriptions."""
 _LOOK_S: Final = 0.5
 DEFAULT_WATCH_S: Final = 12.0
 """Clients commit every 5 s, Java's too, so they commit twice in this time."""
+
+
+class LeaseSide(NamedTuple):
+    """One master's leases of a group in one topic."""
+
+    topic: TopicRow
+    places: tuple[PlaceRow, ...]
 
 
 class BrokerSide(NamedTuple):
@@ -27,6 +37,8 @@ class BrokerSide(NamedTuple):
     """All groups of this broker."""
     members: GroupMembers | None = None
     lags: tuple[LagView, ...] = ()
+    leases: tuple[LeaseSide, ...] = ()
+    """Empty when the group leases no messages, and for brokers that do not know these requests."""
 
 
 class TopicState(NamedTuple):
@@ -68,6 +80,16 @@ class GroupFacts(NamedTuple):
         return [lag for side in self.brokers for lag in side.lags]
 
     @property
+    def leases(self) -> list[LeaseSide]:
+        """The leases on all brokers."""
+        return [leased for side in self.brokers for leased in side.leases]
+
+    @property
+    def popped(self) -> set[str]:
+        """The topics in which the group's mode is POP: members have no partitions of their own."""
+        return {leased.topic.topic for leased in self.leases if leased.topic.mode == POP}
+
+    @property
     def model(self) -> str:
         """``CLUSTERING`` or ``BROADCASTING``; empty without members."""
         return next((side.members.model for side in self.brokers if side.members is not None), "")
@@ -101,7 +123,19 @@ def broker_side(admin: Admin, broker: BrokerView, group: str, topic: str | None)
         retries = admin.lag_at(broker.address, group, f"{RETRY_PREFIX}{group}")
     except ClientError as error:
         return BrokerSide(broker, str(error))
-    return BrokerSide(broker, None, groups.get(group), tuple(groups), members, tuple(sorted({*lags, *retries})))
+    known = tuple(sorted({*lags, *retries}, key=lambda lag: lag.queue))
+    return BrokerSide(broker, None, groups.get(group), tuple(groups), members, known, leases_of(admin, broker, group, topic))
+
+
+def leases_of(admin: Admin, broker: BrokerView, group: str, topic: str | None) -> tuple[LeaseSide, ...]:
+    """Ask one master about leases; return none when it does not know the requests, as RocketMQ's do not."""
+    leases = admin.leases()
+    try:
+        places = list(leases.partitions(broker.address, group, topic))
+        topics = [row for row in leases.topics(broker.address, group) if topic in (None, row.topic)]
+    except ClientError:
+        return ()
+    return tuple(LeaseSide(row, tuple(place for place in places if place.topic == row.topic)) for row in topics)
 
 
 def work_of(admin: Admin, group: str, client_id: str) -> MemberWork | None:
@@ -159,8 +193,14 @@ def watch(admin: Admin, groups: Iterable[GroupFacts], watch_s: float) -> tuple[G
 
 def resting(facts: GroupFacts) -> set[MessageQueue]:
     """Return partitions with messages to consume whose offset has not moved, as far as is known."""
-    lagging = [lag for lag in facts.lags if lag.lag and not lag.queue.topic.startswith(RETRY_PREFIX)]
+    lagging = [lag for lag in pulled_lags(facts) if lag.lag]
     return {lag.queue for lag in lagging if facts.members and facts.later.get(lag.queue, lag.committed) == lag.committed}
+
+
+def pulled_lags(facts: GroupFacts) -> list[LagView]:
+    """Return the lags of partitions in which the group's offset moves as messages are consumed: not those of retries, nor those
+    from which it leases messages, where one that fails holds the offset."""
+    return [lag for lag in facts.lags if lag.leased is None and not lag.queue.topic.startswith(RETRY_PREFIX)]
 
 
 def look_again(admin: Admin, facts: GroupFacts, watched_s: float) -> GroupFacts:

@@ -74,6 +74,7 @@ def summary(admin: Admin, view: GroupView) -> Row:
     """Return a group as one row."""
     online = admin.members(view.name)
     lags = admin.group_lag(view.name)
+    leased = [lag.leased for lag in lags if lag.leased is not None]
     topics = {lag.queue.topic for lag in lags} | set(() if online is None else online.subscriptions)
     return {
         "group": view.name,
@@ -81,6 +82,11 @@ def summary(admin: Admin, view: GroupView) -> Row:
         "model": "" if online is None else online.model.lower(),
         "topics": sorted(topic for topic in topics if not topic.startswith(RETRY_PREFIX)),
         "lag": sum(lag.lag for lag in lags),
+        **(
+            {}
+            if not leased
+            else {"in_flight": sum(lag.in_flight for lag in leased), "delayed": sum(lag.delayed for lag in leased)}
+        ),
         "enabled": view.consume_enable,
     }
 
@@ -130,7 +136,8 @@ def lag(group: str, topic: str | None, registry: str, as_json: bool) -> int:
         if view_of(admin, group) is None:
             return not_there(group)
         lags = admin.group_lag(group, topic)
-    print_rows(map(lag_row, lags), as_json=as_json)
+    leases = any(view.leased is not None for view in lags)
+    print_rows(map(lag_row, lags), as_json=as_json, hidden=() if leases else ("in_flight", "delayed"))
     if not as_json:
         click.echo(f"{sum(view.lag for view in lags)} messages behind")
     return 0
@@ -145,6 +152,8 @@ def lag_row(view: LagView) -> Row:
         "committed": view.committed,
         "end": view.end,
         "lag": view.lag,
+        "in_flight": None if view.leased is None else view.leased.in_flight,
+        "delayed": None if view.leased is None else view.leased.delayed,
         "consumed_ms": view.consumed_ms,
     }
 

@@ -1,6 +1,7 @@
 """Administration: all that a program may do, as one object."""
 
 from metaq.client.admin.groups import GroupAdmin
+from metaq.client.admin.leases import LeaseAdmin
 from metaq.client.admin.messages import MessageAdmin
 from metaq.client.admin.offsetexport import OffsetExport
 from metaq.client.admin.replicas import ReplicaAdmin
@@ -22,6 +23,10 @@ class Admin(GroupAdmin, MessageAdmin):
     def timers(self) -> TimerAdmin:
         """Return the administration of delayed and recurring messages."""
         return TimerAdmin(self._core)
+
+    def leases(self) -> LeaseAdmin:
+        """Return the administration of leased messages."""
+        return LeaseAdmin(self._core)
 
     def replicas(self) -> ReplicaAdmin:
         """Return the administration of replicas and their roles."""

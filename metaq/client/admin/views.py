@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 from metaq.errors import BadRequest, ClientError
 from metaq.message import MessageQueue
 from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.adminbodies import LeaseProgress
 from metaq.protocol.remoting.attributes import GROUP_ATTRIBUTES, Number
 from metaq.protocol.remoting.codes import READ, WRITE
 from metaq.protocol.remoting.timers import RecurringRow, TimerRow
@@ -53,10 +54,12 @@ class LagView(NamedTuple):
     end: int
     consumed_ms: int
     """The store time of the last message that was consumed; 0 when it is not known."""
+    leased: LeaseProgress | None = None
+    """What there is more to say when the group leases messages there."""
 
     @property
     def lag(self) -> int:
-        return max(0, self.end - self.committed)
+        return max(0, self.end - self.committed) if self.leased is None else self.leased.lag
 
 
 class MemberView(NamedTuple):
@@ -250,7 +253,15 @@ def read_queues(content: Any) -> list[QueueView]:
 def read_lags(content: Any) -> list[LagView]:
     """Decode the answer to a query of a group's lag (208)."""
     rows = content["offsetTable"].items()
-    return [LagView(queue, row["consumerOffset"], row["brokerOffset"], row["lastTimestamp"]) for queue, row in rows]
+    return [
+        LagView(queue, row["consumerOffset"], row["brokerOffset"], row["lastTimestamp"], _leased(row)) for queue, row in rows
+    ]
+
+
+def _leased(row: Mapping[str, Any]) -> LeaseProgress | None:
+    if "metaqLag" not in row:
+        return None
+    return LeaseProgress(row["pullOffset"], row["metaqLag"], row["metaqInFlight"], row["metaqDelayed"])
 
 
 @_reader("connections of a group")
@@ -371,6 +382,12 @@ def read_half(content: Any) -> HalfRow:
 def read_timers(content: Any) -> tuple[list[TimerRow], str | None]:
     """Decode a page of delayed messages (30050)."""
     return [TimerRow(*(row[name] for name in TimerRow._fields)) for row in content["rows"]], content["next"]
+
+
+@_reader("leases")
+def read_leases(content: Any) -> tuple[list[dict[str, Any]], str | int | None]:
+    """Decode a page of leases (30052, 30054 and 30055) to rows with their names."""
+    return [dict(row) for row in content["rows"]], content["next"]
 
 
 @_reader("recurring messages")

@@ -62,6 +62,8 @@ class LeaseLog:
         self._snapshot_bytes = 0
         self._has_gap = False
         """Some of these are missing, until a snapshot makes them superfluous."""
+        self.snapshots = 0
+        """Snapshots since the start."""
 
     # -- opening ------------------------------------------------------------------------------------------------------
 
@@ -222,6 +224,11 @@ class LeaseLog:
     # -- snapshots ----------------------------------------------------------------------------------------------------
 
     @property
+    def size(self) -> int:
+        """The bytes of records that the next opening reads."""
+        return self._bytes
+
+    @property
     def snapshot_due(self) -> bool:
         return self._has_gap or self._bytes > max(SNAPSHOT_BYTES, SNAPSHOT_SHARE * self._snapshot_bytes)
 
@@ -239,4 +246,5 @@ class LeaseLog:
             return
         self.since, self._next_since, self._has_gap = self._next_since, None, False
         self._write([])
+        self.snapshots += 1
         self._snapshot_bytes = self._bytes = self._bytes - self._bytes_before

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final
 
 from metaq.engine.context import Context
+from metaq.engine.leases.counting import LeaseCounts
 from metaq.engine.leases.leaselog import LeaseLog
 from metaq.engine.tables.modes import Mode
 from metaq.engine.turn import Turns
@@ -43,6 +44,7 @@ class Leases:
         self.open = 0
         """Open messages, of all groups."""
         self.log = LeaseLog(context, turns, self._whole)
+        self.counts = LeaseCounts()
         self._touched: dict[GroupPartition, PartitionLeases] = {}  # in this turn
         self.touched: Touched = _nobody
         """Called after a turn with each group and topic whose state has changed."""
@@ -69,13 +71,14 @@ class Leases:
         for place, state in list(self._all()):
             topic, queue = self.context.topics.get(place.topic), self.context.store.queues.get(TopicPartition(*place[1:]))
             end = 0 if queue is None else queue.next
-            events = [Forgotten()] if topic is None else state.cut(end, self._shift_ms)
+            events = [Forgotten()] if topic is None else state.cut(end, self.shift_ms)
             if events and is_master:
                 self.record(place, *events)
             elif events:
                 self._apply(place, events)
             if topic is not None and is_master and self.context.offsets.get(*place) != state.base:
                 self.context.offsets.reset(*place, state.base)
+        self.counts = LeaseCounts()  # without what is in the log
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -116,7 +119,8 @@ class Leases:
         return int(self._clock.monotonic() * 1000)
 
     @property
-    def _shift_ms(self) -> int:
+    def shift_ms(self) -> int:
+        """The milliseconds to add to the times of states to get Unix time."""
         return self._clock.now_ms() - self._now_ms
 
     # -- changing -----------------------------------------------------------------------------------------------------
@@ -135,11 +139,13 @@ class Leases:
         """Finish messages of one delivery: those of the bits, counted from ``first`` on; return how many were open in it."""
         state = self.get(place)
         if state is None:
+            self.counts.meaningless += bits.bit_count()
             return 0
         before = state.open
         event = Acked(pop_ms, first, bits)
         self._apply(place, [event])
         done = before - state.open
+        self.counts.meaningless += bits.bit_count() - done
         if done:
             self.log.note(place, [event])
         return done
@@ -152,11 +158,18 @@ class Leases:
         now_ms = max(self._clock.now_ms(), pop_ms)
         return min(now_ms + invisible_ms, max(now_ms, pop_ms + most_ms))
 
-    def change(self, place: GroupPartition, ordinal: int, pop_ms: int, due_ms: int) -> ReceiptState:
-        """Let a lease that goes on end at ``due_ms`` (Unix time, from the method of this name); return its state before."""
+    def change(
+        self, place: GroupPartition, ordinal: int, pop_ms: int, due_ms: int, *, given_back: bool = False
+    ) -> ReceiptState:
+        """Let a lease that goes on end at ``due_ms`` (Unix time, from the method of this name); return its state before.
+
+        ``given_back``: nobody has the message until then, it is delayed.
+        """
         found = self.receipt_state(place, ordinal, pop_ms)
         if found is ReceiptState.LEASED:
-            self.record(place, Changed(pop_ms, ordinal, due_ms))
+            self.record(place, Changed(pop_ms, ordinal, due_ms, given_back))
+        else:
+            self.counts.meaningless += 1
         return found
 
     def died(self, place: GroupPartition, ordinal: int) -> None:
@@ -168,9 +181,11 @@ class Leases:
         state = states.get(place.partition)
         if state is None:
             state = states[place.partition] = PartitionLeases(0)
-        before, now_ms, shift_ms = state.open, self._now_ms, self._shift_ms
+        before, now_ms, shift_ms = state.open, self._now_ms, self.shift_ms
         for event in events:
+            opened = state.open
             state.apply(event, now_ms, shift_ms)
+            self.counts.take(place, event, opened - state.open)
             if isinstance(event, Forgotten):
                 self.open -= before
                 self._drop(place)
@@ -241,6 +256,7 @@ class Leases:
 
     def forget(self, group: str, topic: str) -> None:
         """Forget the leases of a group in a topic, because its offsets are gone."""
+        self.counts.forget(group, topic)
         for partition in list(self.of(group, topic)):
             self.record(GroupPartition(group, topic, partition), Forgotten())
 
@@ -252,7 +268,17 @@ class Leases:
 
     def _whole(self, place: GroupPartition) -> Sequence[LeaseEvent]:
         state = self.get(place)
-        return [Forgotten()] if state is None else state.events(self._shift_ms)
+        return [Forgotten()] if state is None else state.events(self.shift_ms)
+
+    @property
+    def unkept(self) -> int:
+        """The number of places whose events could not be stored yet."""
+        return len(self.log.unkept)
+
+    @property
+    def count(self) -> int:
+        """The number of places that have a state."""
+        return len(self._used_s)
 
     def places(self) -> list[GroupPartition]:
         """Return all places that have a state."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from metaq.engine.context import Context
+from metaq.engine.leases.figures import LeaseFigures
 from metaq.engine.leases.leases import Leases
 from metaq.engine.leases.moving import Moves
 from metaq.engine.leases.poison import Poison
@@ -22,6 +23,7 @@ class Leasing:
     poison: Poison
     pops: Pops
     lines: WaitingLines
+    figures: LeaseFigures
 
     @classmethod
     def open(cls, context: Context, turns: Turns, timer: Callable[[float], Any]) -> Self:
@@ -30,4 +32,5 @@ class Leasing:
         moves = Moves(context, leases, turns)
         poison = Poison(context, leases, moves, turns)
         pops = Pops(context, leases, poison)
-        return cls(leases, moves, poison, pops, WaitingLines(leases, pops, timer))
+        lines = WaitingLines(leases, pops, timer)
+        return cls(leases, moves, poison, pops, lines, LeaseFigures(context, leases, lines))

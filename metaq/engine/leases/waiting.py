@@ -96,6 +96,8 @@ class WaitingLines:
         self._groups: dict[str, set[str]] = {}  # by topic
         self._last = 0
         self.count = 0
+        self.subscriptions = 0
+        """Subscriptions of this broker: each waits whenever it does not read."""
         self._stopping = False
         leases.touched = self.look
 

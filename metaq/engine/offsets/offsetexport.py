@@ -12,9 +12,10 @@ from typing import Final, NamedTuple, TypeVar
 import gevent
 
 from metaq.engine.context import Context
+from metaq.engine.leases.figures import LeaseFigures
 from metaq.engine.tables.observed import LastGet
 from metaq.errors import RegistryUnavailable
-from metaq.message import TextPosition, TopicPartition
+from metaq.message import GroupPartition, TextPosition, TopicPartition
 from metaq.protocol.remoting.offsetrows import Kind, OffsetRow, encode_row
 from metaq.registry.groupoffsets import GroupOffsetReader
 from metaq.store.files.filecache import ColdRead, Read, Run, read_cached, read_through
@@ -69,9 +70,10 @@ class GroupStanding(NamedTuple):
 class OffsetExporter:
     """The export of the progress of one broker's groups."""
 
-    def __init__(self, context: Context, in_zookeeper: GroupOffsetReader | None, run: Run) -> None:
+    def __init__(self, context: Context, leases: LeaseFigures, in_zookeeper: GroupOffsetReader | None, run: Run) -> None:
         """Create it; ``in_zookeeper`` reads what MetaQ's consumers keep there, if ZooKeeper is used."""
         self._context = context
+        self._leases = leases
         self._store = context.store
         self._in_zookeeper = in_zookeeper
         self._read = read_through(run)
@@ -172,7 +174,11 @@ class OffsetExporter:
             times = self.stored(queue, following), self.stored(queue, least), self.stored(queue, most - 1)
         place = ts_ms, self._context.settings.broker_name, group, kind, topic, number
         owner = None if owner is None else owner[:LONGEST]
-        return OffsetRow(*place, consumed, least, most, *times, owner, self._store.settings.retention.keep_ms)
+        row = OffsetRow(*place, consumed, least, most, *times, owner, self._store.settings.retention.keep_ms)
+        leased = self._leases.of(GroupPartition(group, topic, number)) if kind == Kind.REMOTING else None
+        if leased is None:
+            return row
+        return row._replace(lag=leased.lag, in_flight=leased.in_flight, delayed=leased.delayed)
 
     def _ordinal(self, queue: ConsumeQueue, position: TextPosition, read: Read) -> int:
         return self._store.locate(queue, position, read)[0]

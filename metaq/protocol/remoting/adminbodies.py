@@ -38,10 +38,25 @@ class QueueProgress(NamedTuple):
     given_offset: int
     """The offset after the newest message that the group was given, where it leases messages; otherwise as
     ``consumer_offset``."""
+    leased: "LeaseProgress | None" = None
+    """What there is more to say when the group leases messages."""
 
     @property
     def lag(self) -> int:
-        return self.broker_offset - max(0, self.consumer_offset)
+        return self.broker_offset - max(0, self.consumer_offset) if self.leased is None else self.leased.lag
+
+
+class LeaseProgress(NamedTuple):
+    """A group that leases the messages of a queue."""
+
+    next: int
+    """The first message that was never given. RocketMQ calls it the pull offset."""
+    lag: int
+    """Messages that are not finished."""
+    in_flight: int
+    """Those of them that consumers have."""
+    delayed: int
+    """Those that were given back with a delay which goes on."""
 
 
 class ConsumeStats(NamedTuple):
@@ -119,10 +134,16 @@ def _stats_value(stats: ConsumeStats) -> dict[str, Any]:
             "consumerOffset": progress.consumer_offset,
             "lastTimestamp": progress.consumed_ms,
             "pullOffset": progress.given_offset,
+            **({} if progress.leased is None else _lease_value(progress.leased)),
         }
         for queue, progress in stats.queues.items()
     }
     return {"consumeTps": stats.tps, "offsetTable": rows}
+
+
+def _lease_value(leased: LeaseProgress) -> dict[str, int]:
+    figures = {"metaqLag": leased.lag, "metaqInFlight": leased.in_flight, "metaqDelayed": leased.delayed}
+    return {"pullOffset": leased.next, **figures}
 
 
 def encode_consume_stats(stats: ConsumeStats) -> bytes:

@@ -5,7 +5,8 @@ ISO 8601, in UTC with milliseconds, which Spark, Arrow and databases read direct
 
     {"ts":"2026-01-31T12:00:00.000Z","broker":"metaq","group":"billing","kind":"remoting","topic":"orders","partition":0,
      "consumed":17,"minimum":0,"maximum":20,"consumed_ts":"2026-01-31T11:59:58.120Z","minimum_ts":"2026-01-30T…",
-     "maximum_ts":"2026-01-31T…","owner":"10.0.0.7@4711","retention_ms":259200000}
+     "maximum_ts":"2026-01-31T…","owner":"10.0.0.7@4711","retention_ms":259200000,"lag":null,"in_flight":null,
+     "delayed":null}
 
 Messages and files hold one row a line; the answer comes in pages::
 
@@ -68,11 +69,20 @@ class OffsetRow(NamedTuple):
     """The client that consumes the partition: its id, or HOST:PORT in an observed row; ``None`` when there is none."""
     retention_ms: int | None
     """The age at which messages may be deleted; ``None`` when that is not known."""
+    lag: int | None = None
+    """The messages that are not finished, of a group that leases them; ``None`` for others, which lack all from ``consumed``
+    on."""
+    in_flight: int | None = None
+    """Those of them that consumers have."""
+    delayed: int | None = None
+    """Those that were given back with a delay which goes on."""
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _TIMES: Final = ("ts", "consumed_ts", "minimum_ts", "maximum_ts")
+_OF_LEASES: Final = ("lag", "in_flight", "delayed")
+"""Rows that were recorded before there were leases lack these."""
 
 
 class ExportOffsets(NamedTuple):
@@ -119,7 +129,8 @@ def decode_page(data: bytes) -> OffsetPage:
 def _row(content: Mapping[str, Any]) -> OffsetRow:
     """Return a row; members that later versions have added are ignored."""
     try:
-        values = {name: content[name] for name in OffsetRow._fields}
+        known = {**dict.fromkeys(_OF_LEASES), **content}
+        values = {name: known[name] for name in OffsetRow._fields}
         values.update({name: _ms(values[name]) for name in _TIMES if values[name] is not None})
     except (TypeError, ValueError, LookupError) as error:
         raise BadRequest(f"a row of offsets cannot be read: {str(content)[:80]}") from error

@@ -17,12 +17,13 @@ from metaq.engine.dedupe.dedupe import Dedupe
 from metaq.engine.figures.metrics import Family, Metric, Sample
 from metaq.engine.figures.statistics import NOTHING
 from metaq.engine.hold import Holds
+from metaq.engine.leases.figures import LeaseFigures, LeaseSums
 from metaq.engine.offsets.offsetexport import OffsetExporter
 from metaq.engine.registry import Registry
 from metaq.engine.timers.timers import Timers
 from metaq.engine.turn import Turns
 from metaq.errors import MetaqError
-from metaq.message import INTERNAL_TOPICS, SCHEDULE_TOPIC, TopicPartition
+from metaq.message import INTERNAL_TOPICS, SCHEDULE_TOPIC, GroupPartition, TopicPartition
 from metaq.protocol.record import store_ms
 from metaq.protocol.remoting.codes import Response
 from metaq.server.endpoint import Endpoint
@@ -61,6 +62,7 @@ class BrokerMetrics:
     """Returns the figures of transactions by name."""
     timers: Timers
     dedupe: Dedupe
+    leases: LeaseFigures
     export: OffsetExporter
     registered: Callable[[], str | None]
     """Returns the reason why clients cannot find this broker, or ``None``."""
@@ -112,6 +114,8 @@ class BrokerMetrics:
             self._lags,
             self._ages_of_lags,
             self._readers,
+            self._leased,
+            self._leases,
             self._reads,
             self._log,
             self._age_of_log,
@@ -181,11 +185,52 @@ class BrokerMetrics:
                 yield queue, max(offset, queue.first)
 
     def _lag(self, group: str, topic: str, rest: Rest) -> int:
-        return sum(queue.readable - ordinal for queue, ordinal in self._behind(group, topic, rest))
+        return sum(self._lag_in(group, queue, ordinal) for queue, ordinal in self._behind(group, topic, rest))
+
+    def _oldest_in(self, group: str, queue: ConsumeQueue, ordinal: int) -> int | None:
+        """Return the message whose age counts: of those that are leased or delayed it says nothing."""
+        figures = self.leases.of(GroupPartition(group, queue.topic, queue.partition))
+        return ordinal if figures is None else figures.first_ready
+
+    def _lag_in(self, group: str, queue: ConsumeQueue, ordinal: int) -> int:
+        figures = self.leases.of(GroupPartition(group, queue.topic, queue.partition))
+        return queue.readable - ordinal if figures is None else figures.lag
 
     def _age_of_lag(self, group: str, topic: str, rest: Rest) -> float:
-        times = [self.export.stored(queue, ordinal) for queue, ordinal in self._behind(group, topic, rest)]
-        return self._seconds_since(min((time_ms for time_ms in times if time_ms is not None), default=None))
+        oldest_ms: int | None = None
+        for queue, following in self._behind(group, topic, rest):
+            ordinal = self._oldest_in(group, queue, following)
+            time_ms = None if ordinal is None else self.export.stored(queue, ordinal)
+            if time_ms is not None and (oldest_ms is None or time_ms < oldest_ms):
+                oldest_ms = time_ms
+        return self._seconds_since(oldest_ms)
+
+    def _leased(self, rest: Rest) -> Iterator[Family]:
+        """Yield the figures of each group that leases messages, and topic. They are added up once, and not at one moment."""
+        found = {key: self._sum(*key, rest) for key in self.leases.pairs()}
+        yield metrics.LEASE_READY, ((key, sums.ready) for key, sums in found.items())
+        yield metrics.LEASE_IN_FLIGHT, ((key, sums.in_flight) for key, sums in found.items())
+        yield metrics.LEASE_DELAYED, ((key, sums.delayed) for key, sums in found.items())
+        yield metrics.LEASE_AGE, ((key, self._seconds_since(sums.oldest_ms)) for key, sums in found.items())
+        counts = [(key, each) for key, each in resting(list(self.leases.leases.counts.pairs.items()), rest)]
+        yield metrics.LEASE_GIVEN, ((key, each.given) for key, each in counts)
+        yield metrics.LEASE_AGAIN, ((key, each.again) for key, each in counts)
+        yield metrics.LEASE_DEAD, ((key, each.dead) for key, each in counts)
+
+    def _sum(self, group: str, topic: str, rest: Rest) -> LeaseSums:
+        places = resting(self.leases.partitions(group, topic), rest)
+        return LeaseSums.of(filter(None, map(self.leases.of, places)))
+
+    def _leases(self, rest: Rest) -> Iterator[Family]:
+        figures, leases, counts = self.leases, self.leases.leases, self.leases.leases.counts
+        yield _one(metrics.LEASE_ACKED, counts.acked)
+        yield _one(metrics.LEASE_MEANINGLESS, counts.meaningless)
+        yield _one(metrics.LEASE_OPEN, leases.open)
+        yield _one(metrics.LEASE_HELD, figures.held_pops)
+        yield _one(metrics.SUBSCRIPTIONS, figures.subscriptions)
+        yield _one(metrics.LEASE_LOG, leases.log.size)
+        yield _one(metrics.LEASE_SNAPSHOTS, leases.log.snapshots)
+        yield _one(metrics.LEASE_UNKEPT, leases.unkept)
 
     def _readers(self, rest: Rest) -> Iterator[Family]:
         yield metrics.READER_LAG, self._reader_lags(rest)

@@ -55,12 +55,16 @@ DEAD: Final = _counter("metaq_dead_letters_total", "messages", "Messages that be
 # -- consumers --------------------------------------------------------------------------------------------------------
 
 LAG: Final = _gauge(
-    "metaq_consumer_lag_messages", "messages", "Messages that a group has not consumed yet, by its offsets.", "group", "topic"
+    "metaq_consumer_lag_messages",
+    "messages",
+    "Messages that a group has not consumed yet, by its offsets or its leases.",
+    "group",
+    "topic",
 )
 LAG_AGE: Final = _gauge(
     "metaq_consumer_lag_seconds",
     "seconds",
-    "Seconds since the oldest of these messages was stored; 0 if there is none.",
+    "Seconds since the oldest of these messages was stored, not counting those that are leased or delayed; 0 if there is none.",
     "group",
     "topic",
 )
@@ -68,6 +72,39 @@ READER_LAG: Final = _gauge(
     "metaq_reader_lag_bytes", "bytes", "Bytes that readers of the text protocol have not asked for yet.", "group", "topic"
 )
 MEMBERS: Final = _gauge("metaq_consumer_members", "connections", "Consumers of a group that are connected now.", "group")
+LEASE_READY: Final = _gauge("metaq_lease_ready_messages", "messages", "Messages that can be leased now.", "group", "topic")
+LEASE_IN_FLIGHT: Final = _gauge(
+    "metaq_lease_in_flight_messages", "messages", "Messages that consumers of a group lease now.", "group", "topic"
+)
+LEASE_DELAYED: Final = _gauge(
+    "metaq_lease_delayed_messages", "messages", "Messages that were given back with a delay that goes on.", "group", "topic"
+)
+LEASE_AGE: Final = _gauge(
+    "metaq_lease_oldest_seconds",
+    "seconds",
+    "Seconds since the lowest message that is not finished was first given; 0 if there is none.",
+    "group",
+    "topic",
+)
+LEASE_GIVEN: Final = _counter(
+    "metaq_lease_given_total", "messages", "Messages that were leased for the first time.", "group", "topic"
+)
+LEASE_AGAIN: Final = _counter("metaq_lease_given_again_total", "messages", "Messages that were leased again.", "group", "topic")
+LEASE_DEAD: Final = _counter(
+    "metaq_lease_given_up_total", "messages", "Leased messages that were given up, most as dead letters.", "group", "topic"
+)
+LEASE_ACKED: Final = _counter("metaq_lease_acked_total", "messages", "Leased messages that consumers have finished.")
+LEASE_MEANINGLESS: Final = _counter(
+    "metaq_lease_receipts_stale_total", "receipts", "Receipts and IDs of leases that meant nothing any more."
+)
+LEASE_OPEN: Final = _gauge("metaq_lease_open_messages", "messages", "Messages that were leased and are not finished.")
+LEASE_HELD: Final = _gauge("metaq_held_pops", "pops", "Pops that wait for a message.")
+SUBSCRIPTIONS: Final = _gauge("metaq_subscriptions", "subscriptions", "Subscriptions to which messages are pushed.")
+LEASE_LOG: Final = _gauge("metaq_lease_log_bytes", "bytes", "Bytes of the records of leases that a start reads.")
+LEASE_SNAPSHOTS: Final = _counter("metaq_lease_snapshots_total", "snapshots", "Snapshots of all leases.")
+LEASE_UNKEPT: Final = _gauge(
+    "metaq_lease_unkept_partitions", "partitions", "Partitions of groups whose leases are in memory only."
+)
 HELD: Final = _gauge("metaq_held_pulls", "pulls", "Gets and pulls that wait for a message.")
 COLD: Final = _counter(
     "metaq_cold_reads_total", "reads", "Reads that had to wait for the disk because their data was not in memory."

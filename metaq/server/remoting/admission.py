@@ -163,6 +163,10 @@ ADMITTED: Final[Mapping[int, Admission]] = {
             # timers
             Request.LIST_TIMERS,
             Request.TIMER_STATS,
+            # leases
+            Request.LIST_LEASES,
+            Request.LIST_OPEN_MESSAGES,
+            Request.LEASE_STATS,
         ),
     ),
     **_of((Action.INSPECT, Action.ADMINISTER), (Request.CRON,), 2 * SETTINGS_BYTES),  # each part has its right

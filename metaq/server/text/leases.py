@@ -113,7 +113,7 @@ class LeaseHandler:
 
     def extend(self, session: TextSession, extend: Extend) -> None:
         """Let leases end some time from now."""
-        self._change(session, extend, lambda leased: self._end_at(leased, extend.ms))
+        self._change(session, extend, lambda leased: self._end_at(leased, extend.ms, given_back=False))
 
     def nack(self, session: TextSession, nack: Nack) -> None:
         """Give messages back, or up."""
@@ -125,12 +125,13 @@ class LeaseHandler:
             else:
                 self.reads.start(_Rejection(self, session, nack, found))
             return
-        self._change(session, nack, lambda leased: self._end_at(leased, nack.delay_ms or 0))
+        self._change(session, nack, lambda leased: self._end_at(leased, nack.delay_ms or 0, given_back=True))
 
-    def _end_at(self, leased: Leased, after_ms: int) -> bool:
+    def _end_at(self, leased: Leased, after_ms: int, *, given_back: bool) -> bool:
         group, now_ms = self.context.groups.ensure(leased.place.group), self.context.store.clock.now_ms()
         due_ms = min(now_ms + after_ms, max(now_ms, leased.pop_ms + group.max_invisible_ms))
-        return self.leases.change(leased.place, leased.ordinal, leased.pop_ms, due_ms) is ReceiptState.LEASED
+        changed = self.leases.change(leased.place, leased.ordinal, leased.pop_ms, due_ms, given_back=given_back)
+        return changed is ReceiptState.LEASED
 
     def _change(self, session: TextSession, command: Ack | Nack | Extend, end: Callable[[Leased], bool]) -> None:
         """End leases, and answer how many once that is in the log."""
@@ -168,7 +169,8 @@ class LeaseHandler:
             pairs: Sequence[tuple[str, str]] = [(command.topic, command.group)]
         else:
             pairs = list(session.leases_from)
-        found = (self.find(pairs, message_id) for message_id in dict.fromkeys(command.ids))
+        found = [self.find(pairs, message_id) for message_id in dict.fromkeys(command.ids)]
+        self.leases.counts.meaningless += found.count(None)
         return [leased for leased in found if leased is not None]
 
     def find(self, pairs: Sequence[tuple[str, str]], message_id: MessageId) -> Leased | None:

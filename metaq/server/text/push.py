@@ -53,6 +53,7 @@ class PushHandler:
             session.reply(lease_refusal(error, command.opaque))
             return
         subscription = PushSubscription(self, self._leases, session, command, wanted)
+        self._leases.leasing.lines.subscriptions += 1
         session.subscriptions[key] = subscription
         session.reply(write_result(OK, "", command.opaque))
         if command.owns:
@@ -75,6 +76,7 @@ class PushHandler:
 
     def left(self, subscription: "PushSubscription") -> None:
         """Take note that a subscription is over."""
+        self._leases.leasing.lines.subscriptions -= 1
         shares = subscription.shares
         if shares is not None:
             shares.remove(subscription)
@@ -288,6 +290,6 @@ class PushSubscription(StoreRead):
         topic, group = self.key
         now_ms = self._leases.context.store.clock.now_ms()
         for (number, ordinal), pop_ms in self._out.items():
-            self._leases.leases.change(GroupPartition(group, topic, number), ordinal, pop_ms, now_ms)
+            self._leases.leases.change(GroupPartition(group, topic, number), ordinal, pop_ms, now_ms, given_back=True)
         self._out = {}
         self._handler.left(self)

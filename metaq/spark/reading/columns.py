@@ -24,7 +24,7 @@ import pyarrow as pa
 from metaq.client.message import CORRELATION_ID, MESSAGE_TYPE, RESERVED, TTL
 from metaq.errors import CorruptRecord, DecodeError
 from metaq.protocol.inflating import MAX_INFLATED_BYTES, inflated
-from metaq.protocol.properties import CLUSTER, KEYS, ORIGIN_ID, OWN, PREPARED_OFFSET, PRODUCER_GROUP, REPLY_TO
+from metaq.protocol.properties import CLUSTER, KEYS, ORIGIN_ID, OWN, PREPARED_OFFSET, PRODUCER_GROUP, REPLY_TO, TIMER_OUT
 from metaq.protocol.record import CHECKSUM_SIZE, FIXED_SIZE, HEADER_SIZE, MAGIC, TAGS
 from metaq.protocol.remoting.bulk import Bulk
 from metaq.protocol.sysflag import COMPRESSED
@@ -65,8 +65,9 @@ NOT_USERS: Final = RESERVED.union(
     ("MQ2_FLAG", "MSG_REGION", "POP_CK", "POP_CK_OFFSET", "PUSH_REPLY_TIME", "RECONSUME_TIME", "TRACE_ON", "TRANSFER_FLAG"),
     ("TIMER_DELAY_LEVEL", "TIMER_DEL_UNIQKEY", "TIMER_DEQUEUE_MS", "TIMER_ENQUEUE_MS", "TIMER_ROLL_TIMES"),
     ("TRANSACTION_CHECK_TIMES", "__BORNHOST"),
-)
-"""Properties that brokers and clients set: those that RocketMQ's clients reserve, and this broker's own."""
+) - {TIMER_OUT}
+"""Properties that brokers and clients set: those that RocketMQ's clients reserve, and this broker's own. But when a delayed
+message was due is told: nothing else in its row says so."""
 
 Numbers = npt.NDArray[np.int64]
 Truths = npt.NDArray[np.bool_]

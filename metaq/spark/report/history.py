@@ -31,11 +31,16 @@ SCHEMA: Final = StructType(
         StructField("maximum_ts", TimestampType()),
         StructField("owner", StringType()),
         StructField("retention_ms", LongType()),
+        StructField("lag", LongType()),
+        StructField("in_flight", LongType()),
+        StructField("delayed", LongType()),
     ]
 )
 """``kind``: remoting, zookeeper or observed. ``consumed``: the next offset, null when unknown. ``minimum``, ``maximum``: the
 oldest offset, and one after the newest. The ``_ts`` columns: when the messages there were stored; ``consumed_ts`` is null when
-there is none yet. ``owner``: a client's id, null when no client consumes the partition."""
+there is none yet. ``owner``: a client's id, null when no client consumes the partition. ``lag``, ``in_flight``, ``delayed``: of
+groups that lease messages; null for others, and in files that were written before there were leases."""
+OF_LEASES: Final = frozenset({"lag", "in_flight", "delayed"})
 
 _JSON_LINES: Final = frozenset({".json", ".jsonl"})
 _PARQUET: Final = b"PAR1"
@@ -59,11 +64,12 @@ def read_files(spark: SparkSession, path: str) -> DataFrame:
         with file.open("rb") as opened:
             if opened.read(len(_PARQUET)) != _PARQUET:
                 raise ConfigError(f"{file} is neither Parquet nor JSON lines (.jsonl)")
-    history = spark.read.option("recursiveFileLookup", True).parquet(path)
-    missing = [name for name in SCHEMA.fieldNames() if name not in history.columns]
+    history = spark.read.options(recursiveFileLookup=True, mergeSchema=True).parquet(path)
+    missing = [name for name in SCHEMA.fieldNames() if name not in history.columns and name not in OF_LEASES]
     if missing:
         raise ConfigError(f"{path} is not a history of offsets: it has no column {', '.join(missing)}")
-    return history.select([f.col(field.name).cast(field.dataType) for field in SCHEMA])
+    found = {name: f.col(name) if name in history.columns else f.lit(None) for name in SCHEMA.fieldNames()}
+    return history.select([found[field.name].cast(field.dataType).alias(field.name) for field in SCHEMA])
 
 
 def read_topic(spark: SparkSession, servers: str, topic: str, login: Login = NOBODY) -> DataFrame:

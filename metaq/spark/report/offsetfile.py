@@ -26,6 +26,9 @@ SCHEMA: Final = pa.schema(
         pa.field("maximum_ts", _TIME),
         pa.field("owner", pa.string()),
         pa.field("retention_ms", pa.int64()),
+        pa.field("lag", pa.int64()),
+        pa.field("in_flight", pa.int64()),
+        pa.field("delayed", pa.int64()),
     ]
 )
 ROW_GROUP: Final = 100_000

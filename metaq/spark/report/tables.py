@@ -14,10 +14,12 @@ topics     each partition of each topic: its ``messages`` in the last day, and t
            ``total`` over the topic
 ========== ==================================================================================================================
 
-``lag`` counts messages; ``lag_s`` is the age of the next one, in seconds. Rates are messages a second, ``_per_s``. ``drain_s``:
-time until the lag is gone, null for never. ``waiting_s``: how long there have been messages and the group has not moved.
-``unowned_s``: how long the partition has had no owner. ``runway_s``: time until retention deletes messages that the group has
-not consumed, null for never. ``lost``: messages that it has already deleted so.
+``lag`` counts messages; ``in_flight`` and ``delayed`` are those of them that consumers lease, and that were given back with a
+delay, null for groups that do not lease messages. ``finished`` is ``maximum`` less ``lag``: for others the same as
+``consumed``. ``lag_s`` is the age of the next one, in seconds. Rates are messages a second, ``_per_s``. ``drain_s``: time until
+the lag is gone, null for never. ``waiting_s``: how long there have been messages that are not delayed and the group has not
+finished any. ``unowned_s``: how long the partition has had no owner; 0 where messages are leased. ``runway_s``: time until
+retention deletes messages that the group has not consumed, null for never. ``lost``: messages that it has already deleted so.
 
 A sample each minute for weeks makes millions of rows. They are only read, never sorted: three passes aggregate them by hash
 (into buckets, into rates of the last hour, and into the time since a group has moved). The aggregates are over numbers only,
@@ -47,7 +49,7 @@ GAP_SAMPLES: Final = 5
 CURRENT_SAMPLES: Final = 3
 """A series whose last sample is older than this many intervals has ended: its group or topic was deleted."""
 
-_NUMBERS: Final = ["consumed", "minimum", "maximum", "consumed_ts", "retention_ms"]
+_NUMBERS: Final = ["consumed", "minimum", "maximum", "consumed_ts", "retention_ms", "lag", "in_flight", "delayed", "finished"]
 _GROUP: Final = ["group", "kind", "topic"]
 
 
@@ -113,6 +115,7 @@ def write_tables(history: DataFrame, sampling: Sampling, out: Path) -> None:
         return spark.read.schema(table.schema).parquet(path)
 
     history = history.where(f.col("ts").isNotNull() & f.col("maximum").isNotNull())
+    history = history.withColumn("finished", f.coalesce(f.col("maximum") - f.col("lag"), f.col("consumed")))
     series = write("series", _with_rates(_buckets(history, sampling.width_s)))
     write("over_time", _over_time(series))
     partitions = write("partitions", _partitions(history, series, sampling))
@@ -130,7 +133,8 @@ def _latest(*names: str) -> list[Column]:
 
 
 def _lags() -> dict[str, Column]:
-    lag = _not_below_0(f.col("maximum") - f.col("consumed"))
+    # a group that leases messages finishes them in any order
+    lag = f.coalesce(f.col("lag"), _not_below_0(f.col("maximum") - f.col("consumed")))
     age = _not_below_0(_seconds(f.col("ts"), f.col("consumed_ts")))
     return {"lag": lag, "lag_s": f.when(lag == 0, 0.0).otherwise(age)}
 
@@ -153,7 +157,7 @@ def _with_rates(buckets: DataFrame) -> DataFrame:
         # when a group's offset was set back, its rate is 0
         return _not_below_0((f.col(offset) - f.lag(offset).over(order)) / passed_s)
 
-    return buckets.withColumns({"consumed_per_s": rate("consumed"), "produced_per_s": rate("maximum")})
+    return buckets.withColumns({"consumed_per_s": rate("finished"), "produced_per_s": rate("maximum")})
 
 
 def _over_time(series: DataFrame) -> DataFrame:
@@ -199,7 +203,7 @@ def _rates(recent: DataFrame) -> DataFrame:
         recent.withColumn("reached", reached)
         .groupBy(*SERIES)
         .agg(
-            rate("consumed").alias("consumed_per_s"),
+            rate("finished").alias("consumed_per_s"),
             rate("maximum").alias("produced_per_s"),
             f.when(passed_s > 0, _seconds(f.max_by("reached", "ts"), f.min_by("reached", "ts")) / passed_s).alias("time_rate"),
         )
@@ -221,14 +225,16 @@ def _runway_s() -> Column:
 
 def _standing(history: DataFrame, last: DataFrame) -> DataFrame:
     """Return how long each series has been as at its last sample, and who owned it then."""
-    ends = f.broadcast(last.select(*SERIES, f.col("consumed").alias("last_consumed"), f.col("ts").alias("last_ts")))
+    ends = f.broadcast(last.select(*SERIES, f.col("finished").alias("last_finished"), f.col("ts").alias("last_ts")))
     joined = history.join(ends, SERIES)
-    moved = (f.col("consumed") != f.col("last_consumed")) | (f.col("consumed") >= f.col("maximum"))
+    delayed = f.coalesce(f.col("delayed"), f.lit(0))  # nobody can consume these yet
+    moved = (f.col("finished") != f.col("last_finished")) | (f.col("finished") + delayed >= f.col("maximum"))
+    owned = f.col("owner").isNotNull() | f.col("lag").isNotNull()  # who leases messages owns no partition
     started = f.min("ts")
     last_ts = f.max("last_ts")
     standing = joined.groupBy(*SERIES).agg(
         _seconds(last_ts, f.coalesce(f.max(f.when(moved, f.col("ts"))), started)).alias("waiting_s"),
-        _seconds(last_ts, f.coalesce(f.max(f.when(f.col("owner").isNotNull(), f.col("ts"))), started)).alias("unowned_s"),
+        _seconds(last_ts, f.coalesce(f.max(f.when(owned, f.col("ts"))), started)).alias("unowned_s"),
     )
     owners = joined.where("ts = last_ts").select(*SERIES, "owner").dropDuplicates(SERIES)
     return standing.join(owners, SERIES)
@@ -245,7 +251,7 @@ def _groups(partitions: DataFrame) -> DataFrame:
             f.count("partition").alias("partitions"),
             f.count_distinct("owner").alias("owners"),
             f.count("owner").alias("owned"),
-            f.sum("lag").alias("lag"),
+            *(f.sum(name).alias(name) for name in ("lag", "in_flight", "delayed")),
             *(f.sum(name).alias(name) for name in ("consumed_per_s", "produced_per_s", "lost")),
             *(f.max(name).alias(name) for name in ("lag_s", "waiting_s")),
             f.min("runway_s").alias("runway_s"),

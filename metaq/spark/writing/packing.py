@@ -25,7 +25,7 @@ from zlib_ng.zlib_ng import crc32
 
 from metaq.client.message import RESERVED
 from metaq.errors import BadRequest
-from metaq.protocol.properties import KEYS, MOST_BYTES
+from metaq.protocol.properties import KEYS, MOST_BYTES, TIMER_OUT
 from metaq.protocol.record import TAGS, java_hash
 
 WRITE: Final = "METAQ_WRITE"
@@ -115,7 +115,8 @@ def _property(name: str, values: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
 def _headers(column: pa.Array) -> pa.LargeBinaryArray:
     """Return the headers of each row as properties. ``BadRequest`` for a reserved name.
 
-    A header without a value makes no property. METAQ_WRITE, left by an earlier write, is dropped.
+    A header without a value makes no property. METAQ_WRITE, left by an earlier write, is dropped, and so is the time at which
+    a delayed message was due.
     """
     if pa.types.is_null(column.type):
         return pa.array([b""] * len(column), pa.large_binary())
@@ -124,10 +125,12 @@ def _headers(column: pa.Array) -> pa.LargeBinaryArray:
     pairs = pc.list_flatten(column)
     names = _text(pc.struct_field(pairs, "key"), "header's name")
     values = _text(pc.struct_field(pairs, "value"), "header's value")
-    if taken := RESERVED & {name.decode() for name in pc.unique(names).to_pylist() if name is not None}:
+    found = {name.decode() for name in pc.unique(names).to_pylist() if name is not None}
+    if taken := (RESERVED & found) - {TIMER_OUT}:
         raise BadRequest(f"the header {min(taken)} is reserved; use the column key for KEYS and the column tag for TAGS")
     each = _join(names, b"\x01", values, b"\x02")
-    each = pc.if_else(pc.equal(names, WRITE.encode()), b"", each)
+    dropped = pc.is_in(names, pa.array([WRITE.encode(), TIMER_OUT.encode()], names.type))
+    each = pc.if_else(dropped, b"", each)
     lists = pa.LargeListArray.from_arrays(pa.array(ends), pc.fill_null(each, b""))
     return pc.binary_join(lists, pa.scalar(b"", pa.large_binary()))
 

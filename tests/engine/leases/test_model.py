@@ -20,8 +20,18 @@ SLACK_MS: Final = 100
 """By so much may ``pop_ms`` run ahead of the clock here: by 1 ms for each pop that follows another at once."""
 HOUR_MS: Final = 3_600_000
 RARE: Final = (
-    *("snapshot", "kill", "disk"),
-    *("snapshot", "kill", "disk", "tend", "set clock", "commit", "reset offset", "retire", "delete topic"),
+    "snapshot",
+    "snapshot",
+    "kill",
+    "kill",
+    "disk",
+    "disk",
+    "tend",
+    "set clock",
+    "commit",
+    "reset offset",
+    "retire",
+    "delete topic",
 )
 
 GROUP = st.sampled_from(GROUPS)

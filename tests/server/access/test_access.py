@@ -111,6 +111,9 @@ ALLOWED: Final[Mapping[str, tuple[Request, ...]]] = {
         Request.EXPORT_OFFSETS,
         Request.LIST_TIMERS,
         Request.TIMER_STATS,
+        Request.LIST_LEASES,
+        Request.LIST_OPEN_MESSAGES,
+        Request.LEASE_STATS,
         Request.CRON,
     ),
     ADMINS: (

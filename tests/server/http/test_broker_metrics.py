@@ -108,9 +108,23 @@ class Bench:
         unused: Any = SimpleNamespace(cold_reads=0, waiting=0)
         timers: Any = SimpleNamespace(pending=0, late_ms=0, delivered=0, cancelled=0, dropped=0, recurring=0, runs_dropped=0)
         dedupe: Any = SimpleNamespace(duplicates=0, waiting=0, behind_bytes=0, index_bytes=0)
-        export = OffsetExporter(cast(Context, context), None, run_here)
+        leases: Any = SimpleNamespace(of=lambda place: None)
+        export = OffsetExporter(cast(Context, context), leases, None, run_here)
         self.metrics = BrokerMetrics(
-            context, endpoint, unused, Holds(), unused, dict, unused, timers, dedupe, export, lambda: None, None, run_here
+            context,
+            endpoint,
+            unused,
+            Holds(),
+            unused,
+            dict,
+            unused,
+            timers,
+            dedupe,
+            leases,
+            export,
+            lambda: None,
+            None,
+            run_here,
         )
 
     def find(self, part: str, rest: Callable[[], None] = lambda: None) -> dict[Metric, list[object]]:
@@ -188,7 +202,7 @@ def test_a_source_that_fails_takes_only_its_own_metrics_away(
 ) -> None:
     """E-01: which is said once, until it is another reason; afterwards they are back."""
     bench = Bench()
-    for part in ("_answers", "_sizes", "_transactions", "_replicas"):  # they need a whole broker
+    for part in ("_answers", "_leased", "_leases", "_sizes", "_transactions", "_replicas"):  # they need a whole broker
         monkeypatch.setattr(BrokerMetrics, part, lambda self, rest: iter(()))
     lost = {metrics.DISK_FREE, metrics.DISK_USED}
 

@@ -11,12 +11,14 @@ import gevent
 
 from metaq.address import Address
 from metaq.engine.context import Context
+from metaq.engine.leases.figures import LeaseFigures
 from metaq.engine.tables.modes import Mode
 from metaq.engine.tables.topics import Topic
 from metaq.errors import BadRequest, RequestFailed, UnknownTopic, WrongPartition
-from metaq.message import MessageQueue, TopicPartition
+from metaq.message import GroupPartition, MessageQueue, TopicPartition
 from metaq.protocol.remoting.adminbodies import (
     ConsumeStats,
+    LeaseProgress,
     QueueEntry,
     QueueProgress,
     TimeSpan,
@@ -64,9 +66,10 @@ REST_S: Final = 0.001
 class OffsetAdminHandler:
     """Shows and sets the offsets of groups."""
 
-    def __init__(self, context: Context, later: Later, address: Address, run: Run) -> None:
+    def __init__(self, context: Context, leases: LeaseFigures, later: Later, address: Address, run: Run) -> None:
         """Prepare. ``address`` is the one that clients receive."""
         self._context = context
+        self._leases = leases
         self._store = context.store
         self._later = later
         self._address = str(address)
@@ -137,8 +140,13 @@ class OffsetAdminHandler:
             consumed_ms = self._stored_ms(queue, offset - 1, read) if offset else 0
             given = self._context.offsets.given(group, topic.name, number) or 0
             end = 0 if queue is None else queue.readable
-            queues[self._queue(topic, number)] = QueueProgress(end, offset, consumed_ms, given)
+            leased = self._leased(GroupPartition(group, topic.name, number))
+            queues[self._queue(topic, number)] = QueueProgress(end, offset, consumed_ms, given, leased)
         return ConsumeStats(self._context.statistics.got_per_second(group, topic.name), queues)
+
+    def _leased(self, place: GroupPartition) -> LeaseProgress | None:
+        figures = self._leases.of(place)
+        return None if figures is None else LeaseProgress(figures.next, figures.lag, figures.in_flight, figures.delayed)
 
     def _queue(self, topic: Topic, number: int) -> MessageQueue:
         return MessageQueue(topic.name, self._context.settings.broker_name, number)

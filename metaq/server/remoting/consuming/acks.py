@@ -95,7 +95,8 @@ class AckHandler:
     def change(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """Let a lease end at another time, counted from now (200053).
 
-        0 gives the message back at once, and -1 rejects it: then it goes to the dead letters.
+        0 gives the message back at once, and -1 rejects it: then it goes to the dead letters. A time as long as that of the pop
+        extends the lease, and any other gives the message back: the request says no more, and only figures differ.
         """
         header = decode_header(ChangeInvisibleTime, request.fields)
         place, receipt = self._place(session.principal, header)
@@ -108,7 +109,8 @@ class AckHandler:
             reason = f"invisibleTime is {header.invisible_time}, not from 0 to {group.max_invisible_ms} ms, or {REJECT}"
             raise RequestFailed(Response.INVALID_PARAMETER, f"{reason} (max_invisible_ms of the group)")
         due_ms = self._leases.due_ms(receipt.pop_ms, header.invisible_time, group.max_invisible_ms)
-        state = self._leases.change(place, receipt.offset, receipt.pop_ms, due_ms)
+        given_back = header.invisible_time != receipt.invisible_ms
+        state = self._leases.change(place, receipt.offset, receipt.pop_ms, due_ms, given_back=given_back)
         if state is not ReceiptState.LEASED:
             raise _means_nothing(receipt, state)
         answer = ChangeAnswer(receipt.pop_ms, due_ms - receipt.pop_ms, Int32(receipt.token))

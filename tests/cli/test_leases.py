@@ -1,0 +1,230 @@
+"""What operators see of leases: on the command line, in stats, in metrics, and in the export of offsets."""
+
+import re
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from metaq.cli.doctor.findings import Level
+from metaq.cli.doctor.groupfacts import BrokerSide, GroupFacts, LeaseSide
+from metaq.cli.doctor.leasechecks import check_leases, check_mode
+from metaq.client.admin.views import BrokerView, MemberWork, QueueWork
+from metaq.message import MessageQueue
+from metaq.protocol.remoting.leases.figures import PlaceRow, TopicRow
+from tests.cli.test_why import why
+from tests.support.broker import BrokerProcess
+from tests.support.cli import Cli
+from tests.support.metrics import families
+
+OK, PROBLEM = 0, 2
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("leases") / "data") as process:
+        yield process
+    shutil.rmtree(process.data)
+
+
+@pytest.fixture(scope="module")
+def cli(broker: BrokerProcess) -> Cli:
+    return Cli(broker.registry)
+
+
+class Person:
+    """Somebody with telnet, who leases messages of a topic for the group ``GROUP-of-TOPIC``."""
+
+    def __init__(self, broker: BrokerProcess, topic: str) -> None:
+        self._socket = broker.connect()
+        self._file = self._socket.makefile("rwb")
+        self.topic, self.group = topic, f"workers-of-{topic}"
+        self.ids: list[str] = []
+
+    def say(self, line: str, body: bytes = b"") -> list[str]:
+        """Send a command; return what comes, with the result last."""
+        self._file.write(f"{line}\r\n".encode() + body)
+        self._file.flush()
+        told: list[str] = []
+        while not told or not told[-1].startswith("result"):
+            told.append(self._file.readline().decode().strip())
+            if told[-1].startswith("message"):
+                self._file.read(int(told[-1].split()[1]))
+        told += [self._file.read(int(told[-1].split()[2])).decode()]
+        return told
+
+    def put(self, *bodies: bytes, partition: int = 0) -> None:
+        for body in bodies:
+            assert self.say(f"put {self.topic} {partition} {len(body)} 0 1", body)[0].startswith("result 200")
+
+    def pop(self, count: int, *options: str) -> list[str]:
+        """Return the IDs of the messages that came."""
+        told = self.say(" ".join([f"pop {self.topic} {self.group} {count}", *options, "2"]))
+        return [line.split()[3] for line in told if line.startswith("message")]
+
+    def stats(self) -> dict[str, str]:
+        return dict(line.split(" ", 1) for line in self.say("stats 3")[-1].splitlines() if " " in line)
+
+    def __enter__(self) -> "Person":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self._socket.close()
+
+
+@pytest.fixture
+def person(broker: BrokerProcess, request: pytest.FixtureRequest) -> Iterator[Person]:
+    """Who has leased 4 of 6 messages: one is given back for an hour, one at once, and one is finished."""
+    topic = re.sub(r"\W", "-", request.node.name.removeprefix("test_"))
+    with Person(broker, topic) as person:
+        person.say(f"create {topic} 2 1")
+        person.put(*[b"%d" % number for number in range(6)])
+        ids = person.ids = person.pop(4)
+        person.say(f"nack {ids[0]} delay={HOUR_MS} 1")
+        person.say(f"nack {ids[1]} 1")
+        person.say(f"ack {ids[2]} 1")
+        person.say(f"extend {ids[3]} {HOUR_MS} 1")
+        yield person
+
+
+def test_list_and_show(person: Person, cli: Cli) -> None:
+    """MY-033: the figures of a partition, and what is open there; pages go on where one ends."""
+    row = cli.row("lease", "list", person.group)
+    oldest_ms = row.pop("oldest_ms")
+    place = {"broker": "metaq", "topic": person.topic, "partition": 0, "base": 0, "next": 4, "end": 6}
+    assert row == place | {"lag": 5, "ready": 3, "in_flight": 1, "waiting": 1, "delayed": 1}
+    assert cli.rows("lease", "list", person.group, person.topic)[0]["lag"] == 5
+    assert cli.rows("lease", "list", person.group, "another") == []
+    shown = cli.rows("lease", "show", person.group, person.topic, "0")
+    assert [(row["ordinal"], row["times"], row["state"]) for row in shown] == [
+        (0, 1, "delayed"),
+        (1, 1, "waiting"),
+        (3, 1, "leased"),
+    ]
+    assert {row["first_ms"] for row in shown} == {oldest_ms}
+    assert all(abs(shown[number]["due_ms"] - oldest_ms - HOUR_MS) < 60_000 for number in (0, 2))
+    assert "nothing is open there" in cli.run("lease", "show", person.group, person.topic, "1").stderr
+    assert "leases no messages" in cli.run("lease", "list", "nobody").stderr
+
+
+def test_pages(person: Person, cli: Cli) -> None:
+    """MY-033: more open messages than one page has, alone and together."""
+    person.put(*[b"x"] * 300)
+    ids = [name for _ in range(5) for name in person.pop(32)]
+    person.say(f"extend {','.join(ids[:30])} 1000000 1")
+    person.say(f"ack {','.join(ids[40:60])} 1")
+    rows = cli.rows("lease", "show", person.group, person.topic, "0", "--count", "1000")
+    assert [row["ordinal"] for row in rows] == [0, *sorted({int(name.split("-")[1]) for name in (*ids[:40], *ids[60:])} | {3})]
+    assert len(cli.rows("lease", "show", person.group, person.topic, "0", "--count", "120")) == 120
+
+
+def test_lags(person: Person, cli: Cli) -> None:
+    """MY-033: everywhere the lag is what is ready, in flight and delayed, and not all from the offset on."""
+    row = next(row for row in cli.rows("group", "lag", person.group) if row["partition"] == 0)
+    assert [row[name] for name in ("committed", "end", "lag", "in_flight", "delayed")] == [0, 6, 5, 1, 1]
+    shown = cli.row("group", "show", person.group)
+    assert [shown[name] for name in ("lag", "in_flight", "delayed")] == [5, 1, 1]
+    exported = [row for row in cli.rows("offsets", "export", "--out", "-") if row["topic"] == person.topic]
+    assert [exported[0][name] for name in ("consumed", "lag", "in_flight", "delayed")] == [0, 5, 1, 1]
+    assert [exported[1][name] for name in ("lag", "in_flight", "delayed")] == [None] * 3
+
+
+def test_stats_and_metrics(person: Person, broker: BrokerProcess) -> None:
+    """MY-033, E-01: what became of leases, and how many there are."""
+    before = {name: int(value) for name, value in person.stats().items() if name.startswith("lease") and value.isdecimal()}
+    other = person.pop(1)
+    person.say(f"ack {other[0]} 1")
+    person.say(f"ack {other[0]} 1")
+    person.say(f"nack {person.pop(1)[0]} dead 1")
+    person.say(f"subscribe {person.topic} pushed ready=0 7")
+    after = {name: int(value) for name, value in person.stats().items() if name in before}
+    changes = {name: after[name] - before[name] for name in before if after[name] != before[name]}
+    assert changes.pop("lease_log_bytes") > 0
+    # the first was given before, the other was not
+    assert changes.pop("leases_waiting") == -1
+    counts = {"leases_given": 1, "leases_again": 1, "leases_acked": 1, "leases_dead": 1, "leases_meaningless": 1}
+    assert changes == counts | {"leases_open": -1, "leases_subscriptions": 1}
+    found = families(broker)
+
+    def value(name: str) -> float:
+        samples = found[name].samples
+        wanted = {"group": person.group, "topic": person.topic}
+        return next(sample.value for sample in samples if sample.labels in (wanted, {}))
+
+    figures = {"ready": 1, "in_flight": 1, "delayed": 1}
+    assert {name: value(f"metaq_lease_{name}_messages") for name in figures} == figures
+    assert value("metaq_consumer_lag_messages") == 3
+    counters = ("metaq_lease_given_total", "metaq_lease_given_again_total", "metaq_lease_given_up_total")
+    assert [value(name) for name in counters] == [5, 1, 1]
+    assert 0 < value("metaq_lease_oldest_seconds") < 600
+    assert value("metaq_lease_open_messages") == int(person.stats()["leases_open"])
+    assert value("metaq_subscriptions") == 1 and value("metaq_lease_unkept_partitions") == 0
+
+
+def test_what_is_delayed_is_not_late(person: Person, broker: BrokerProcess) -> None:
+    """MY-033: the age of the lag is that of what could be given; so an alarm about it means consumers that do not keep up."""
+
+    def value(name: str) -> float:
+        wanted = {"group": person.group, "topic": person.topic}
+        return next(sample.value for sample in families(broker)[name].samples if sample.labels == wanted)
+
+    assert value("metaq_consumer_lag_seconds") > 0
+    for name in person.pop(9):
+        person.say(f"nack {name} delay={HOUR_MS} 1")
+    assert value("metaq_consumer_lag_seconds") == 0
+    assert value("metaq_consumer_lag_messages") == 5
+
+
+def test_why(person: Person, cli: Cli) -> None:
+    """MY-033: while somebody has messages, all is well; when some are ready and nobody has or wants any, it is not."""
+    assert why(cli, person.group, code=OK) == {}
+    assert person.say(f"ack {person.ids[3]} 1")[-1] == "1"
+    found = why(cli, person.group, code=PROBLEM)
+    assert found["leases"] == [f"3 messages of {person.topic} are ready on metaq, and no consumer waits for them or has any"]
+    assert found["consumers"] == ["no consumer is connected"]
+    person.say(f"subscribe {person.topic} {person.group} ready=0 7")
+    assert why(cli, person.group, code=OK) == {}
+
+
+FIGURES = PlaceRow("orders", 0, 0, 100, 120, 70, 40, 20, 20, 10, 1)
+TOPIC = TopicRow("orders", "POP", 1, 100, 5, 5, 50, 100, 0)
+
+
+@pytest.mark.parametrize(
+    ("place", "topic", "level", "says"),
+    [
+        (FIGURES, TOPIC, Level.OK, "20 in flight, 40 ready"),
+        (FIGURES, TOPIC._replace(again=11), Level.WARNING, "11 messages of orders were given again"),
+        (FIGURES, TOPIC._replace(given=500, again=11), Level.OK, "in flight"),
+        (FIGURES, TOPIC._replace(dead=11), Level.WARNING, "11 messages of orders were given up"),
+        (
+            FIGURES,
+            TOPIC._replace(max_in_flight=30),
+            Level.PROBLEM,
+            "30 messages (max_in_flight) are in flight or delayed in orders-0",
+        ),
+        (FIGURES, TOPIC._replace(max_open=50), Level.PROBLEM, "50 messages (max_open) are not finished in orders-0"),
+        (FIGURES, TOPIC._replace(unkept=3), Level.PROBLEM, "the leases of 3 partitions of metaq are in memory only"),
+        (FIGURES._replace(in_flight=0), TOPIC._replace(waiting_consumers=0), Level.PROBLEM, "40 messages of orders are ready"),
+        (FIGURES._replace(in_flight=0), TOPIC, Level.OK, "0 in flight"),
+    ],
+)
+def test_what_is_checked(place: PlaceRow, topic: TopicRow, level: Level, says: str) -> None:
+    """MY-033: each figure alone that shows that something is wrong, and just not wrong."""
+    side = BrokerSide(BrokerView("c", "metaq", 0, "h:1"), leases=(LeaseSide(topic, (place,)),))
+    (finding,) = check_leases(GroupFacts("billing", (side,)))
+    assert finding.level is level and says in finding.found
+    assert bool(finding.advice) == (level is not Level.OK)
+
+
+def test_members_that_pull_in_a_group_that_pops() -> None:
+    """MY-033: their commits are ignored."""
+    side = BrokerSide(BrokerView("c", "metaq", 0, "h:1"), leases=(LeaseSide(TOPIC, (FIGURES,)),))
+    pulls = MemberWork({}, {MessageQueue("orders", "metaq", 0): QueueWork(0, 0, 0)}, "")
+    facts = GroupFacts("billing", (side,), works={"old": pulls, "new": MemberWork({}, {}, ""), "silent": None})
+    (finding,) = check_mode(facts)
+    assert finding.level is Level.WARNING and finding.found.startswith("old pull orders")
+    pull_side = side._replace(leases=(LeaseSide(TOPIC._replace(mode="PULL"), (FIGURES,)),))
+    assert list(check_mode(facts._replace(brokers=(pull_side,)))) == []
