@@ -108,7 +108,7 @@ class Bench:
         unused: Any = SimpleNamespace(cold_reads=0, waiting=0)
         timers: Any = SimpleNamespace(pending=0, late_ms=0, delivered=0, cancelled=0, dropped=0)
         leases: Any = SimpleNamespace(of=lambda place: None)
-        export = OffsetExporter(cast(Context, context), leases, None, run_here)
+        export = OffsetExporter(cast(Context, context), leases.of, None, run_here)
         self.metrics = BrokerMetrics(
             context, endpoint, unused, Holds(), unused, dict, unused, timers, leases, export, lambda: None, None, run_here
         )
