@@ -148,7 +148,7 @@ class Broker:
         self.registration = self._make_registration()
         self._zookeeper = self._enter_zookeeper(topics) if settings.zookeeper else None
         in_zookeeper = None if self._zookeeper is None else self._zookeeper.group_offsets
-        self._export = OffsetExporter(self.context, self.leasing.figures, in_zookeeper, self.run)
+        self._export = OffsetExporter(self.context, self.leasing.figures.of, in_zookeeper, self.run)
         self._history = OffsetHistory(self.context, self._export, self.turns, self._duties.ending, self.run)
         topics.changed = self._topic_changed
         self._schedule = Schedule(self.context, self.turns, self.holds, self._hub.loop, self.run)

@@ -4,14 +4,15 @@ Each figure of a partition is at hand, however many messages are open there; so 
 all partitions.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from heapq import merge, nsmallest
 from itertools import islice
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 from metaq.engine.context import Context
 from metaq.engine.leases.leases import Leases
 from metaq.engine.leases.waiting import WaitingLines
+from metaq.leases.figures import PlaceFigures
 from metaq.leases.state import PartitionLeases
 from metaq.message import GroupPartition, TopicPartition
 
@@ -19,61 +20,6 @@ MOST_PLACES: Final = 20_000
 """Partitions of groups that are added up in one step, about 20 ms of work."""
 SLICE: Final = 10_000
 """Open messages that are looked at in one step."""
-
-
-class PlaceFigures(NamedTuple):
-    """The leases of one group in one partition, in messages and queue offsets."""
-
-    base: int
-    """The lowest message that is not finished: the group's offset."""
-    next: int
-    """The first message that was never given."""
-    end: int
-    """The offset that the next message will have."""
-    fresh: int
-    """Messages that were never given."""
-    in_flight: int
-    """Those that consumers have."""
-    waiting: int
-    """Those whose leases or delays have ended, to be given again."""
-    delayed: int
-    """Those that were given back with a delay that goes on."""
-    oldest_ms: int | None
-    """When the message at ``base`` was given for the first time (Unix time); ``None`` when nothing is open."""
-    first_ready: int | None
-    """The lowest message that can be given now; ``None`` when there is none."""
-
-    @property
-    def ready(self) -> int:
-        """Messages that can be given now."""
-        return self.fresh + self.waiting
-
-    @property
-    def lag(self) -> int:
-        """Messages that the group has not finished."""
-        return self.ready + self.in_flight + self.delayed
-
-
-class LeaseSums(NamedTuple):
-    """The leases of one group in several partitions."""
-
-    ready: int
-    in_flight: int
-    delayed: int
-    oldest_ms: int | None
-
-    @classmethod
-    def of(cls, figures: Iterable[PlaceFigures]) -> Self:
-        """Add up the figures of partitions."""
-        ready = in_flight = delayed = 0
-        oldest_ms = None
-        for each in figures:
-            ready += each.ready
-            in_flight += each.in_flight
-            delayed += each.delayed
-            if each.oldest_ms is not None:
-                oldest_ms = each.oldest_ms if oldest_ms is None else min(oldest_ms, each.oldest_ms)
-        return cls(ready, in_flight, delayed, oldest_ms)
 
 
 class OpenMessage(NamedTuple):

@@ -12,9 +12,9 @@ from typing import Final, NamedTuple, TypeVar
 import gevent
 
 from metaq.engine.context import Context
-from metaq.engine.leases.figures import LeaseFigures
 from metaq.engine.tables.observed import LastGet
 from metaq.errors import RegistryUnavailable
+from metaq.leases.figures import PlaceFigures
 from metaq.message import GroupPartition, TextPosition, TopicPartition
 from metaq.protocol.remoting.offsetrows import Kind, OffsetRow, encode_row
 from metaq.registry.groupoffsets import GroupOffsetReader
@@ -70,10 +70,20 @@ class GroupStanding(NamedTuple):
 class OffsetExporter:
     """The export of the progress of one broker's groups."""
 
-    def __init__(self, context: Context, leases: LeaseFigures, in_zookeeper: GroupOffsetReader | None, run: Run) -> None:
-        """Create it; ``in_zookeeper`` reads what MetaQ's consumers keep there, if ZooKeeper is used."""
+    def __init__(
+        self,
+        context: Context,
+        leased: Callable[[GroupPartition], PlaceFigures | None],
+        in_zookeeper: GroupOffsetReader | None,
+        run: Run,
+    ) -> None:
+        """Create it.
+
+        ``leased`` returns the figures of a partition from which a group leases messages; ``in_zookeeper`` reads what MetaQ's
+        consumers keep there, if ZooKeeper is used.
+        """
         self._context = context
-        self._leases = leases
+        self._leased = leased
         self._store = context.store
         self._in_zookeeper = in_zookeeper
         self._read = read_through(run)
@@ -175,7 +185,7 @@ class OffsetExporter:
         place = ts_ms, self._context.settings.broker_name, group, kind, topic, number
         owner = None if owner is None else owner[:LONGEST]
         row = OffsetRow(*place, consumed, least, most, *times, owner, self._store.settings.retention.keep_ms)
-        leased = self._leases.of(GroupPartition(group, topic, number)) if kind == Kind.REMOTING else None
+        leased = self._leased(GroupPartition(group, topic, number)) if kind == Kind.REMOTING else None
         if leased is None:
             return row
         return row._replace(lag=leased.lag, in_flight=leased.in_flight, delayed=leased.delayed)

@@ -17,12 +17,13 @@ from metaq.engine.dedupe.dedupe import Dedupe
 from metaq.engine.figures.metrics import Family, Metric, Sample
 from metaq.engine.figures.statistics import NOTHING
 from metaq.engine.hold import Holds
-from metaq.engine.leases.figures import LeaseFigures, LeaseSums
+from metaq.engine.leases.figures import LeaseFigures
 from metaq.engine.offsets.offsetexport import OffsetExporter
 from metaq.engine.registry import Registry
 from metaq.engine.timers.timers import Timers
 from metaq.engine.turn import Turns
 from metaq.errors import MetaqError
+from metaq.leases.figures import LeaseSums
 from metaq.message import INTERNAL_TOPICS, SCHEDULE_TOPIC, GroupPartition, TopicPartition
 from metaq.protocol.record import store_ms
 from metaq.protocol.remoting.codes import Response

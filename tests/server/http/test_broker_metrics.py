@@ -109,7 +109,7 @@ class Bench:
         timers: Any = SimpleNamespace(pending=0, late_ms=0, delivered=0, cancelled=0, dropped=0, recurring=0, runs_dropped=0)
         dedupe: Any = SimpleNamespace(duplicates=0, waiting=0, behind_bytes=0, index_bytes=0)
         leases: Any = SimpleNamespace(of=lambda place: None)
-        export = OffsetExporter(cast(Context, context), leases, None, run_here)
+        export = OffsetExporter(cast(Context, context), leases.of, None, run_here)
         self.metrics = BrokerMetrics(
             context,
             endpoint,
