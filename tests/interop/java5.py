@@ -10,8 +10,12 @@ from typing import Any, Final, NamedTuple
 
 import metaq
 from metaq.client.admin.views import GroupView
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.codes import Request
 from tests.interop.clients import JVM_FLAGS, ClientProcess, Received, run_build
 from tests.interop.mqadmin import AdminTool
+from tests.support.admin import ask, connect
+from tests.support.broker import BrokerProcess
 
 JAVA5: Final = Path(__file__).parent / "rocketmq_java5"
 VERSIONS: Final = ("5.3.3", "5.4.0")
@@ -130,6 +134,13 @@ def set_up(
 
 
 def set_mode(tool: AdminTool, topic: str, group: str, mode: str = "POP", share: int = ALL_QUEUES) -> None:
-    """Let an administrator choose how the group reads the topic."""
+    """Let the admin tool choose how the group reads the topic, at all brokers; it takes a second."""
     printed = tool.run("setConsumeMode", "-c", "DefaultCluster", "-t", topic, "-g", group, "-m", mode, "-q", str(share))
     assert "success" in printed, printed
+
+
+def let_pop(broker: BrokerProcess, topic: str, group: str) -> None:
+    """Let the group read the topic by pops of all queues, at one broker."""
+    row = {"topic": topic, "consumerGroup": group, "mode": "POP", "popShareQueueNum": ALL_QUEUES}
+    with connect(broker) as client:
+        ask(client, Request.SET_MESSAGE_REQUEST_MODE, fastjson.encode(row))

@@ -12,7 +12,7 @@ import pytest
 import metaq
 from tests.interop.clients import Received
 from tests.interop.conftest import Start5
-from tests.interop.java5 import ALL_QUEUES, Java5, Place, receipt_of, set_mode, set_up
+from tests.interop.java5 import Java5, Place, let_pop, receipt_of, set_mode, set_up
 from tests.interop.mqadmin import AdminTool
 from tests.support.broker import BrokerProcess, wait_until
 
@@ -34,10 +34,10 @@ def tool(java5: Java5, broker: BrokerProcess) -> AdminTool:
     return AdminTool(java5, broker.registry)
 
 
-def prepare(broker: BrokerProcess, tool: AdminTool, name: str, queues: int = 4, share: int = ALL_QUEUES) -> None:
+def prepare(broker: BrokerProcess, name: str, queues: int) -> None:
     """Make a topic and a group of that name, which consumes it in POP mode."""
     set_up(broker.registry, name, name, queues)
-    set_mode(tool, name, name, share=share)
+    let_pop(broker, name, name)
 
 
 def numbers(first: int, end: int) -> list[bytes]:
@@ -74,7 +74,8 @@ def pop_ms(message: Received) -> int:
 @pytest.mark.parametrize("share", [1, 8])
 def test_members_come_and_go(java5: Java5, broker: BrokerProcess, tool: AdminTool, name: str, share: int) -> None:
     """A-02: members that the broker gives shares of the queues come and go, and each message is consumed."""
-    prepare(broker, tool, name, share=share)
+    set_up(broker.registry, name, name)
+    set_mode(tool, name, name, share=share)
     java5.start_producer(name, name)
     members = [f"{name}-{number}" for number in range(4)]
     for number, member in enumerate(members):
@@ -91,15 +92,13 @@ def test_members_come_and_go(java5: Java5, broker: BrokerProcess, tool: AdminToo
     wait_consumed(broker, name)
 
 
-def test_a_lease_ends_with_its_consumer_or_its_time(
-    java5: Java5, broker: BrokerProcess, tool: AdminTool, start5: Start5, name: str
-) -> None:
+def test_a_lease_ends_with_its_consumer_or_its_time(java5: Java5, broker: BrokerProcess, start5: Start5, name: str) -> None:
     """A-05: what a killed consumer had, and what one had that slept too long, others get after the invisible time; what comes
     back late is not acked by the client."""
     killed, slow = f"{name}-killed", f"{name}-slow"
     other = start5(broker.registry)
     for topic in (killed, slow):
-        prepare(broker, tool, topic, queues=1)
+        prepare(broker, topic, queues=1)
         java5.start_producer(topic, topic)
         send(java5, topic, numbers(0, 4))
     other.start_consumer(killed, killed, killed, invisible_ms=INVISIBLE_MS, sleep_ms=600_000)
@@ -139,9 +138,9 @@ def take(place: Place, bodies: list[bytes], **wishes: Any) -> list[Received]:
 
 
 @pytest.mark.parametrize("kind", ["tags", "sql"])
-def test_filters(java5: Java5, broker: BrokerProcess, tool: AdminTool, name: str, kind: str) -> None:
+def test_filters(java5: Java5, broker: BrokerProcess, name: str, kind: str) -> None:
     """A-06: a member gets what its tags or its SQL expression want and nothing else, and the offset passes the others."""
-    prepare(broker, tool, name, queues=2)
+    prepare(broker, name, queues=2)
     java5.start_producer(name, name)
     for number in range(30):
         tag = ("red", "green", "blue")[number % 3]
@@ -214,7 +213,7 @@ def test_acks_and_changes(java5: Java5, broker: BrokerProcess, name: str) -> Non
 def test_where_a_group_begins(java5: Java5, broker: BrokerProcess, tool: AdminTool, name: str) -> None:
     """A-09: a new group begins at the first message, whatever it asks for, in a young partition; a reset by the tool gives
     all messages since a time again, those that were open too; and what it says of progress is right meanwhile."""
-    prepare(broker, tool, name, queues=1)
+    prepare(broker, name, queues=1)
     set_up(broker.registry, f"%RETRY%{name}", name)  # the tool looks there for the brokers of a group
     java5.start_producer(name, name)
     send(java5, name, numbers(0, 5))
@@ -242,9 +241,9 @@ def progress(tool: AdminTool, group: str) -> list[int]:
     return [int(word) for word in row[3:7]]
 
 
-def test_a_held_pop(java5: Java5, broker: BrokerProcess, tool: AdminTool, name: str) -> None:
+def test_a_held_pop(java5: Java5, broker: BrokerProcess, name: str) -> None:
     """A-10: a message wakes a held pop within 5 ms; a pop that finds nothing is answered when its time is over."""
-    prepare(broker, tool, name, queues=1)
+    prepare(broker, name, queues=1)
     java5.start_producer(name, name)
     place = Place(java5, broker.address, name, name)
     begin = time.monotonic()
@@ -265,8 +264,7 @@ def test_a_broker_is_killed(java5: Java5, start5: Start5, tmp_path: Path, name: 
     and members go on by themselves."""
     with BrokerProcess(tmp_path / "data") as broker:
         client = start5(broker.registry)
-        tool = AdminTool(client, broker.registry)
-        prepare(broker, tool, name, queues=2)
+        prepare(broker, name, queues=2)
         client.start_producer(name, name)
         send(client, name, numbers(0, 20))
         place = Place(client, broker.address, name, name)

@@ -12,8 +12,7 @@ import pytest
 import metaq
 from metaq.client.admin.views import GroupView
 from tests.interop.clients import Received
-from tests.interop.java5 import VERSIONS, Java5, Sent, java5_command, receipt_of, set_mode, set_up
-from tests.interop.mqadmin import AdminTool
+from tests.interop.java5 import VERSIONS, Java5, Sent, java5_command, let_pop, receipt_of, set_up
 from tests.support.broker import BrokerProcess, wait_until
 
 pytestmark = [pytest.mark.partner("java", "mvn"), pytest.mark.timeout(900), pytest.mark.slow]
@@ -41,14 +40,15 @@ BODY: Final = b"fails"
 class Failing:
     """Consumers of one client that fail each message in their ways, and one that has nothing to do at first."""
 
-    def __init__(self, client: Java5, registry: str) -> None:
+    def __init__(self, client: Java5, broker: BrokerProcess) -> None:
         self._client = client
-        self._registry = registry
+        self._registry = broker.registry
         self._sent: dict[str, Sent] = {}
-        tool = AdminTool(client, registry)
         for way in (*WAYS, POISON, IDLE):
-            set_up(registry, way, way, 1, group_wishes=GroupView(way, retry_max_times=MOST_TIMES if way == POISON else 16))
-            set_mode(tool, way, way)
+            set_up(
+                broker.registry, way, way, 1, group_wishes=GroupView(way, retry_max_times=MOST_TIMES if way == POISON else 16)
+            )
+            let_pop(broker, way, way)
             client.start_consumer(way, way, way, **WAYS.get(way, {} if way == IDLE else {"fail": "later"}))
         client.start_producer("failing", "failing")
         for way in (*WAYS, POISON):
@@ -106,7 +106,7 @@ def test_what_fails(version: str, tmp_path: Path) -> None:
         BrokerProcess(tmp_path / "data") as broker,
         Java5(java5_command(version), broker.registry, tmp_path / "home") as client,
     ):
-        failing = Failing(client, broker.registry)
+        failing = Failing(client, broker)
         failing.check_that_an_idle_one_goes_on()
         failing.check_deliveries("level", (TABLE_MS[1], TABLE_MS[1]))
         for way in ("later", "null", "exception"):

@@ -15,8 +15,7 @@ from metaq.client.admin.views import GroupView
 from metaq.protocol.remoting.codes import Request, Response
 from tests.interop.clients import ClientError, Received
 from tests.interop.conftest import Start5
-from tests.interop.java5 import NEWEST, Java5, Place, receipt_of, set_mode, set_up
-from tests.interop.mqadmin import AdminTool
+from tests.interop.java5 import NEWEST, Java5, Place, let_pop, receipt_of, set_up
 from tests.support.admin import ask_body, connect
 from tests.support.broker import BrokerProcess, wait_until
 
@@ -53,9 +52,9 @@ def refused(client: Java5, *arguments: object, **wishes: object) -> ClientError:
     return caught.value
 
 
-def consume(client: Java5, registry: str, name: str, **wishes: Any) -> None:
+def consume(client: Java5, broker: BrokerProcess, name: str, **wishes: Any) -> None:
     """Let a new group of that name consume the topic in POP mode."""
-    set_mode(AdminTool(client, registry), name, name)
+    let_pop(broker, name, name)
     client.start_consumer(name, name, name, **wishes)
 
 
@@ -64,7 +63,7 @@ def test_delays(java5: Java5, broker: BrokerProcess, name: str) -> None:
     is no time, is refused so that the client does not try elsewhere."""
     set_up(broker.registry, name, name)
     java5.start_producer(name, name)
-    consume(java5, broker.registry, name)
+    consume(java5, broker, name)
     begin_ms = now_ms()
     wishes: dict[bytes, dict[str, Any]] = {
         b"ms": {"delay_ms": 50},
@@ -115,7 +114,7 @@ def test_recalls(java5: Java5, broker: BrokerProcess, name: str) -> None:
     for topic in (name, other):
         set_up(broker.registry, topic, topic, 1)
     java5.start_producer(name, name)
-    consume(java5, broker.registry, name)
+    consume(java5, broker, name)
     recalled, kept, delivered = (
         java5.publish(name, name, body, delay_ms=delay_ms)
         for body, delay_ms in ((b"recalled", 2000), (b"kept", 2000), (b"delivered", 1))
@@ -140,8 +139,8 @@ def test_a_delayed_message_is_passed_on(java5: Java5, broker: BrokerProcess, nam
     for topic in (name, target):
         set_up(broker.registry, topic, topic, 1)
     java5.start_producer(name, name)
-    consume(java5, broker.registry, target)
-    consume(java5, broker.registry, name, producer=name, pass_to=target)
+    consume(java5, broker, target)
+    consume(java5, broker, name, producer=name, pass_to=target)
     java5.publish(name, name, b"passed on", delay_s=2)
     (first,) = java5.wait_for_bodies(name, [b"passed on"])
     (second,) = java5.wait_for_bodies(target, [b"passed on"])
@@ -160,7 +159,7 @@ class TestPriorities:
             level = (5 * number) % (LEVELS + 1)
             sent = java5.publish(name, name, b"%d" % level, priority=level)
             assert sent.queue == min(level, LEVELS - 1)
-        consume(java5, broker.registry, name, batch=1, threads=1)
+        consume(java5, broker, name, batch=1, threads=1)
         java5.wait(lambda: len(java5.messages(name)) == 2 * LEVELS, "all messages")
         queues = [message.queue for message in sorted(java5.messages(name), key=pop_ms)]
         assert queues == sorted(queues, reverse=True)
@@ -197,7 +196,7 @@ def test_clocks_that_differ(controlled: ControlledBroker, start5: Start5, name: 
     with controlled as broker:
         client = start5(broker.registry)
         set_up(broker.registry, name, name, 1)
-        consume(client, broker.registry, name)
+        consume(client, broker, name)
         client.start_producer(name, name)
         client.publish(name, name, b"now")
         if works:
