@@ -6,12 +6,10 @@ from typing import Final
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaq.leases.events import Acked, Dead, LeaseEvent, Passed, Popped, Repeated, Reset
-from metaq.leases.gaps import AfterGap
+from metaq.leases.events import Acked, Dead, LeaseEvent, Passed, Popped, Repeated, Reset, Row, Whole
+from metaq.leases.gaps import events_after_gap
 from metaq.leases.state import PartitionLeases
-from metaq.message import GroupPartition
 
-PLACE: Final = GroupPartition("g", "t", 0)
 NOW_MS: Final = 1_700_000_000_000
 EVENTS: Final = 40
 
@@ -56,24 +54,37 @@ def test_what_is_missing_loses_nothing(seed: int, first: int, count: int) -> Non
     """L-2, L-7: what is open is open or comes anew, and what is dead by an event that is there is not."""
     events = history(random.Random(seed))
     before, after = events[:first], events[first + count :]
-    whole, state, gap = fold(events), fold(before), AfterGap(NOW_MS)
+    whole, state = fold(events), fold(before)
     for event in after:
-        for each in gap.events(PLACE, state, event):
+        for each in events_after_gap(state, event, NOW_MS):
             state.apply(each, NOW_MS, 0)
     found = state.ordinals()
     assert len(found) == len(set(found)) == state.open
     assert all(ordinal in found or ordinal >= state.next for ordinal in whole.ordinals())
+    unsure = [event.ordinal for event in events[first : first + count] if isinstance(event, Dead)]
+    assert all(ordinal in found or ordinal >= state.next for ordinal in unsure)
     dead = {event.ordinal for event in (*before, *after) if isinstance(event, Dead)}
     assert all(ordinal not in found and ordinal < state.next for ordinal in dead)
 
 
 def test_what_a_missing_pop_gave_waits() -> None:
     """L-2: two pops are missing; a reset after them is as good as any."""
-    state, gap = PartitionLeases(3), AfterGap(NOW_MS)
-    for event in gap.events(PLACE, state, Popped(NOW_MS, NOW_MS + 1000, 5, 2, 0b11)):
+    state = PartitionLeases(3)
+    for event in events_after_gap(state, Popped(NOW_MS, NOW_MS + 1000, 5, 2, 0b11), NOW_MS):
         state.apply(event, NOW_MS, 0)
     state.settle(NOW_MS)
     assert (state.ordinals(), state.first_waiting(9), state.next) == ([3, 4, 5, 6], [3, 4], 7)
-    for event in gap.events(PLACE, state, Reset(9)):
+    for event in events_after_gap(state, Reset(9), NOW_MS):
         state.apply(event, NOW_MS, 0)
     assert (state.ordinals(), state.base) == ([], 9)
+
+
+def test_what_is_dead_by_an_event_that_is_there_stays_dead() -> None:
+    """L-7: the pop that gave it is missing, and with it what it knew of others."""
+    state = PartitionLeases(3)
+    for event in events_after_gap(state, Dead(6), NOW_MS):
+        state.apply(event, NOW_MS, 0)
+    assert (state.ordinals(), state.next) == ([3, 4, 5], 7)
+    for event in events_after_gap(state, Whole(8, 9, [Row(4, 1, NOW_MS, NOW_MS, 2, NOW_MS)]), NOW_MS):
+        state.apply(event, NOW_MS, 0)
+    assert (state.ordinals(), state.next) == ([3, 4, 5, 7, 8], 9)

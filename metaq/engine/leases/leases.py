@@ -17,7 +17,7 @@ from metaq.engine.tables.modes import Mode
 from metaq.engine.turn import Turns
 from metaq.errors import StoreError
 from metaq.leases.events import Acked, Changed, Dead, Forgotten, LeaseEvent, Reset
-from metaq.leases.gaps import AfterGap
+from metaq.leases.gaps import events_after_gap
 from metaq.leases.state import PartitionLeases, ReceiptState
 from metaq.message import GroupPartition, QueueOffset, TopicPartition
 
@@ -52,20 +52,16 @@ class Leases:
         context.offsets.owner = self
 
     def _open_states(self) -> None:
-        gap: AfterGap | None = None
+        has_gap, now_ms = False, self._clock.now_ms()
         for placed in self.log.read():
             if placed is None:
-                gap = gap or AfterGap(self._clock.now_ms())
+                has_gap = True
                 continue
             place, event = placed
-            if gap is None:
-                self._apply(place, [event])
-                continue
-            state = self.get(place)
-            if state is None:
+            if has_gap and self.get(place) is None:
                 self._apply(place, [Reset(self.context.offsets.get(*place) or 0)])
-                state = self._states[place.group, place.topic][place.partition]
-            self._apply(place, gap.events(place, state, event))
+            state = self.get(place)
+            self._apply(place, events_after_gap(state, event, now_ms) if has_gap and state is not None else [event])
         self._touched.clear()
         is_master = self.context.replicas.is_master
         for place, state in list(self._all()):
