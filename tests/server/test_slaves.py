@@ -140,6 +140,15 @@ def test_a_slave_leases_nothing_and_ends_no_lease(cluster: Cluster) -> None:
         ask(client, Request.ACK_MESSAGE, **encode_header(ack))
 
 
+def test_a_delayed_message_can_be_cancelled_once_its_put_is_answered(cluster: Cluster) -> None:
+    """ES-101, E-12: also where the answer waited for replicas."""
+    master, _ = cluster.pair()
+    for _ in range(5):
+        code, placed = said(master, "put orders 0 1 0 delay=600000 1\r\nx")
+        assert code == 200
+        assert said(master, f"cancel {placed.split()[-1]} 1") == (200, "cancelled")
+
+
 def said(broker: ReplicaProcess, line: str) -> tuple[int, str]:
     """The code and the text of the reply to a command of the text protocol."""
     with broker.connect() as connection, connection.makefile("rb") as stream:
