@@ -82,7 +82,7 @@ def test_a_slave_becomes_master_though_it_cannot_make_a_topic_of_its_settings(cl
 
 
 def test_what_a_slave_refuses(cluster: Cluster) -> None:
-    """SG-083: all that its master keeps: messages, offsets, locks, topics, groups and decisions; 14 and 503 say so."""
+    """SG-083, ES-015: all that its master keeps: messages, offsets, locks, topics, groups and decisions; 14 and 503 say so."""
     _, slave = cluster.pair()
     with connect(slave) as client:
         for code in (*CODES, Request.SEND_MESSAGE_V2):
@@ -241,7 +241,7 @@ def test_reading_from_a_slave(cluster: Cluster) -> None:
 
 
 def test_numbers(cluster: Cluster) -> None:
-    """SG-140, SG-037: role, epoch, replicas in sync and lags, in stats and for RocketMQ's tools."""
+    """SG-140, SG-037, ES-015: role, epoch, replicas in sync and lags, in stats and for RocketMQ's tools."""
     master, slave = cluster.pair()
     wait_caught_up(master, slave)
 

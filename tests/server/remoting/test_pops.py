@@ -277,6 +277,7 @@ def test_a_snapshot_is_all_that_an_opening_reads(consumer: Consumer) -> None:
 
 
 def test_a_pop_waits_for_a_message(consumer: Consumer) -> None:
+    """ES-012, ES-013: for a new one, the end of a lease, or the end of its time, whatever comes first."""
     assert consumer.pop(poll_ms=5000) is None
     consumer.put("a")
     (answer,) = consumer.client.answers()
