@@ -263,6 +263,8 @@ class Turns:
         At REPLICA the other puts are answered, too, when too few replicas are in sync for them to become safe.
         """
         safe_end = self._safe_end()
+        # before the answers: whoever gets one may ask at once for what it is about
+        readable = [] if self.copies is None else self._store.publish(safe_end)
         began, now = -1.0, 0.0  # when the turn that is being answered began, and the time now
         while self._parked and self._parked[0].end <= safe_end:
             parked = self._parked.popleft()
@@ -272,10 +274,9 @@ class Turns:
                 self.send_times.observe(now - began)
         if self._parked and self._on_disk and self._store.durable_end < self._parked[-1].end:
             self._sync_due.set()
+        if readable:
+            self._wake(readable)
         if self.copies is not None:
-            readable = self._store.publish(safe_end)
-            if readable:
-                self._wake(readable)
             while self._parked and not self.copies.hopeful:
                 self._late(self._parked.popleft(), TOO_FEW_REPLICAS)
 

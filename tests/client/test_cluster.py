@@ -59,7 +59,7 @@ def queues(*names: str) -> list[MessageQueue]:
 
 
 def test_members_share_the_partitions_of_both_brokers(pair: Pair, stack: ExitStack) -> None:
-    """MQ-001, MQ-007, MQ-018, SG-117, RD-104, SG-129: sends go to all, members share them."""
+    """MQ-001, MQ-007, MQ-018, SG-117, RD-104, SG-129, MY-003: sends go to all, members share them."""
     producer = pair.client.producer()
     assert sorted({producer.send(TOPIC, b"x").queue for _ in range(8)}) == queues("a", "b")
     members = [pair.connect(stack).consumer(TOPIC, "billing") for _ in range(2)]
@@ -188,7 +188,7 @@ class Sender:
 
 
 def test_a_cluster_changes_while_it_is_used(tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SG-008: brokers and a registry come and go, the topic grows onto a new broker, and no send fails."""
+    """SG-008, MY-035: brokers and a registry come and go, the topic grows onto a new broker, and no send fails."""
     monkeypatch.setattr(core, "ROUTES_S", 0.3)
     monkeypatch.setattr(health, "_FAILURE_ISOLATION_S", 0.5)
     registries = [stack.enter_context(RegistryProcess(tmp_path / f"registry{number}")) for number in range(2)]

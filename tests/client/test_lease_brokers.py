@@ -83,7 +83,7 @@ def test_every_message_is_handled_whatever_happens_to_its_broker(process: Broker
 
 
 def test_messages_of_all_brokers_are_leased(pair: Pair, stack: ExitStack) -> None:
-    """MY-010: while one of them is away, those of the other; afterwards its own again."""
+    """MY-010, ES-011: while one of them is away, those of the other; afterwards its own again."""
     seen = Seen()
     producer = pair.client.producer()
 

@@ -226,7 +226,7 @@ def test_a_topic_may_come_later(client: Client, topic: str) -> None:
 def test_a_handler_is_called_for_each_message(
     client: Client, new_client: Connect, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """E-08: by several threads at once; those that return are acked, before it ends."""
+    """E-08, MY-030: by several threads at once; those that return are acked, before it ends."""
     put(client, topic, *map(str, range(40)))
     working = new_client()
     together = threading.Barrier(4)

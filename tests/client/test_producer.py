@@ -44,7 +44,7 @@ def test_a_message_arrives_as_it_was_sent(client: Client) -> None:
 
 
 def test_a_send_goes_to_all_partitions_in_turn(client: Client) -> None:
-    """SG-117, RD-015: round-robin over the queues of the route."""
+    """SG-117, RD-015, MY-005: round-robin over the queues of the route."""
     producer = client.producer()
     first = producer.send("orders", b"0")
     found = [producer.send("orders", str(number).encode()).queue.partition for number in range(1, 9)]

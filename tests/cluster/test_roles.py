@@ -40,7 +40,7 @@ def fill(replica: ReplicaProcess, number: int, size: int = 2000) -> None:
 
 @pytest.mark.parametrize("durability", ["replica", "disk+replica"])
 def test_a_promoted_slave_has_all_that_was_acknowledged(tmp_path: Path, durability: str) -> None:
-    """F-FAIL, P05: ids stay unique, positions go on, and the old master follows with the same log."""
+    """ES-009, F-FAIL, P05: ids stay unique, positions go on, and the old master follows with the same log."""
     with Cluster(tmp_path, *SMALL, *ALONE, *NEVER_ASKED, durability=durability) as cluster:
         master, slave = cluster.pair()
         put_all_kinds(master, "first")

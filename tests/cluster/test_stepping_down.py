@@ -78,7 +78,7 @@ def test_a_master_stays_when_the_others_are_too_few(group: Group) -> None:
 
 @pytest.mark.slow
 def test_a_master_that_is_killed_before_anybody_follows_is_no_loss(group: Group) -> None:
-    """F-FAIL: the third one is elected, although the second one has never had a slave in sync."""
+    """ES-010, F-FAIL: the third one is elected, although the second one has never had a slave in sync."""
     first = put_acknowledged(group, b"before")
     for member in group.members.values():
         wait_until(lambda: len(read_all(member)) == 1, DEADLINE_S, "all replicas show it", LOOK_S)  # noqa: B023

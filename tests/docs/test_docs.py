@@ -69,7 +69,7 @@ def test_every_command_and_status_is_described() -> None:
 
 
 def test_the_settings_file_names_every_setting_with_its_default() -> None:
-    """MQ-103: and in the order of the help; it loads, and changes nothing."""
+    """MQ-103, ES-017: and in the order of the help; it loads, and changes nothing."""
     content: dict[str, Any] = yaml.safe_load(CONFIGURATION.read_text("utf-8"))
     assert list(content) == list(Settings.model_fields)
     defaults = load(None, {}, {})

@@ -156,7 +156,7 @@ def features(broker: BrokerProcess) -> list[str]:
 
 
 def test_the_folder_says_that_it_has_definitions(tmp_path: Path) -> None:
-    """E-13, ES-003: from the first one on, and again when the file was lost, so that no older version opens it."""
+    """E-13: from the first one on, and again when the file was lost, so that no older version opens it."""
     with BrokerProcess(tmp_path / "data", "--sweep-interval-ms", "10") as broker:
         with RemotingClient(broker.host, broker.port) as client:
             sent(client, send(client, send_header("other", "TIMER_DELAY_MS\x01600000\x02"), b"x"))

@@ -177,7 +177,7 @@ replies = st.tuples(st.binary(max_size=60), st.integers(*OPAQUE)).map(
 
 @given(st.lists(pushed_frames() | replies, max_size=8), st.integers(0, 1 << 32))
 def test_frames_written_are_read_back(drawn: list[Drawn], seed: int) -> None:
-    """MY-020, MY-022: with the replies between them, in their order."""
+    """MY-020, MY-022, MY-028: with the replies between them, in their order."""
     data = b"".join(one.data for one in drawn)
     expected = [one.frame for one in drawn]
     assert feed(TextReader().receive, random_slices(data, seed)) == expected

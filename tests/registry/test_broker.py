@@ -223,7 +223,7 @@ def test_ids_of_two_brokers(brokers: Brokers) -> None:
 
 
 def test_every_registry_knows_all_brokers(brokers: Brokers) -> None:
-    """MY-009, MY-011, MQ-022: topics of each are known to all, at once when they change, until it goes."""
+    """MY-004, MY-009, MY-011, MQ-022: topics of each are known to all, at once when they change, until it goes."""
     first, second = brokers.start(0), brokers.start(1)
     with TextClient(first.host, first.port) as text:
         text.create("orders", 2)

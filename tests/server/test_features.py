@@ -87,7 +87,7 @@ def test_every_group_reads_everything(client: TextClient, topic: str) -> None:
 
 
 def test_the_broker_takes_the_partitions_in_turn(client: TextClient, topic: str) -> None:
-    """MQ-007, MQ-017: a put to partition −1."""
+    """MQ-007, MQ-017, MY-005: a put to partition −1."""
     client.create(topic, 3)
     results = client.put_many(topic, [b"%d" % count for count in range(9)])
     assert [result.partition for result in results] == [0, 1, 2] * 3
@@ -97,7 +97,7 @@ def test_the_broker_takes_the_partitions_in_turn(client: TextClient, topic: str)
 
 
 def test_a_topic_grows_while_it_is_used(client: TextClient, topic: str) -> None:
-    """MQ-019: more partitions, and what was in the others stays."""
+    """MQ-019, MY-018: more partitions, and what was in the others stays; the answer is their number."""
     client.put(topic, b"before")
     with pytest.raises(Refused, match="wrong partition 1"):
         client.put(topic, b"too early", partition=1)
@@ -308,7 +308,7 @@ def test_at_memory_no_put_waits_for_a_sync(tmp_path: Path) -> None:
 
 
 def test_positions_go_through_all_files(broker: BrokerProcess, client: TextClient, topic: str) -> None:
-    """MQ-009, MQ-013, MQ-025, SG-011, SG-022, SG-029, RD-010: hot from the map, and the same after a restart from the files."""
+    """MY-033, MQ-009, MQ-013, MQ-025, SG-011, SG-022, SG-029, RD-010: hot from the map, and the same after a restart from the files."""
     sent = [b"%d" % count * 300 for count in range(300)]
     results = client.put_many(topic, sent)
     assert [result.position for result in results] == list(

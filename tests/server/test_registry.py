@@ -88,7 +88,7 @@ def wait_logged(process: BrokerProcess, text: str) -> None:
 
 
 def test_a_broker_that_serves_is_in_its_own_registry(tmp_path: Path) -> None:
-    """SG-050, SG-101, SG-114, RD-013, RD-014: on every port, with the topics that each broker has; no ZooKeeper, no set-up."""
+    """SG-050, SG-101, SG-114, RD-013, RD-014, MY-017: on every port, with the topics of each broker; no ZooKeeper, no set-up."""
     with BrokerProcess(tmp_path / "data") as broker:
         for port in (broker.registry, broker.address):
             assert addresses(port) == {"metaq": BrokerData("DefaultCluster", "metaq", {0: broker.address})}
@@ -96,7 +96,7 @@ def test_a_broker_that_serves_is_in_its_own_registry(tmp_path: Path) -> None:
 
 
 def test_a_new_topic_is_routed_at_once(tmp_path: Path) -> None:
-    """SG-066, SG-104, SG-113: when `create` is answered the route is there, and when the topic grows the route is new."""
+    """SG-066, SG-104, SG-113, MY-019, MY-026: when `create` is answered the route is there; when the topic grows it is new."""
     with BrokerProcess(tmp_path / "data") as broker, TextClient(broker.host, broker.port) as text:
         assert route(broker.registry, "orders") is None
         text.create("orders", 3)

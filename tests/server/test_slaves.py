@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import pytest
 
@@ -12,10 +12,21 @@ from metaq.client.text.textclient import parse_stats
 from metaq.errors import Refused
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.codes import PULL_COMMITS_OFFSET, PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
+from metaq.message import TopicPartition
 from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.headers import Int32, decode_header, encode_header
+from metaq.protocol.remoting.leases.acks import BatchAck, acks_of, encode_batch_ack
+from metaq.protocol.remoting.leases.pop import (
+    AckMessage,
+    ChangeInvisibleTime,
+    Notification,
+    PopAnswer,
+    PopMessage,
+    receipts_of,
+)
 from metaq.server.replicas.masteronly import CODES
 from tests.server.remoting.test_priorities import change_attributes, check_attributes, shown_attributes
-from tests.support.admin import ask, ask_body, connect, create_topic, fields_of, send
+from tests.support.admin import BROKER, ask, ask_body, connect, create_topic, fields_of, send
 from tests.support.broker import RegistryProcess, wait_until
 from tests.support.cluster import PATIENT, Cluster, ReplicaProcess, wait_caught_up
 from tests.support.consumer import Consumer, subscription
@@ -23,6 +34,7 @@ from tests.support.consumer import Consumer, subscription
 DEADLINE_S: Final = 60.0
 HOT_BYTES: Final = 20_000
 GROUP: Final = "billing"
+POP: Final = PopMessage(GROUP, "orders", Int32(0), Int32(1), 600_000, 0, Int32(0))
 
 
 @pytest.fixture
@@ -70,7 +82,7 @@ def test_a_slave_becomes_master_though_it_cannot_make_a_topic_of_its_settings(cl
 
 
 def test_what_a_slave_refuses(cluster: Cluster) -> None:
-    """SG-083: all that its master keeps: messages, offsets, locks, topics, groups and decisions; 14 and 503 say so."""
+    """SG-083, ES-015: all that its master keeps: messages, offsets, locks, topics, groups and decisions; 14 and 503 say so."""
     _, slave = cluster.pair()
     with connect(slave) as client:
         for code in (*CODES, Request.SEND_MESSAGE_V2):
@@ -80,6 +92,85 @@ def test_what_a_slave_refuses(cluster: Cluster) -> None:
     with TextClient(slave.host, slave.port) as text, pytest.raises(Refused) as refused:
         text.create("orders", 2)
     assert refused.value.code == 503 and "slave" in refused.value.text
+
+
+def test_a_slave_leases_nothing_and_ends_no_lease(cluster: Cluster) -> None:
+    """ES-015, E-08: puts, pops, pushes, acks and cancels, also of what its master gave: 503 and 14; there they are good."""
+    master, slave = cluster.pair()
+    fill(master, slave, 2)
+    with connect(master) as client:
+        popped = client.call(Request.POP_MESSAGE, encode_header(POP))
+        receipt = receipts_of(decode_header(PopAnswer, popped.fields), BROKER, [(TopicPartition("orders", 0), 0)])[0]
+    (message_id,) = ids(master, "pop orders audit 1")
+    handle = said(master, "put orders 0 1 0 delay=600000 1\r\nx")[1].split()[-1]
+    wait_caught_up(master, slave)
+    ack = AckMessage(GROUP, "orders", Int32(0), str(receipt), receipt.offset)
+    change = ChangeInvisibleTime(*ack[:5], invisible_time=1000)
+    batch = encode_batch_ack(BatchAck(BROKER, tuple(acks_of(GROUP, "orders", [receipt]))))
+    requests = (
+        (Request.POP_MESSAGE, encode_header(POP), b""),
+        (Request.NOTIFICATION, encode_header(Notification(GROUP, "orders", Int32(0), 0, 0)), b""),
+        (Request.ACK_MESSAGE, encode_header(ack), b""),
+        (Request.ACK_MESSAGE, encode_header(ack._replace(extra_info=str(receipt._replace(token=4711)))), b""),
+        (Request.BATCH_ACK_MESSAGE, {}, batch),
+        (Request.CHANGE_MESSAGE_INVISIBLETIME, encode_header(change), b""),
+        (Request.CHANGE_MESSAGE_INVISIBLETIME, encode_header(change._replace(invisible_time=-1)), b""),
+    )
+    with connect(slave) as client:
+        for code, fields, body in requests:
+            answer = client.call(code, fields, body)
+            assert answer.code == Response.SERVICE_NOT_AVAILABLE and "slave" in (answer.remark or ""), (code, answer)
+    for line in (
+        "put orders 0 1 0 1\r\nx",
+        "put orders 0 1 0 delay=1000 1\r\nx",
+        "pop orders billing 1",
+        "pop orders billing wait=1000 1",
+        "subscribe orders billing 1",
+        f"ack orders audit {message_id} 1",
+        f"nack orders audit {message_id} 1",
+        f"nack orders audit {message_id} dead 1",
+        f"extend orders audit {message_id} 1000 1",
+        f"cancel {handle} 1",
+    ):
+        status, text = said(slave, line)
+        assert status == 503 and "slave" in text, (line, status, text)
+    assert said(master, f"ack orders audit {message_id} 1") == (200, "1")
+    assert said(master, f"cancel {handle} 1") == (200, "cancelled")
+    with connect(master) as client:
+        ask(client, Request.ACK_MESSAGE, **encode_header(ack))
+
+
+def test_a_delayed_message_can_be_cancelled_once_its_put_is_answered(cluster: Cluster) -> None:
+    """ES-101, E-12: also where the answer waited for replicas."""
+    master, _ = cluster.pair()
+    for _ in range(5):
+        code, placed = said(master, "put orders 0 1 0 delay=600000 1\r\nx")
+        assert code == 200
+        assert said(master, f"cancel {placed.split()[-1]} 1") == (200, "cancelled")
+
+
+def said(broker: ReplicaProcess, line: str) -> tuple[int, str]:
+    """The code and the text of the reply to a command of the text protocol."""
+    with broker.connect() as connection, connection.makefile("rb") as stream:
+        connection.sendall(line.encode() + (b"" if line.startswith("put ") else b"\r\n"))
+        return read_result(stream)
+
+
+def read_result(stream: BinaryIO) -> tuple[int, str]:
+    word, code, length, _ = stream.readline().decode().split()
+    assert word == "result"
+    return int(code), stream.read(int(length)).decode()
+
+
+def ids(broker: ReplicaProcess, pop: str) -> list[str]:
+    """The ids of the messages that a pop gives."""
+    found = []
+    with broker.connect() as connection, connection.makefile("rb") as stream:
+        connection.sendall(pop.encode() + b"\r\n")
+        while (words := stream.readline().decode().split())[0] == "message":
+            stream.read(int(words[1]))
+            found.append(words[3])
+    return found
 
 
 def pull_fields(offset: int, *, wait_ms: int = 0, commit: int | None = None) -> dict[str, str]:
@@ -150,7 +241,7 @@ def test_reading_from_a_slave(cluster: Cluster) -> None:
 
 
 def test_numbers(cluster: Cluster) -> None:
-    """SG-140, SG-037: role, epoch, replicas in sync and lags, in stats and for RocketMQ's tools."""
+    """SG-140, SG-037, ES-015: role, epoch, replicas in sync and lags, in stats and for RocketMQ's tools."""
     master, slave = cluster.pair()
     wait_caught_up(master, slave)
 

@@ -3,8 +3,8 @@
 A pop is planned first, and then taken. A plan changes nothing, because reading may wait for the disk, and others go on then. It
 is taken in one step if the states that it was made from are still the same.
 
-What waits to be given again comes first, in each partition, but is at most half of what is wanted while there are messages that
-were never given. A message that was delivered as often as its group allows goes to the dead letters instead.
+What waits to be given again comes first, in each partition, but is at most half of what is wanted while there are enough messages
+that were never given. A message that was delivered as often as its group allows goes to the dead letters instead.
 """
 
 from collections import Counter
@@ -62,6 +62,11 @@ class _Again(NamedTuple):
     """Those that were delivered as often as allowed."""
     lost: list[int]
     """Those whose records are not there any more."""
+
+    @property
+    def looked_at(self) -> int:
+        """The number of messages that were looked at."""
+        return len(self.ordinals) + len(self.poisoned) + len(self.lost)
 
 
 class _Part(NamedTuple):
@@ -230,19 +235,23 @@ class Pops:
         if state is not None and state.waiting:
             half = max(1, most // 2) if has_fresh else most
             again = self._plan_again(state, queue, group, half, most_bytes, read)
-        most -= len(again.ordinals)
-        most_bytes -= sum(map(len, again.records))
+        fresh_most = most - len(again.ordinals)
+        fresh_bytes = most_bytes - sum(map(len, again.records))
         fresh = None
         lined: Sequence[int] = ()
         keys: Mapping[int, str] | None = {} if by_key else None
-        if has_fresh and most > 0 and most_bytes > 0 and by_key:
+        if has_fresh and fresh_most > 0 and fresh_bytes > 0 and by_key:
             busy, lines_room = (None, MOST_LINED) if state is None else (state.keys, MOST_LINED - state.lined)
             reader = KeyedReader(self._store, queue, request.wanted, read)
-            fresh, lined, keys = reader.collect(fresh_from, min(most, room), most_bytes, busy, lines_room)
-        elif has_fresh and most > 0 and most_bytes > 0:
-            fresh = collect_messages(self._store, queue, fresh_from, min(most, room), request.wanted, read, most_bytes)
+            fresh, lined, keys = reader.collect(fresh_from, min(fresh_most, room), fresh_bytes, busy, lines_room)
+        elif has_fresh and fresh_most > 0 and fresh_bytes > 0:
+            fresh = collect_messages(self._store, queue, fresh_from, min(fresh_most, room), request.wanted, read, fresh_bytes)
         elif state is not None and following < least:  # the rest has aged out
             fresh = Collected([], [], least)
+        if state is not None and fresh is not None and len(fresh.ordinals) < fresh_most and state.waiting > again.looked_at:
+            # there were few: the rest is for what waits, before anything of a lower level
+            rest_bytes = most_bytes - sum(map(len, fresh.body))
+            again = self._plan_again(state, queue, group, most - len(fresh.ordinals), rest_bytes, read)
         begins = state is None and (following < least or self._context.offsets.get(*place) is None)
         return _Part(place, state, version, max(following, least), again, fresh, begins, lined, keys)
 

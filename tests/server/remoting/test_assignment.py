@@ -210,14 +210,14 @@ def test_deleted_groups_and_topics_have_no_mode(broker: Broker) -> None:
 
 
 def test_queues_of_all_brokers_are_shared_out(broker: Broker) -> None:
-    """MY-010, MY-012: whichever broker is asked; pulled unless something else was set."""
+    """MY-010, MY-012, MY-021: whichever broker is asked; pulled unless something else was set."""
     assert broker.assigned("m1") == ({"PULL"}, ["b0", "b1", "c0"])
     assert broker.assigned("m2") == ({"PULL"}, ["c1", "c2"])
     assert broker.assigned("m2", strategyName="AVG_BY_CIRCLE") == ({"PULL"}, ["b1", "c1"])
 
 
 def test_members_come_and_go(broker: Broker) -> None:
-    """MY-010: each has its share of what there is now, and no more members than queues have one."""
+    """MY-010, MY-013: each has its share of what there is now, and no more members than queues have one."""
     for number in range(3, 8):
         broker.join(f"m{number}")
     shares = [broker.assignments(f"m{number}")["messageQueueAssignments"] for number in range(1, 8)]

@@ -360,7 +360,7 @@ def test_queues_are_locked_by_one_member(broker: BrokerProcess, name: str, join:
 
 
 def test_partitions_of_a_topic_are_shared_by_a_group(broker: BrokerProcess, name: str, join: Join) -> None:
-    """MQ-008, SG-123, SG-141: two members, each with one partition, have every message once; another group has all again."""
+    """MQ-008, SG-123, SG-141, MY-001: two members, a partition each, have every message once; another group has all again."""
     with RemotingClient(broker.host, broker.port) as producer:
         create_topic(producer, name, write=2, read=2)
         for partition in (0, 1):

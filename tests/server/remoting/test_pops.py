@@ -1,6 +1,6 @@
 """Pops, acks and changes: the handlers alone, in the process of the test (``tests.support.inprocess``)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -45,13 +45,14 @@ from tests.support.inprocess import Parts, Remoting, Text
 TOPIC: Final = "orders"
 GROUP: Final = "billing"
 INVISIBLE_MS: Final = 10_000
+PLAIN: Final[Mapping[str, object]] = {"partitions": 2}
 
 
 class Consumer:
     """A broker in which messages are leased, and a client of it."""
 
-    def __init__(self, data: Path) -> None:
-        self.parts = Parts(data, topics={TOPIC: {"partitions": 2}})
+    def __init__(self, data: Path, topic: Mapping[str, object] = PLAIN) -> None:
+        self.parts = Parts(data, topics={TOPIC: topic})
         context = self.parts.context
         self.leasing = Leasing.open(context, self.parts.turns, self.parts.loop.timer)
         self.keeper = LeaseKeeper(self.leasing.leases, self.leasing.poison, self.parts.end_turn, run_here)
@@ -276,6 +277,7 @@ def test_a_snapshot_is_all_that_an_opening_reads(consumer: Consumer) -> None:
 
 
 def test_a_pop_waits_for_a_message(consumer: Consumer) -> None:
+    """ES-012, ES-013: for a new one, the end of a lease, or the end of its time, whatever comes first."""
     assert consumer.pop(poll_ms=5000) is None
     consumer.put("a")
     (answer,) = consumer.client.answers()

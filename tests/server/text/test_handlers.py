@@ -34,6 +34,7 @@ def client(parts: Parts) -> Text:
 
 
 def test_a_put_is_answered_when_its_turn_ends(parts: Parts, client: Text) -> None:
+    """MY-020: by the place of the message, once it is in the log."""
     assert client.send(PUT) == b""
     assert parts.store.log.end == 0
     parts.end_turn()

@@ -133,6 +133,7 @@ def test_ends_of_leases_follow_each_other_in_one_turn(broker: Broker, client: Cl
 
 
 def test_nack_and_extend(broker: Broker, client: Client) -> None:
+    """E-08, ES-103: after a time, with the number of its delivery; later than it would be; and never again."""
     broker.put("a")
     client.say("pop orders billing 1 7")
     assert client.say("extend 0-0 120000 1") == ["result 200 1 1", "1"]
@@ -149,6 +150,7 @@ def test_nack_and_extend(broker: Broker, client: Client) -> None:
 
 
 def test_a_pop_waits_for_a_message(broker: Broker, client: Client) -> None:
+    """ES-012, ES-103: and says so when there is none by the end of its time."""
     assert client.say("pop orders billing 1 wait=5000 7") == []
     broker.put("a")
     assert client.heard() == ["message 1 7 0-0 orders 0 0 1 0", "aresult 200 1 7", "1"]
@@ -158,7 +160,7 @@ def test_a_pop_waits_for_a_message(broker: Broker, client: Client) -> None:
 
 
 def test_push_with_credit(broker: Broker, client: Client) -> None:
-    """MY-031: never more than the credit are out; an ack makes room for the next."""
+    """MY-008, MY-031: never more than the credit are out; an ack makes room for the next."""
     broker.put("a", "b", "c")
     assert client.say("subscribe orders billing ready=2 1") == [
         "result 200 0 1",
@@ -211,7 +213,7 @@ def test_subscribers_share_what_comes(broker: Broker, client: Client) -> None:
 
 
 def test_own_partitions(broker: Broker, client: Client) -> None:
-    """MY-010, MY-013: even shares; a partition moves only when what its former owner has out of it is finished."""
+    """MY-010, MY-021: even shares; a partition moves only when what its former owner has out of it is finished."""
     client.say("subscribe orders billing assign=own ready=9 1")
     broker.put("a", partition=1)
     assert "".join(client.heard()).count("message") == 1
@@ -226,11 +228,39 @@ def test_own_partitions(broker: Broker, client: Client) -> None:
     assert client.heard()[0].startswith("message 1 1 0-0 orders")
 
 
+def test_members_beyond_the_partitions_get_nothing(broker: Broker) -> None:
+    """MY-013: until another one leaves."""
+    members = [Client(broker) for _ in range(5)]
+    for member in members:
+        member.say("subscribe orders billing assign=own ready=9 1")
+    for partition in range(4):
+        broker.put("a", partition=partition)
+    assert ["".join(member.heard()).count("message") for member in members] == [1, 1, 1, 1, 0]
+    for partition in range(4):
+        members[partition].say(f"ack {partition}-0 2")
+    members[0].say("unsubscribe orders billing 2")
+    for partition in range(4):
+        broker.put("b", partition=partition)
+    assert "".join(members[4].heard()).count("message") == 1
+
+
+def test_one_worker_for_each_partition(broker: Broker) -> None:
+    """MY-025: it has one message at a time, and all of its partition in their order."""
+    workers = {partition: Client(broker) for partition in range(4)}
+    for partition, worker in workers.items():
+        worker.say(f"subscribe orders billing assign=own ready=1 name=w{partition} 1")
+        broker.put("a", "b", partition=partition)
+    for partition, worker in workers.items():
+        assert worker.heard() == [f"message 1 1 {partition}-0 orders {partition} 0 1 0", "a"]
+        assert worker.say(f"ack {partition}-0 2")[1] == f"1message 1 1 {partition}-1 orders {partition} 21 1 0"
+        assert worker.say(f"ack {partition}-1 2") == ["result 200 1 2", "1"]
+
+
 def test_a_new_owner_takes_a_partition_over(broker: Broker, client: Client) -> None:
-    """MY-027: the former one is told."""
-    client.say("subscribe orders billing assign=own partition=2 1")
+    """MY-022, MY-027: the former one is told."""
+    assert client.say("subscribe orders billing assign=own partition=2 1") == ["result 200 0 1"]
     other = Client(broker)
-    other.say("subscribe orders billing assign=own partition=2 5")
+    assert other.say("subscribe orders billing assign=own partition=2 5") == ["result 200 0 5"]
     assert client.heard() == ["result 301 10 1", "taken over"]
     broker.put("a", partition=2)
     assert client.heard() == []
@@ -240,6 +270,9 @@ def test_a_new_owner_takes_a_partition_over(broker: Broker, client: Client) -> N
 @pytest.mark.parametrize(
     ("line", "code"),
     [
+        ("pop orders", 400),
+        ("subscribe orders", 400),
+        ("subscribe", 400),
         ("pop nowhere billing 1", 404),
         ("subscribe nowhere billing 1", 404),
         ("subscribe orders billing partition=4 1", 500),
@@ -248,6 +281,7 @@ def test_a_new_owner_takes_a_partition_over(broker: Broker, client: Client) -> N
     ],
 )
 def test_refusals(client: Client, line: str, code: int) -> None:
+    """MY-001, MY-002: without a group or a topic, or from a topic that is not there."""
     assert client.say(line)[0].startswith(f"result {code} ")
 
 

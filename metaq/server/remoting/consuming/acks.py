@@ -56,7 +56,6 @@ class AckHandler:
         """Finish a message (200051)."""
         header = decode_header(AckMessage, request.fields)
         place, receipt = self._place(session.principal, header)
-        self._context.store.check_master()
         if not self._leases.ack(place, receipt.pop_ms, receipt.offset, 1):
             state = self._leases.receipt_state(place, receipt.offset, receipt.pop_ms)
             if state is not ReceiptState.DONE:
@@ -100,7 +99,6 @@ class AckHandler:
         """
         header = decode_header(ChangeInvisibleTime, request.fields)
         place, receipt = self._place(session.principal, header)
-        self._context.store.check_master()
         group = self._context.groups.ensure(header.consumer_group)
         if header.invisible_time == REJECT:
             self._reads.start(_Rejection(self, session, request, place, receipt))
@@ -139,9 +137,10 @@ class AckHandler:
         return None if stored is None else bytes(stored.buffer[stored.at : stored.at + stored.size])
 
     def _place(self, principal: Principal, header: AckMessage | ChangeInvisibleTime) -> tuple[GroupPartition, Receipt]:
-        """Return where the message of a receipt is. Raise why the receipt is none."""
+        """Return where the message of a receipt is. Raise why the receipt is none, or why this broker cannot tell."""
         demand(principal, Action.CONSUME, header.consumer_group)
         demand(principal, Action.SUBSCRIBE, header.topic)
+        self._context.store.check_master()
         topic = self._context.topics.get(header.topic)
         if topic is None:
             raise UnknownTopic(f"the topic {header.topic[:255]} does not exist on this broker")
