@@ -128,8 +128,8 @@ class LeaseHandler:
         self._change(session, nack, lambda leased: self._end_at(leased, nack.delay_ms or 0, given_back=True))
 
     def _end_at(self, leased: Leased, after_ms: int, *, given_back: bool) -> bool:
-        group, now_ms = self.context.groups.ensure(leased.place.group), self.context.store.clock.now_ms()
-        due_ms = min(now_ms + after_ms, max(now_ms, leased.pop_ms + group.max_invisible_ms))
+        group = self.context.groups.ensure(leased.place.group)
+        due_ms = self.leases.due_ms(leased.pop_ms, after_ms, group.max_invisible_ms)
         changed = self.leases.change(leased.place, leased.ordinal, leased.pop_ms, due_ms, given_back=given_back)
         return changed is ReceiptState.LEASED
 

@@ -100,6 +100,7 @@ class LeasedBroker:
     def log_offsets(self) -> None:
         self.offsets.append()
         self.end_turn()
+        self.store.sync()  # after a power cut, a snapshot of offsets that is ahead of the log stands
         with suppress(DiskFull):
             self.offsets.save()
 

@@ -294,7 +294,7 @@ class LeaseMachine(RuleBasedStateMachine):
         offset = min(offset, self.broker.end_of(where.partition))
         self.broker.context.offsets.reset(*where, offset)
         self.known.places[where].go_to(offset)
-        self._forget_receipts(where)
+        self.broker.parts.clock.advance(SLACK_MS / 1000)  # the next delivery of a message has another pop_ms
         self._log_offsets()
 
     def _commit(self, where: GroupPartition, offset: int) -> None:
@@ -314,10 +314,6 @@ class LeaseMachine(RuleBasedStateMachine):
         if not self.is_full:
             self.broker.log_offsets()
             self._turn_ended()
-
-    def _forget_receipts(self, where: GroupPartition) -> None:
-        """Let time pass, for a message that was given before is to be given with another ``pop_ms``."""
-        self.broker.parts.clock.advance(SLACK_MS / 1000)
 
     # -- time ---------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from metaq.store.files.filecache import read_here
 from tests.engine.leases.leased import GROUPS, PARTITIONS, TOPIC, LeasedBroker, records_of
 from tests.support.samples import seed_of_tree
 
-CASES: Final = 60
+CASES: Final = 25
 STEPS: Final = 60
 ROUNDS: Final = 150
 LEASE_MS: Final = 1000
