@@ -51,6 +51,7 @@ MAKE_AT_ONCE: Final = {
     "replicas",
     "offset_export",
     "timers",
+    "leases",
 }
 """Do not wait, so they are not awaited."""
 

@@ -10,9 +10,9 @@ import pytest
 from metaq.client import TextClient
 from metaq.client.text.textclient import parse_stats
 from metaq.errors import Refused
+from metaq.message import TopicPartition
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.codes import PULL_COMMITS_OFFSET, PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
-from metaq.message import TopicPartition
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import Int32, decode_header, encode_header
 from metaq.protocol.remoting.leases.acks import BatchAck, acks_of, encode_batch_ack

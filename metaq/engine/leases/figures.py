@@ -18,7 +18,7 @@ from metaq.message import GroupPartition, TopicPartition
 
 MOST_PLACES: Final = 20_000
 """Partitions of groups that are added up in one step, about 20 ms of work."""
-SLICE: Final = 10_000
+SLICE: Final = 2_000
 """Open messages that are looked at in one step."""
 
 

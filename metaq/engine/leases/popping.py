@@ -3,8 +3,8 @@
 A pop is planned first, and then taken. A plan changes nothing, because reading may wait for the disk, and others go on then. It
 is taken in one step if the states that it was made from are still the same.
 
-What waits to be given again comes first, in each partition, but is at most half of what is wanted while there are enough messages
-that were never given. A message that was delivered as often as its group allows goes to the dead letters instead.
+What waits to be given again comes first, in each partition, but is at most half of what is wanted while there are enough
+messages that were never given. A message that was delivered as often as its group allows goes to the dead letters instead.
 """
 
 from collections import Counter

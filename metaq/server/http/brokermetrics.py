@@ -189,22 +189,18 @@ class BrokerMetrics:
         return sum(self._lag_in(group, queue, ordinal) for queue, ordinal in self._behind(group, topic, rest))
 
     def _oldest_in(self, group: str, queue: ConsumeQueue, ordinal: int) -> int | None:
-        """Return the message whose age counts: of those that are leased or delayed it says nothing."""
+        """Return when the message was stored whose age counts: those that are leased or delayed say nothing."""
         figures = self.leases.of(GroupPartition(group, queue.topic, queue.partition))
-        return ordinal if figures is None else figures.first_ready
+        oldest = ordinal if figures is None else figures.first_ready
+        return None if oldest is None else self.export.stored(queue, oldest)
 
     def _lag_in(self, group: str, queue: ConsumeQueue, ordinal: int) -> int:
         figures = self.leases.of(GroupPartition(group, queue.topic, queue.partition))
         return queue.readable - ordinal if figures is None else figures.lag
 
     def _age_of_lag(self, group: str, topic: str, rest: Rest) -> float:
-        oldest_ms: int | None = None
-        for queue, following in self._behind(group, topic, rest):
-            ordinal = self._oldest_in(group, queue, following)
-            time_ms = None if ordinal is None else self.export.stored(queue, ordinal)
-            if time_ms is not None and (oldest_ms is None or time_ms < oldest_ms):
-                oldest_ms = time_ms
-        return self._seconds_since(oldest_ms)
+        times = [self._oldest_in(group, queue, ordinal) for queue, ordinal in self._behind(group, topic, rest)]
+        return self._seconds_since(min((time_ms for time_ms in times if time_ms is not None), default=None))
 
     def _leased(self, rest: Rest) -> Iterator[Family]:
         """Yield the figures of each group that leases messages, and topic. They are added up once, and not at one moment."""
