@@ -10,9 +10,9 @@ import pytest
 from metaq.client import TextClient
 from metaq.client.text.textclient import parse_stats
 from metaq.errors import Refused
+from metaq.message import TopicPartition
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.codes import PULL_COMMITS_OFFSET, PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
-from metaq.message import TopicPartition
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import Int32, decode_header, encode_header
 from metaq.protocol.remoting.leases.acks import BatchAck, acks_of, encode_batch_ack
@@ -107,7 +107,7 @@ def test_a_slave_leases_nothing_and_ends_no_lease(cluster: Cluster) -> None:
     ack = AckMessage(GROUP, "orders", Int32(0), str(receipt), receipt.offset)
     change = ChangeInvisibleTime(*ack[:5], invisible_time=1000)
     batch = encode_batch_ack(BatchAck(BROKER, tuple(acks_of(GROUP, "orders", [receipt]))))
-    requests = (
+    requests: tuple[tuple[Request, dict[str, str], bytes], ...] = (
         (Request.POP_MESSAGE, encode_header(POP), b""),
         (Request.NOTIFICATION, encode_header(Notification(GROUP, "orders", Int32(0), 0, 0)), b""),
         (Request.ACK_MESSAGE, encode_header(ack), b""),
@@ -132,8 +132,8 @@ def test_a_slave_leases_nothing_and_ends_no_lease(cluster: Cluster) -> None:
         f"extend orders audit {message_id} 1000 1",
         f"cancel {handle} 1",
     ):
-        code, text = said(slave, line)
-        assert code == 503 and "slave" in text, (line, code, text)
+        status, text = said(slave, line)
+        assert status == 503 and "slave" in text, (line, status, text)
     assert said(master, f"ack orders audit {message_id} 1") == (200, "1")
     assert said(master, f"cancel {handle} 1") == (200, "cancelled")
     with connect(master) as client:

@@ -3,8 +3,8 @@
 A pop is planned first, and then taken. A plan changes nothing, because reading may wait for the disk, and others go on then. It
 is taken in one step if the states that it was made from are still the same.
 
-What waits to be given again comes first, in each partition, but is at most half of what is wanted while there are enough messages
-that were never given. A message that was delivered as often as its group allows goes to the dead letters instead.
+What waits to be given again comes first, in each partition, but is at most half of what is wanted while there are enough
+messages that were never given. A message that was delivered as often as its group allows goes to the dead letters instead.
 """
 
 from collections import Counter
@@ -64,7 +64,7 @@ class _Again(NamedTuple):
     """Those whose records are not there any more."""
 
     @property
-    def count(self) -> int:
+    def seen(self) -> int:
         """How many messages were looked at."""
         return len(self.ordinals) + len(self.poisoned) + len(self.lost)
 
@@ -246,7 +246,7 @@ class Pops:
             fresh, lined, keys = reader.collect(fresh_from, min(fresh_most, room), fresh_bytes, busy, lines_room)
         elif has_fresh and fresh_most > 0 and fresh_bytes > 0:
             fresh = collect_messages(self._store, queue, fresh_from, min(fresh_most, room), request.wanted, read, fresh_bytes)
-        if state is not None and fresh is not None and len(fresh.ordinals) < fresh_most and state.waiting > again.count:
+        if state is not None and fresh is not None and len(fresh.ordinals) < fresh_most and state.waiting > again.seen:
             # there were few: the rest is for what waits, before anything of a lower level
             rest_bytes = most_bytes - sum(map(len, fresh.body))
             again = self._plan_again(state, queue, group, most - len(fresh.ordinals), rest_bytes, read)
