@@ -180,7 +180,7 @@ def test_hand_over() -> None:
 
 
 def test_add_slave(cluster: Cluster, cli: Cli, tmp_path: Path) -> None:
-    """SG-036, SG-040, MQ-102, ES-018, ES-019, P06: the command that is printed starts a slave that copies all; its progress is shown."""
+    """SG-036, SG-040, MQ-102, ES-018, ES-019, P06: the printed command starts a slave that copies all; progress is shown."""
     master = cluster.add(1, "", "--min-in-sync", "1", "--max-body-bytes", "70000")
     put(master, *(b"x" * 1000 for _ in range(50)))
     wait_until(lambda: len(standing(cli)) == 1, DEADLINE_S, "the master is registered")

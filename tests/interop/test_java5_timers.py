@@ -59,8 +59,8 @@ def consume(client: Java5, broker: BrokerProcess, name: str, **wishes: Any) -> N
 
 
 def test_delays(java5: Java5, broker: BrokerProcess, name: str) -> None:
-    """A-11, ES-004, ES-101: each way to ask for a time is kept, never early; what is past comes at once; what is too far away, and what
-    is no time, is refused so that the client does not try elsewhere."""
+    """A-11, ES-004, ES-101: each way to ask for a time is kept, never early; what is past comes at once; what is too far away,
+    and what is no time, is refused so that the client does not try elsewhere."""
     set_up(broker.registry, name, name)
     java5.start_producer(name, name)
     consume(java5, broker, name)

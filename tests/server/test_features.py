@@ -308,7 +308,7 @@ def test_at_memory_no_put_waits_for_a_sync(tmp_path: Path) -> None:
 
 
 def test_positions_go_through_all_files(broker: BrokerProcess, client: TextClient, topic: str) -> None:
-    """MY-033, MQ-009, MQ-013, MQ-025, SG-011, SG-022, SG-029, RD-010: hot from the map, and the same after a restart from the files."""
+    """MY-033, MQ-009, MQ-013, MQ-025, SG-011, SG-022, SG-029, RD-010: hot from the map, later from the files."""
     sent = [b"%d" % count * 300 for count in range(300)]
     results = client.put_many(topic, sent)
     assert [result.position for result in results] == list(

@@ -88,7 +88,7 @@ def wait_logged(process: BrokerProcess, text: str) -> None:
 
 
 def test_a_broker_that_serves_is_in_its_own_registry(tmp_path: Path) -> None:
-    """SG-050, SG-101, SG-114, RD-013, RD-014, MY-017: on every port, with the topics of each broker; no ZooKeeper, no set-up."""
+    """SG-050, SG-101, SG-114, RD-013, RD-014, MY-017: on every port, with its topics; no ZooKeeper, no set-up."""
     with BrokerProcess(tmp_path / "data") as broker:
         for port in (broker.registry, broker.address):
             assert addresses(port) == {"metaq": BrokerData("DefaultCluster", "metaq", {0: broker.address})}

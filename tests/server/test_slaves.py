@@ -107,7 +107,7 @@ def test_a_slave_leases_nothing_and_ends_no_lease(cluster: Cluster) -> None:
     ack = AckMessage(GROUP, "orders", Int32(0), str(receipt), receipt.offset)
     change = ChangeInvisibleTime(*ack[:5], invisible_time=1000)
     batch = encode_batch_ack(BatchAck(BROKER, tuple(acks_of(GROUP, "orders", [receipt]))))
-    requests = (
+    requests: tuple[tuple[Request, dict[str, str], bytes], ...] = (
         (Request.POP_MESSAGE, encode_header(POP), b""),
         (Request.NOTIFICATION, encode_header(Notification(GROUP, "orders", Int32(0), 0, 0)), b""),
         (Request.ACK_MESSAGE, encode_header(ack), b""),
