@@ -35,7 +35,7 @@ class Handle(NamedTuple):
 
 def handle_of(key: Key, secret: bytes) -> Handle:
     """Return the handle of a timer."""
-    code = hmac.new(secret, b"timer\0" + key, sha256).digest()[:CODE_BYTES]
+    code = hmac.digest(secret, b"timer\0" + key, sha256)[:CODE_BYTES]
     return Handle(*parts_of(key), code.hex())
 
 
