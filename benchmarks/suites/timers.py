@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.bench import Bench
@@ -30,8 +31,8 @@ from benchmarks.parking import (
 from benchmarks.peers import Level, Server, metaq
 from benchmarks.programs import LoadPlan, run_load, run_loads
 from benchmarks.report import Report
+from benchmarks.rounds import Rounds
 from benchmarks.suites.get import fill, hot_log, messages_for
-from benchmarks.taken import Taken
 
 ROUNDS = 3
 BODY_BYTES, PULLED_BYTES, OPEN_BYTES = 128, 1024, 16
@@ -68,13 +69,13 @@ REQUIRED_PENDING, MANY_PENDING = 20_000_000, 100_000_000
 def run(bench: Bench) -> Report:
     seconds, warmup = (1.0, 0.2) if bench.quick else (2.0, 0.4)
     rounds, sizes = bench.rounds(ROUNDS), QUICK if bench.quick else Sizes()
-    taken = Taken(bench, seconds, warmup)
+    taken = Rounds(bench, seconds, warmup)
     if bench.usable(metaq(Level.MEMORY)):
         for _ in range(rounds):
             for what, measure in EACH_ROUND.items():
-                taken.attempt(what, lambda measure=measure: measure(taken, sizes))  # type: ignore[misc]
+                taken.attempt(what, partial(measure, taken, sizes))
         for what, measure in ONCE.items():
-            taken.attempt(what, lambda measure=measure: measure(taken, sizes))  # type: ignore[misc]
+            taken.attempt(what, partial(measure, taken, sizes))
     settings = {
         "rounds": f"{rounds}, one of those with many pending or open; figures are medians, ratios are taken in each round",
         "broker": "MEMORY, every other setting at its default; fresh for each line of figures, one partition",
@@ -99,7 +100,7 @@ def broker(bench: Bench) -> Iterator[tuple[Server, Path]]:
         yield server, folder / "server"
 
 
-def parks(taken: Taken, sizes: Sizes) -> None:
+def parks(taken: Rounds, sizes: Sizes) -> None:
     """N-1, N-2, N-3 and N-21: sends, parks, deliveries and puts with ids, in turn on brokers of their own."""
     with broker(taken.bench) as (server, _):
         send = taken.rate("sends", server, "remoting-send", SENDS)
@@ -121,7 +122,7 @@ def parks(taken: Taken, sizes: Sizes) -> None:
     taken.add("puts with ids, of sends", rate / send)
 
 
-def lateness(taken: Taken, sizes: Sizes) -> None:
+def lateness(taken: Rounds, sizes: Sizes) -> None:
     """N-5, N-6 and N-7: how late deliveries are, idle and under load, and what sends feel of them."""
     with broker(taken.bench) as (server, _):
         late = measure_idle_lateness(server, sizes.idle)
@@ -147,7 +148,7 @@ def lateness(taken: Taken, sizes: Sizes) -> None:
     taken.add("the same, of those alone", beside / alone)
 
 
-def many_pending(taken: Taken, sizes: Sizes) -> None:
+def many_pending(taken: Rounds, sizes: Sizes) -> None:
     """N-2, N-8, N-10, N-23 and N-24: a broker with many timers, killed, and without its index."""
     system, bench = metaq(Level.MEMORY), taken.bench
     with bench.fresh_folder() as folder:
@@ -184,7 +185,7 @@ def many_pending(taken: Taken, sizes: Sizes) -> None:
         taken.add("rebuild of the index, µs each", 1e6 * (ended - begun) / pending)
 
 
-def cold(taken: Taken, sizes: Sizes) -> None:
+def cold(taken: Rounds, sizes: Sizes) -> None:
     """N-4: deliveries of parks that are on the disk only."""
     rate = taken.median("parks, messages/s")
     if rate:
@@ -193,7 +194,7 @@ def cold(taken: Taken, sizes: Sizes) -> None:
         taken.add("deliveries, cold, messages/s", found)
 
 
-def writes(taken: Taken, sizes: Sizes) -> None:
+def writes(taken: Rounds, sizes: Sizes) -> None:
     """N-9: the engine by itself."""
     with taken.bench.fresh_folder() as folder:
         found = measure_writes(folder / "index", 1.0 if taken.bench.quick else 5.0, BESIDE)
@@ -203,7 +204,7 @@ def writes(taken: Taken, sizes: Sizes) -> None:
 # -- leases -----------------------------------------------------------------------------------------------------------
 
 
-def pops(taken: Taken, sizes: Sizes) -> None:
+def pops(taken: Rounds, sizes: Sizes) -> None:
     """N-11 to N-14: pulls and pops of the same log, each pop by a group of its own."""
     count = messages_for(PULL_LOG_BYTES, PULLED_BYTES)
     plan = LoadPlan(4, 1, PULLED_BYTES, 0.0, batch=POPPED)
@@ -217,7 +218,7 @@ def pops(taken: Taken, sizes: Sizes) -> None:
             load = run_load(protocol, server.port, each)
             taken.note(name, load)
             taken.add(f"{name}, of pulls", load.messages_per_second / pull)
-            send = taken.rounds["sends, messages/s"]
+            send = taken.values["sends, messages/s"]
             if group == "acks" and send:
                 taken.add(f"{name}, of sends", load.messages_per_second / send[-1])
 
@@ -230,7 +231,7 @@ POPS = {
 }
 
 
-def pushes(taken: Taken, sizes: Sizes) -> None:
+def pushes(taken: Rounds, sizes: Sizes) -> None:
     """N-16, N-19 and N-20: nacks, and pushes to a busy and to an idle subscriber."""
     count = messages_for(PULL_LOG_BYTES // 4, BODY_BYTES)
     with hot_log(taken.bench, metaq(Level.MEMORY), BODY_BYTES, count) as server:
@@ -248,7 +249,7 @@ def pushes(taken: Taken, sizes: Sizes) -> None:
     taken.add("push to an idle subscriber, p99 ms", percentile(found, 0.99) / 1000)
 
 
-def held(taken: Taken, sizes: Sizes) -> None:
+def held(taken: Rounds, sizes: Sizes) -> None:
     """N-15: held pops."""
     with taken.bench.fresh_folder() as folder, holder().running(folder / "server") as server:
         found = measure_holding(server, HELD, sizes.wakes, leased=True)
@@ -256,7 +257,7 @@ def held(taken: Taken, sizes: Sizes) -> None:
     taken.add("held pops, slowest wake-up, ms", max(found.wakes_us) / 1000)
 
 
-def many_open(taken: Taken, sizes: Sizes) -> None:
+def many_open(taken: Rounds, sizes: Sizes) -> None:
     """N-17 and N-18: brokers with many open messages, one of which is killed."""
     system = metaq(Level.MEMORY)
     with broker(taken.bench) as (server, _):
@@ -279,7 +280,7 @@ def many_open(taken: Taken, sizes: Sizes) -> None:
             server.stop()
 
 
-def ids(taken: Taken, sizes: Sizes) -> None:
+def ids(taken: Rounds, sizes: Sizes) -> None:
     """N-21, with many ids known."""
     with broker(taken.bench) as (server, _):
         deduplicate(server, "once", WINDOW_MS)
@@ -292,7 +293,7 @@ def ids(taken: Taken, sizes: Sizes) -> None:
         taken.add("puts with ids, many known, of sends", rate / send)
 
 
-Measure = Callable[[Taken, Sizes], None]
+Measure = Callable[[Rounds, Sizes], None]
 EACH_ROUND: dict[str, Measure] = {"parks": parks, "lateness": lateness, "pops": pops, "pushes": pushes}
 ONCE: dict[str, Measure] = {
     "many pending": many_pending,
@@ -307,7 +308,7 @@ ONCE: dict[str, Measure] = {
 # -- what is required -------------------------------------------------------------------------------------------------
 
 
-def checks(taken: Taken, sizes: Sizes) -> list[Check]:
+def checks(taken: Rounds, sizes: Sizes) -> list[Check]:
     """Return the checks; what is required of more timers than are measured is required of each, or of these already."""
 
     def least(number: str, name: str, must: float, aim: float, unit: str = "×") -> Check:
@@ -343,6 +344,7 @@ def checks(taken: Taken, sizes: Sizes) -> list[Check]:
         most("N-20", "push to an idle subscriber, p99 ms", 2, 0.7, "ms"),
         least("N-21", "puts with ids, of sends", 0.6, 0.8),
         least("N-21", "puts with ids, many known, of sends", 0.6, 0.8, f"× ({sizes.ids:,} known)"),
+        Check("N-22 rates without any of this in use, of those before there was any", None, "at least", 0.98, 1.0, "×"),
         most("N-23", "private memory for the pending, MB", 160, 110, f"MB {pending}"),
         most("N-24", "index, bytes each", 2e9 / MANY_PENDING, 1.3e9 / MANY_PENDING, f"bytes {pending}"),
     ]

@@ -14,9 +14,9 @@ from benchmarks.leasing import allow_many, deduplicate, measure_pushes, open_byt
 from benchmarks.parking import DAY_MS, TOPIC, measure_delivery, measure_idle_lateness, stored_lateness, timer_figures
 from benchmarks.peers import Level, Server, metaq
 from benchmarks.programs import LoadPlan, run_load, run_loads
+from benchmarks.rounds import Rounds
 from benchmarks.suites.get import fill
 from benchmarks.suites.timers import Sizes, checks
-from benchmarks.taken import Taken
 from metaq.client import connect
 
 pytestmark = pytest.mark.partner("gcc")
@@ -154,7 +154,7 @@ def test_open_messages_and_the_start_with_them(tmp_path: Path) -> None:
 
 
 def test_what_was_not_measured_is_not_missed(tmp_path: Path) -> None:
-    taken = Taken(Bench(Console(quiet=True), tmp_path, [], None, quick=True), 1.0, 0.1)
+    taken = Rounds(Bench(Console(quiet=True), tmp_path, [], None, quick=True), 1.0, 0.1)
     taken.add("parks, of sends", 0.85)
     taken.add("nacks, messages/s", 19_999)
     verdicts = {check.name: check.must_verdict for check in checks(taken, Sizes())}

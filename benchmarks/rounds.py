@@ -12,19 +12,19 @@ from benchmarks.report import Table, of_rounds
 
 
 @dataclass
-class Taken:
+class Rounds:
     """What the rounds of a suite have measured; `seconds` and `warmup` are those of every load."""
 
     bench: Bench
     seconds: float
     warmup: float
-    rounds: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    values: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     cells: list[Mapping[str, object]] = field(default_factory=list)
 
     def add(self, name: str, value: float) -> float:
         """Take one round of a figure."""
-        self.rounds[name].append(value)
-        self.cells.append({"system": name, "round": len(self.rounds[name]), "value": value})
+        self.values[name].append(value)
+        self.cells.append({"system": name, "round": len(self.values[name]), "value": value})
         self.bench.console.print(f"{name}: {value:,.2f}", highlight=False)
         return value
 
@@ -37,8 +37,8 @@ class Taken:
     def note(self, name: str, load: Load) -> None:
         """Take the rate of a load as a round of a figure."""
         name = f"{name}, messages/s"
-        self.rounds[name].append(load.messages_per_second)
-        self.cells.append(raw(name, len(self.rounds[name]), load))
+        self.values[name].append(load.messages_per_second)
+        self.cells.append(raw(name, len(self.values[name]), load))
         self.bench.show(name, load)
 
     def attempt(self, what: str, measure: Callable[[], None]) -> None:
@@ -47,10 +47,10 @@ class Taken:
 
     def median(self, name: str) -> float | None:
         """The median of the rounds; None when there is none."""
-        found = spread(self.rounds.get(name, []))
+        found = spread(self.values.get(name, []))
         return found.median if found else None
 
     def table(self, title: str) -> Table:
         """All figures, in the order in which they came first."""
-        rows = [[name, of_rounds(spread(values), 0 if max(values) >= 100 else 2)] for name, values in self.rounds.items()]
+        rows = [[name, of_rounds(spread(values), 0 if max(values) >= 100 else 2)] for name, values in self.values.items()]
         return Table(title, ["", "median of rounds"], rows)
