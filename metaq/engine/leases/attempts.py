@@ -14,7 +14,7 @@ from metaq.message import GroupPartition
 
 
 class _Attempt(NamedTuple):
-    """What one pop gave of one partition."""
+    """The messages of one partition that one pop gave."""
 
     name: str
     pop_ms: int
