@@ -8,6 +8,7 @@
            ["p",1,POP,DUE,FIRST,COUNT,"5f"],   popped: of COUNT messages those of the bits; a filter passed the others
            ["s",0,NEXT],                       passed: nothing before NEXT is fresh any more
            ["r",0,POP,DUE,[17,23]],            given again: times + 1
+           ["r",0,POP,DUE,[17,23],1],          given once more to the attempt that has them: times as before
            ["l",0,[31,40]],                     lined: open, but given only when what has their keys is done
            ["a",0,[[POP,FIRST,"ff"]]],         acked: the bits from FIRST on, of the delivery POP
            ["c",0,POP,ORDINAL,DUE],            changed: leased until DUE
@@ -62,6 +63,8 @@ class Repeated(NamedTuple):
     pop_ms: int
     due_ms: int
     ordinals: Sequence[int]
+    same_attempt: bool = False
+    """Their consumer asked again, since it had no answer: this delivery does not count."""
 
 
 class Lined(NamedTuple):
@@ -168,8 +171,8 @@ def _row(index: int, event: LeaseEvent) -> list[Any]:
             return row if bits == (1 << count) - 1 else [*row, f"{bits:x}"]
         case Passed(following):
             return ["s", index, following]
-        case Repeated(pop_ms, due_ms, ordinals):
-            return ["r", index, pop_ms, due_ms, list(ordinals)]
+        case Repeated(pop_ms, due_ms, ordinals, same_attempt):
+            return ["r", index, pop_ms, due_ms, list(ordinals), *([1] if same_attempt else [])]
         case Lined(ordinals):
             return ["l", index, list(ordinals)]
         case Changed(pop_ms, ordinal, due_ms, given_back):
@@ -210,8 +213,8 @@ def _events(row: list[Any]) -> list[LeaseEvent]:
             return [Popped(pop_ms, due_ms, first, count, int(bits[0], 16) if bits else (1 << count) - 1)]
         case ["s", _, int(following)]:
             return [Passed(following)]
-        case ["r", _, int(pop_ms), int(due_ms), list(ordinals)]:
-            return [Repeated(pop_ms, due_ms, ordinals)]
+        case ["r", _, int(pop_ms), int(due_ms), list(ordinals), *same_attempt]:
+            return [Repeated(pop_ms, due_ms, ordinals, bool(same_attempt))]
         case ["l", _, list(ordinals)]:
             return [Lined(ordinals)]
         case ["a", _, list(acked)]:

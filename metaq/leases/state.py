@@ -260,12 +260,14 @@ class PartitionLeases:
                 self._add(Bunch(first, bits, pop_ms, _due(event, now_ms, shift_ms), 1, pop_ms))
             case Passed(following):
                 self.next = max(self.next, following)
-            case Repeated(pop_ms, _, ordinals):
+            case Repeated(pop_ms, _, ordinals, same_attempt):
                 due_ms = _due(event, now_ms, shift_ms)
                 for ordinal in ordinals:
                     before = self._take_out(ordinal)
                     if before is not None:
-                        self._add(Bunch(ordinal, 1, pop_ms, due_ms, before.times + 1, before.first_ms or pop_ms))
+                        self._add(
+                            Bunch(ordinal, 1, pop_ms, due_ms, before.times + (not same_attempt), before.first_ms or pop_ms)
+                        )
             case Lined(ordinals):
                 for ordinal in ordinals:
                     self._line(Bunch(ordinal, 1, 0, NEVER, 0, 0))

@@ -32,6 +32,7 @@ GOLDEN: list[tuple[PlacedEvent, str]] = [
     ((ORDERS, Popped(1000, 61000, 5, 7, 0b1011111)), '["p",0,1000,61000,5,7,"5f"]'),
     ((ORDERS, Passed(12)), '["s",0,12]'),
     ((ORDERS, Repeated(2000, 62000, [17, 23])), '["r",0,2000,62000,[17,23]]'),
+    ((ORDERS, Repeated(2000, 62000, [17, 23], same_attempt=True)), '["r",0,2000,62000,[17,23],1]'),
     ((ORDERS, Acked(1000, 5, 0xFF)), '["a",0,[[1000,5,"ff"]]]'),
     ((ORDERS, Changed(1000, 5, 9000)), '["c",0,1000,5,9000]'),
     ((ORDERS, Lined([31, 40])), '["l",0,[31,40]]'),

@@ -74,6 +74,15 @@ class Leases(RuleBasedStateMachine):
             self.open[ordinal] = replace(before, pop_ms=pop_ms, due_ms=self.now_ms + lease_ms, times=before.times + 1)
 
     @precondition(lambda self: self.open)
+    @rule(data=st.data(), lease_ms=st.integers(0, 50))
+    def give_to_the_same_attempt(self, data: st.DataObject, lease_ms: int) -> None:
+        ordinals = sorted(data.draw(st.sets(st.sampled_from(sorted(self.open)), min_size=1)))
+        pop_ms = self._pop_ms()
+        self._apply(Repeated(pop_ms, pop_ms + lease_ms, ordinals, same_attempt=True))
+        for ordinal in ordinals:
+            self.open[ordinal] = replace(self.open[ordinal], pop_ms=pop_ms, due_ms=self.now_ms + lease_ms)
+
+    @precondition(lambda self: self.open)
     @rule(data=st.data(), bits=st.integers(1, 0xFF), is_last=st.booleans())
     def ack(self, data: st.DataObject, bits: int, is_last: bool) -> None:
         first = data.draw(st.sampled_from(sorted(self.open)))

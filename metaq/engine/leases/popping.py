@@ -5,6 +5,7 @@ is taken in one step if the states that it was made from are still the same.
 
 What waits to be given again comes first, in each partition, but is at most half of what is wanted while there are enough
 messages that were never given. A message that was delivered as often as its group allows goes to the dead letters instead.
+In order, nothing of a partition is given while messages of it are leased, except to the attempt that has them.
 """
 
 from collections import Counter
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from metaq.engine.context import Context
+from metaq.engine.leases.attempts import Attempts
 from metaq.engine.leases.keyed import MOST_LINED, KeyedReader, keys_of_open
 from metaq.engine.leases.leases import MOST_OPEN, Leases
 from metaq.engine.leases.poison import Poison, Reason
@@ -50,10 +52,17 @@ class PopRequest(NamedTuple):
     in_order: bool = False
     """Give nothing of a partition while messages of it are leased."""
     most_bytes: int = MOST_BYTES
+    attempt: str | None = None
+    """A name for this pop, under which it may be made again (``metaq.engine.leases.attempts``)."""
+
+    @property
+    def by_partition(self) -> bool:
+        """True when the messages of each partition are given in order."""
+        return self.in_order or self.group.order == ORDER_BY_PARTITION
 
 
 class _Again(NamedTuple):
-    """Messages of a partition that wait to be given again."""
+    """Messages of a partition to be given again."""
 
     ordinals: list[int]
     records: list[bytes | memoryview]
@@ -62,6 +71,8 @@ class _Again(NamedTuple):
     """Those that were delivered as often as allowed."""
     lost: list[int]
     """Those whose records are not there any more."""
+    same_attempt: bool = False
+    """They are not waiting: the attempt that has them gets them once more."""
 
     @property
     def looked_at(self) -> int:
@@ -129,6 +140,7 @@ class Pops:
         self._store = context.store
         self._leases = leases
         self._poison = poison
+        self._attempts = Attempts(leases)
         self._last: dict[tuple[str, str], int] = {}
         """The partition that the last pop of a group from a topic began with."""
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -139,6 +151,7 @@ class Pops:
         for key in [key for key in self._last if group == key[0] or topic == key[1]]:
             del self._last[key]
             self._counts.pop(key, None)
+        self._attempts.forget(topic=topic, group=group)
 
     def is_ready(self, group: str, topic: str, partitions: Sequence[int] | None = None) -> bool:
         """Return whether a topic may have messages to give to a group."""
@@ -164,7 +177,8 @@ class Pops:
         """Return what the pop takes. Raise ``ColdRead`` as ``read`` does."""
         plan: Plan = []
         wanted, room_bytes = request.most, request.most_bytes
-        for partition in self._partitions(request, read):
+        held = self._held(request)
+        for partition in [*held, *(each for each in self._partitions(request, read) if each not in held)]:
             if wanted <= 0 or room_bytes <= 0:
                 break
             part = self._plan_part(request, partition, wanted, room_bytes, read)
@@ -175,11 +189,21 @@ class Pops:
                 room_bytes -= 0 if part.fresh is None else sum(map(len, part.fresh.body))
         return plan
 
+    def _held(self, request: PopRequest) -> list[int]:
+        """Return the partitions that are leased to an earlier pop with the name of this one."""
+        if request.attempt is None or not request.by_partition:
+            return []
+        places = (GroupPartition(request.group.name, request.topic.name, each) for each in self._wanted(request))
+        return [place.partition for place in places if self._attempts.held(place, request.attempt)]
+
+    @staticmethod
+    def _wanted(request: PopRequest) -> Sequence[int]:
+        return range(request.topic.read_partitions) if request.partitions is None else request.partitions
+
     def _partitions(self, request: PopRequest, read: Read) -> Iterable[int]:
         """Return the partitions in the order in which they are looked at."""
         topic, key = request.topic, (request.group.name, request.topic.name)
-        count = topic.read_partitions
-        wanted: Sequence[int] = range(count) if request.partitions is None else request.partitions
+        count, wanted = topic.read_partitions, self._wanted(request)
         if topic.has_priorities:
             max_wait_ms, factor = topic.priority_max_wait_ms, request.group.priority_factor
             ready = self._ready_levels(request, wanted, max_wait_ms, read)
@@ -224,9 +248,11 @@ class Pops:
         if state is not None and by_key != (state.keys is not None):
             self._take_order(state, queue, by_key=by_key, read=read)
             version = state.version
-        in_order = request.in_order or request.group.order == ORDER_BY_PARTITION
-        if leased and in_order:
-            return None
+        in_order = request.by_partition
+        if state is not None and leased and in_order:
+            held = self._attempts.held(place, request.attempt)
+            again = self._plan_held(state, queue, held, read)
+            return _Part(place, state, version, following, again, None, begins=False) if len(held) <= most else None
         group = request.group
         fresh_from = max(following, least)
         room = min(group.max_in_flight - leased, group.max_open - opened, MOST_OPEN - self._leases.open)
@@ -298,6 +324,23 @@ class Pops:
             again.times.append(bunch.times)
         return again
 
+    def _plan_held(self, state: PartitionLeases, queue: ConsumeQueue, held: Sequence[int], read: Read) -> _Again:
+        """Plan to give an attempt what it has: as it was given before."""
+        again = _Again([], [], [], [], [], same_attempt=True)
+        for ordinal in held:
+            bunch = state.find(ordinal)
+            if bunch is None:
+                continue  # finished while another record was read: the plan is not taken
+            stored = self._store.reader.record(queue, ordinal, read) if ordinal < queue.readable else None
+            if stored is None:
+                again.lost.append(ordinal)
+                continue
+            record, before = stored.buffer[stored.at : stored.at + stored.size], bunch.times - 1
+            again.ordinals.append(ordinal)
+            again.records.append(redelivered(record, before, bunch.first_ms) if before else record)
+            again.times.append(before)
+        return again
+
     # -- taking -------------------------------------------------------------------------------------------------------
 
     def take(self, request: PopRequest, plan: Plan) -> PopResult | None:
@@ -315,6 +358,8 @@ class Pops:
             rest += self._count_ready(part.place)
             if part.gives:
                 given.append(_given(part))
+                if request.by_partition:
+                    self._attempts.note(part.place, request.attempt, pop_ms, given[-1].ordinals)
         if given:
             key = request.group.name, request.topic.name
             self._counts[key] += request.topic.has_priorities
@@ -332,7 +377,7 @@ class Pops:
         due_ms = pop_ms + request.invisible_ms
         events: list[LeaseEvent] = [Dead(ordinal) for ordinal in again.lost]
         if again.ordinals:
-            events.append(Repeated(pop_ms, due_ms, again.ordinals))
+            events.append(Repeated(pop_ms, due_ms, again.ordinals, again.same_attempt))
         if fresh is not None:
             events.append(_fresh_event(fresh, pop_ms, due_ms))
         if part.lined:

@@ -44,6 +44,8 @@ from metaq.store.files.filecache import Read
 
 MOST_MESSAGES: Final = 32
 """Messages in one answer; Java's clients ask for no more."""
+MOST_NAME_CHARS: Final = 255
+"""Characters of the name of an attempt, of which one is kept for each partition."""
 SHORTEST_MS: Final = 1000
 """The shortest lease."""
 LATE_MS: Final = 500
@@ -98,6 +100,7 @@ class PopHandler:
             wanted=self._filter(header),
             from_first=header.init_mode == FROM_FIRST,
             in_order=header.order,
+            attempt=_attempt_of(header),
         )
         wait_ms = self._wait_ms(header.poll_time, header.born_time)
         _Pop(session, request).start(self.leasing, self.reads, wanted, wait_ms)
@@ -186,6 +189,13 @@ class PopHandler:
 def _check_count(count: int) -> None:
     if not 1 <= count <= MOST_MESSAGES:
         raise RequestFailed(Response.INVALID_PARAMETER, f"maxMsgNums is {count}, not from 1 to {MOST_MESSAGES}")
+
+
+def _attempt_of(header: PopMessage) -> str | None:
+    if header.attempt_id is not None and len(header.attempt_id) > MOST_NAME_CHARS:
+        reason = f"attemptId has {len(header.attempt_id)} characters, more than {MOST_NAME_CHARS}"
+        raise RequestFailed(Response.INVALID_PARAMETER, reason)
+    return header.attempt_id or None
 
 
 def _partitions(queue: int) -> tuple[int, ...] | None:
