@@ -67,9 +67,9 @@ LEASES: Final = [
     ),
     M(
         "leases",
-        "engine/leases/poison.py",
-        "if was_claimed:",
-        "if True:",
+        "engine/leases/moving.py",
+        "if was_claimed and failure is None:",
+        "if failure is None:",
         f"{FAULTS}::test_a_reset_after_a_rejection_gives_the_message_again",
     ),
     M(
@@ -81,8 +81,8 @@ LEASES: Final = [
     ),
     M(
         "leases",
-        "engine/leases/poison.py",
-        "put_record_group(self._context.store, mark, [copy])",
+        "engine/leases/moving.py",
+        "put_record_group(self._context.store, mark, copies)",
         "put_record_group(self._context.store, mark, [])",
         f"{POPS}::test_a_rejected_message_is_a_dead_letter",
     ),
