@@ -363,7 +363,16 @@ class Broker:
             OffsetExportHandler(context, later, self._export),
             LeaseAdminHandler(context, self.leasing, later),
             ClientAdminHandler(context, later, self.run),
-            BrokerInfoHandler(context, self.turns, self._schedule.positions, self._figures, later, advertised, self._owner),
+            BrokerInfoHandler(
+                context,
+                self.turns,
+                self._schedule.positions,
+                self._figures,
+                self.leasing.clocks,
+                later,
+                advertised,
+                self._owner,
+            ),
             self._operators,
         ]
 
