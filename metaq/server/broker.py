@@ -355,7 +355,7 @@ class Broker:
 
     def _administration(self, later: Later) -> list[Family]:
         """Return the handlers of administrators' requests."""
-        context, advertised = self.context, self.addresses.advertised
+        context, advertised, clocks, owner = self.context, self.addresses.advertised, self.leasing.clocks, self._owner
         return [
             TopicsHandler(context, self._duties, later, self._forget_topic, self.registration.wait_told),
             GroupAdminHandler(context, self._duties, later),
@@ -363,7 +363,7 @@ class Broker:
             OffsetExportHandler(context, later, self._export),
             LeaseAdminHandler(context, self.leasing, later),
             ClientAdminHandler(context, later, self.run),
-            BrokerInfoHandler(context, self.turns, self._schedule.positions, self._figures, later, advertised, self._owner),
+            BrokerInfoHandler(context, self.turns, self._schedule.positions, self._figures, clocks, later, advertised, owner),
             self._operators,
         ]
 

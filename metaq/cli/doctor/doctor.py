@@ -1,6 +1,7 @@
 """``metaq doctor``: checks whether clients can work, seen from where it runs. Each check is a function of facts."""
 
 import ipaddress
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -157,6 +158,18 @@ def check_clocks(facts: DoctorFacts) -> Iterator[Finding]:
             yield (problem if off_ms >= CLOCK_PROBLEM_MS else warning)("clock", found, advice)
         else:
             yield ok("clock", f"the clock of {state.broker.name} agrees with this one")
+
+
+def check_client_clocks(facts: DoctorFacts) -> Iterator[Finding]:
+    """Check that no consumer drops what it is given because its clock is too far ahead of a broker's."""
+    for state in facts.brokers:
+        for client in json.loads(state.info.get("metaqClocksAhead", "[]")):
+            invisible_s = client["invisible_ms"] / 1000
+            found = (
+                f"the clock of {client['client']} ({client['group']}) is {client['ahead_ms'] / 1000:.0f} s ahead of"
+                f" {state.broker.name}: its leases of {invisible_s:.0f} s seem over, so it drops every message"
+            )
+            yield warning("client clock", found, "set both clocks with NTP")
 
 
 def check_disks(facts: DoctorFacts) -> Iterator[Finding]:
@@ -319,6 +332,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     check_reached,
     check_writable,
     check_clocks,
+    check_client_clocks,
     check_disks,
     check_masters,
     check_replicas,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from metaq.engine.context import Context
+from metaq.engine.leases.clocks import ConsumerClocks
 from metaq.engine.leases.figures import LeaseFigures
 from metaq.engine.leases.leases import Leases
 from metaq.engine.leases.moving import Moves
@@ -24,6 +25,7 @@ class Leasing:
     pops: Pops
     lines: WaitingLines
     figures: LeaseFigures
+    clocks: ConsumerClocks
 
     @classmethod
     def open(cls, context: Context, turns: Turns, timer: Callable[[float], Any]) -> Self:
@@ -33,4 +35,5 @@ class Leasing:
         poison = Poison(context, leases, moves, turns)
         pops = Pops(context, leases, poison)
         lines = WaitingLines(leases, pops, timer)
-        return cls(leases, moves, poison, pops, lines, LeaseFigures(context, leases, lines))
+        figures, clocks = LeaseFigures(context, leases, lines), ConsumerClocks(context.store.clock)
+        return cls(leases, moves, poison, pops, lines, figures, clocks)

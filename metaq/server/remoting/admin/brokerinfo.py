@@ -11,11 +11,13 @@ from metaq.address import Address
 from metaq.config import MOST_HOURS
 from metaq.engine.context import Context
 from metaq.engine.figures.statistics import Day
+from metaq.engine.leases.clocks import ConsumerClocks
 from metaq.engine.schedule import LEVEL_SECONDS
 from metaq.engine.turn import Turns
 from metaq.errors import BadRequest, MetaqError, RequestFailed
 from metaq.message import DEFAULT_TOPIC, SCHEDULE_TOPIC, TopicPartition
 from metaq.protocol.record import decode_record
+from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.adminbodies import decode_settings, encode_rates, encode_settings
 from metaq.protocol.remoting.codes import MASTER, READ, VERSION, WRITE, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
@@ -46,6 +48,7 @@ class BrokerInfoHandler:
         turns: Turns,
         positions: Callable[[], Mapping[int, int]],
         transactions: Callable[[Read], Mapping[str, object]],
+        clocks: ConsumerClocks,
         later: Later,
         advertised: Address,
         owner: Configurable,
@@ -59,6 +62,7 @@ class BrokerInfoHandler:
         self._turns = turns
         self._positions = positions
         self._transactions = transactions
+        self._clocks = clocks
         self._later = later
         self._advertised = advertised
         self._owner = owner
@@ -169,6 +173,7 @@ class BrokerInfoHandler:
             "metaqVersion": metaq.__version__,
             "metaqNow": self._store.clock.now_ms(),
             "metaqWritable": self._refusal() or "yes",
+            "metaqClocksAhead": fastjson.encode([each._asdict() for each in self._clocks.ahead()]).decode(),
             "brokerActive": "true",
             "bootTimestamp": self._started_ms,
             "startAcceptSendRequestTimeStamp": 0,

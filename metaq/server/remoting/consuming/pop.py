@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Final
 
+from metaq.address import Address
 from metaq.engine.context import Context
 from metaq.engine.leases.leasing import Leasing
 from metaq.engine.leases.popping import GivenPart, PopRequest, PopResult
@@ -88,6 +89,8 @@ class PopHandler:
             raise RequestFailed(
                 Response.INVALID_PARAMETER, f"initMode is {header.init_mode}, neither {FROM_FIRST} nor {FROM_END}"
             )
+        client = str(Address(*session.address[:2]))
+        self.leasing.clocks.note(group.name, client, header.born_time, header.invisible_time)
         online = self.context.clients.consumer_group(group.name)
         if online is not None and header.queue_id != ALL_QUEUES:
             online.reads(session, header.topic, header.queue_id)
