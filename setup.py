@@ -70,6 +70,7 @@ COMPILED = [
     "metaq/leases/state.py",
     "metaq/engine/leases/leaselog.py",
     "metaq/engine/leases/leases.py",
+    "metaq/engine/leases/planning.py",
     "metaq/engine/leases/popping.py",
     "metaq/protocol/remoting/leases/acks.py",
     "metaq/server/remoting/consuming/acks.py",

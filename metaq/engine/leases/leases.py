@@ -235,12 +235,12 @@ class Leases:
             return True
         if self.context.modes.get(place.topic, place.group).mode is Mode.POP:
             return False
-        if not state.open and offset >= state.next:
-            self._drop(place)  # without an event: an opening that finds this state finds nothing open, and the offset counts
-        elif offset >= state.next:
+        used_s = self._used_s[state]
+        if offset >= state.next:
             self.record(place, Reset(offset))
         else:
             self.record(place, *state.finishing_before(offset))
+        self._used_s[state] = used_s  # it is left when nobody has leased for a while, however often somebody commits
         return True
 
     def reset(self, place: GroupPartition, offset: int) -> None:

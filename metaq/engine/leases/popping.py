@@ -2,112 +2,23 @@
 
 A pop is planned first, and then taken. A plan changes nothing, because reading may wait for the disk, and others go on then. It
 is taken in one step if the states that it was made from are still the same.
-
-What waits to be given again comes first, in each partition, but is at most half of what is wanted while there are enough
-messages that were never given. A message that was delivered as often as its group allows goes to the dead letters instead.
-In order, nothing of a partition is given while messages of it are leased, except to the attempt that has them.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from metaq.engine.context import Context
 from metaq.engine.leases.attempts import Attempts
-from metaq.engine.leases.keyed import MOST_LINED, KeyedReader, keys_of_open
-from metaq.engine.leases.leases import MOST_OPEN, Leases
+from metaq.engine.leases.leases import Leases
+from metaq.engine.leases.planning import Plan, Planner, PlanPart, PopRequest
 from metaq.engine.leases.poison import Poison, Reason
 from metaq.engine.priorities.order import ReadyPartition, pop_order
-from metaq.engine.reading.collecting import MOST_BYTES, Collected, collect_messages
-from metaq.engine.reading.filters import Filter
-from metaq.engine.reading.young import is_young
-from metaq.engine.tables.groups import Group
-from metaq.engine.tables.topics import Topic
+from metaq.engine.reading.collecting import Collected
 from metaq.leases.events import Dead, LeaseEvent, Lined, Passed, Popped, Repeated
-from metaq.leases.redelivered import redelivered, times_of
-from metaq.leases.state import PartitionLeases
 from metaq.message import GroupPartition, TopicPartition
 from metaq.protocol.record import store_ms
 from metaq.store.files.filecache import Read
-from metaq.store.queues.consumequeue import ConsumeQueue
-
-ORDER_BY_PARTITION: Final = "partition"
-ORDER_BY_KEY: Final = "key"
-
-
-class PopRequest(NamedTuple):
-    """The wishes of a consumer."""
-
-    group: Group
-    topic: Topic
-    partitions: Sequence[int] | None
-    """Those from which it wants messages; ``None``: all of them."""
-    most: int
-    """Messages, at least 1."""
-    invisible_ms: int
-    """The length of the leases."""
-    wanted: Filter
-    from_first: bool
-    """Where a group without an offset begins: at the first message, otherwise at the end of all but young partitions."""
-    in_order: bool = False
-    """Give nothing of a partition while messages of it are leased."""
-    most_bytes: int = MOST_BYTES
-    attempt: str | None = None
-    """A name for this pop, under which it may be made again (``metaq.engine.leases.attempts``)."""
-
-    @property
-    def by_partition(self) -> bool:
-        """True when the messages of each partition are given in order."""
-        return self.in_order or self.group.order == ORDER_BY_PARTITION
-
-
-class _Again(NamedTuple):
-    """Messages of a partition to be given again."""
-
-    ordinals: list[int]
-    records: list[bytes | memoryview]
-    times: list[int]
-    poisoned: list[tuple[int, bytes]]
-    """Those that were delivered as often as allowed."""
-    lost: list[int]
-    """Those whose records are not there any more."""
-    same_attempt: bool = False
-    """They are not waiting: the attempt that has them gets them once more."""
-
-    @property
-    def looked_at(self) -> int:
-        """The number of messages that were looked at."""
-        return len(self.ordinals) + len(self.poisoned) + len(self.lost)
-
-
-class _Part(NamedTuple):
-    """The part of a plan that concerns one partition."""
-
-    place: GroupPartition
-    state: PartitionLeases | None
-    version: int
-    next: int
-    """The first message that was never given and is still there."""
-    again: _Again
-    fresh: Collected | None
-    begins: bool
-    """The group must have an offset, or it would begin at a later end the next time; or its offset is of what is gone."""
-    lined: Sequence[int] = ()
-    """Messages that were never given, and are opened without being given: others with their keys are before them."""
-    keys: Mapping[int, str] | None = None
-    """The keys of those that were never given; ``None`` if the group has no order by keys."""
-
-    @property
-    def gives(self) -> int:
-        return len(self.again.ordinals) + (0 if self.fresh is None else len(self.fresh.ordinals))
-
-    @property
-    def changes(self) -> bool:
-        again = self.again
-        return bool(again.ordinals or again.poisoned or again.lost or self.fresh is not None or self.begins)
-
-
-Plan = list[_Part]
 
 
 class GivenPart(NamedTuple):
@@ -141,6 +52,7 @@ class Pops:
         self._leases = leases
         self._poison = poison
         self._attempts = Attempts(leases)
+        self._planner = Planner(context, leases, self._attempts)
         self._last: dict[tuple[str, str], int] = {}
         """The partition that the last pop of a group from a topic began with."""
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -181,7 +93,7 @@ class Pops:
         for partition in [*held, *(each for each in self._partitions(request, read) if each not in held)]:
             if wanted <= 0 or room_bytes <= 0:
                 break
-            part = self._plan_part(request, partition, wanted, room_bytes, read)
+            part = self._planner.plan(request, partition, wanted, room_bytes, read)
             if part is not None and part.changes:
                 plan.append(part)
                 wanted -= part.gives
@@ -233,114 +145,6 @@ class Pops:
             return self._store.clock.now_ms()
         return store_ms(stored.buffer[stored.at : stored.at + stored.size])
 
-    def _plan_part(self, request: PopRequest, partition: int, most: int, most_bytes: int, read: Read) -> _Part | None:
-        place = GroupPartition(request.group.name, request.topic.name, partition)
-        queue = self._store.queues.get(TopicPartition(place.topic, partition))
-        if queue is None or not queue.readable:
-            return None
-        least = self._store.first(queue, read)[0]
-        state = self._leases.settled(place)
-        if state is None:
-            version, following, leased, opened = 0, self._first(request, place, queue, least, read), 0, 0
-        else:
-            version, following, leased, opened = state.version, state.next, state.leased, state.open
-        by_key = request.group.order == ORDER_BY_KEY
-        if state is not None and by_key != (state.keys is not None):
-            self._take_order(state, queue, by_key=by_key, read=read)
-            version = state.version
-        in_order = request.by_partition
-        if state is not None and leased and in_order:
-            held = self._attempts.held(place, request.attempt)
-            again = self._plan_held(state, queue, held, read)
-            return _Part(place, state, version, following, again, None, begins=False) if len(held) <= most else None
-        group = request.group
-        fresh_from = max(following, least)
-        room = min(group.max_in_flight - leased, group.max_open - opened, MOST_OPEN - self._leases.open)
-        has_fresh = fresh_from < queue.readable and room > 0 and not (in_order and opened)
-        again = _Again([], [], [], [], [])
-        if state is not None and state.waiting:
-            half = max(1, most // 2) if has_fresh else most
-            again = self._plan_again(state, queue, group, half, most_bytes, read)
-        fresh_most = most - len(again.ordinals)
-        fresh_bytes = most_bytes - sum(map(len, again.records))
-        fresh = None
-        lined: Sequence[int] = ()
-        keys: Mapping[int, str] | None = {} if by_key else None
-        if has_fresh and fresh_most > 0 and fresh_bytes > 0 and by_key:
-            busy, lines_room = (None, MOST_LINED) if state is None else (state.keys, MOST_LINED - state.lined)
-            reader = KeyedReader(self._store, queue, request.wanted, read)
-            fresh, lined, keys = reader.collect(fresh_from, min(fresh_most, room), fresh_bytes, busy, lines_room)
-        elif has_fresh and fresh_most > 0 and fresh_bytes > 0:
-            fresh = collect_messages(self._store, queue, fresh_from, min(fresh_most, room), request.wanted, read, fresh_bytes)
-        elif state is not None and following < least:  # the rest has aged out
-            fresh = Collected([], [], least)
-        if state is not None and fresh is not None and len(fresh.ordinals) < fresh_most and state.waiting > again.looked_at:
-            # there were few: the rest is for what waits, before anything of a lower level
-            rest_bytes = most_bytes - sum(map(len, fresh.body))
-            again = self._plan_again(state, queue, group, most - len(fresh.ordinals), rest_bytes, read)
-        begins = state is None and (following < least or self._context.offsets.get(*place) is None)
-        return _Part(place, state, version, max(following, least), again, fresh, begins, lined, keys)
-
-    def _take_order(self, state: PartitionLeases, queue: ConsumeQueue, *, by_key: bool, read: Read) -> None:
-        """Have a state know the keys of its messages, or not, as the order of the group is now."""
-        if by_key:
-            keys = keys_of_open(self._store, queue, state.ordinals(), read)
-            if state.keys is None:  # else another pop has learned them while this one waited for the disk
-                state.learn(keys)
-        else:
-            state.forget_keys()
-
-    def _first(self, request: PopRequest, place: GroupPartition, queue: ConsumeQueue, least: int, read: Read) -> int:
-        """Return the offset at which a group begins that has no leases in a partition."""
-        known = self._context.offsets.get(*place)
-        if known is not None:
-            return known
-        if request.from_first or is_young(self._store, queue, read):
-            return least
-        return queue.readable
-
-    def _plan_again(
-        self, state: PartitionLeases, queue: ConsumeQueue, group: Group, most: int, most_bytes: int, read: Read
-    ) -> _Again:
-        again = _Again([], [], [], [], [])
-        size = 0
-        for ordinal in state.first_waiting(most):
-            bunch = state.find(ordinal)
-            if bunch is None:
-                continue  # finished while another record was read: the plan is not taken
-            stored = self._store.reader.record(queue, ordinal, read) if ordinal < queue.readable else None
-            if stored is None:
-                again.lost.append(ordinal)
-                continue
-            record = stored.buffer[stored.at : stored.at + stored.size]
-            if bunch.times and bunch.times + times_of(record) >= group.retry_max_times:
-                again.poisoned.append((ordinal, bytes(record)))
-                continue
-            if again.ordinals and size + stored.size > most_bytes:
-                break
-            size += stored.size
-            again.ordinals.append(ordinal)
-            again.records.append(redelivered(record, bunch.times, bunch.first_ms) if bunch.times else record)
-            again.times.append(bunch.times)
-        return again
-
-    def _plan_held(self, state: PartitionLeases, queue: ConsumeQueue, held: Sequence[int], read: Read) -> _Again:
-        """Plan to give an attempt what it has: as it was given before."""
-        again = _Again([], [], [], [], [], same_attempt=True)
-        for ordinal in held:
-            bunch = state.find(ordinal)
-            if bunch is None:
-                continue  # finished while another record was read: the plan is not taken
-            stored = self._store.reader.record(queue, ordinal, read) if ordinal < queue.readable else None
-            if stored is None:
-                again.lost.append(ordinal)
-                continue
-            record, before = stored.buffer[stored.at : stored.at + stored.size], bunch.times - 1
-            again.ordinals.append(ordinal)
-            again.records.append(redelivered(record, before, bunch.first_ms) if before else record)
-            again.times.append(before)
-        return again
-
     # -- taking -------------------------------------------------------------------------------------------------------
 
     def take(self, request: PopRequest, plan: Plan) -> PopResult | None:
@@ -366,11 +170,11 @@ class Pops:
             self._last[key] = given[0].partition
         return PopResult(pop_ms, given, rest)
 
-    def _is_current(self, part: _Part) -> bool:
+    def _is_current(self, part: PlanPart) -> bool:
         state = self._leases.get(part.place)
         return state is part.state and (state is None or state.version == part.version)
 
-    def _take_part(self, request: PopRequest, part: _Part, pop_ms: int) -> None:
+    def _take_part(self, request: PopRequest, part: PlanPart, pop_ms: int) -> None:
         place, again, fresh = part.place, part.again, part.fresh
         if part.state is None:
             self._leases.begin(place, part.next)
@@ -414,7 +218,7 @@ def _fresh_event(fresh: Collected, pop_ms: int, due_ms: int) -> LeaseEvent:
     return Popped(pop_ms, due_ms, first, fresh.following - first, bits)
 
 
-def _given(part: _Part) -> GivenPart:
+def _given(part: PlanPart) -> GivenPart:
     again, fresh = part.again, part.fresh
     ordinals = [*again.ordinals, *(() if fresh is None else fresh.ordinals)]
     times = [*again.times, *([0] * (len(ordinals) - len(again.times)))]

@@ -6,8 +6,9 @@ from typing import Final, NamedTuple
 
 from metaq.engine.context import Context
 from metaq.engine.leases.leasing import Leasing
+from metaq.engine.leases.planning import PopRequest
 from metaq.engine.leases.poison import Reason
-from metaq.engine.leases.popping import PopRequest, PopResult
+from metaq.engine.leases.popping import PopResult
 from metaq.engine.leases.waiting import Waiting
 from metaq.engine.reading.filters import EVERY_MESSAGE, Filter, filter_of, parse_cached
 from metaq.engine.tables.groups import SAFE_ACKS

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from metaq.engine.leases.popping import Plan, PopRequest, PopResult
+from metaq.engine.leases.planning import Plan, PopRequest
+from metaq.engine.leases.popping import PopResult
 from metaq.engine.leases.waiting import Waiting
 from metaq.errors import BadRequest, Fenced, MetaqError, StoreError
 from metaq.leases.state import ReceiptState

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from metaq.engine.leases.leasing import Leasing
-from metaq.engine.leases.popping import Plan, PopRequest, PopResult
+from metaq.engine.leases.planning import Plan, PopRequest
+from metaq.engine.leases.popping import PopResult
 from metaq.engine.leases.waiting import Waiting
 from metaq.errors import Overloaded
 from metaq.server.wire.reads import StoreRead, StoreReads

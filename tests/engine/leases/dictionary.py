@@ -45,10 +45,12 @@ class Place:
     done: set[int] = field(default_factory=set)
     """Messages that were acked, or passed by a filter."""
     dead: set[int] = field(default_factory=set)
+    undone: set[int] = field(default_factory=set)
+    """Messages that were finished before a reset which is not stored yet: they are finished again if it is lost."""
 
     def copy(self) -> "Place":
         given = {ordinal: replace(each) for ordinal, each in self.open.items()}
-        return Place(self.next, given, set(self.dying), set(self.done), set(self.dead))
+        return Place(self.next, given, set(self.dying), set(self.done), set(self.dead), set(self.undone))
 
     def waiting(self, now_ms: int) -> list[int]:
         return sorted(ordinal for ordinal, each in self.open.items() if each.due_ms <= now_ms and ordinal not in self.dying)
@@ -62,6 +64,7 @@ class Place:
 
     def go_to(self, offset: int) -> None:
         """Reset: what comes from there on is new."""
+        self.undone |= self.done | self.dead
         self.next = offset
         self.open.clear()
         self.dying.clear()
@@ -87,13 +90,16 @@ class Place:
         found = {} if state is None else {ordinal: given_in(state, ordinal) for ordinal in state.ordinals()}
         assert all(ordinal in found or ordinal >= following for ordinal in self.open), (self, found, following)
         passed = range(self.next, following)
-        assert not [ordinal for ordinal in passed if ordinal not in found and ordinal not in self.done | self.dead], (
+        assert not [
+            ordinal for ordinal in passed if ordinal not in found and ordinal not in self.done | self.dead | self.undone
+        ], (
             self,
             found,
         )
         self.next, self.open = following, found
         self.dying.clear()
-        self.done = {each for each in self.done if each not in found and each < following}
+        self.done = {each for each in self.done | self.undone if each not in found and each < following}
+        self.undone.clear()
         self.dead = {each for each in self.dead if each not in found and each < following}
 
 

@@ -9,7 +9,8 @@ from typing import Any, Final, NamedTuple
 from metaq.engine.duties import Duties
 from metaq.engine.leases.keeping import LeaseKeeper
 from metaq.engine.leases.leasing import Leasing
-from metaq.engine.leases.popping import Plan, PopRequest, PopResult
+from metaq.engine.leases.planning import Plan, PopRequest
+from metaq.engine.leases.popping import PopResult
 from metaq.engine.offsets.offsetlog import APPEND_S, OffsetLog
 from metaq.engine.reading.filters import EVERY_MESSAGE, filter_of, parse_cached
 from metaq.engine.writing import internal_mark, note, stage

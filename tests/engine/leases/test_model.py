@@ -7,8 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from metaq.engine.leases.planning import Plan, PopRequest
 from metaq.engine.leases.poison import Reason
-from metaq.engine.leases.popping import Plan, PopRequest, PopResult
+from metaq.engine.leases.popping import PopResult
 from metaq.leases.state import ReceiptState
 from metaq.message import GroupPartition, TopicPartition
 from metaq.store.files.filecache import read_here
@@ -99,7 +100,10 @@ class LeaseMachine(RuleBasedStateMachine):
         for where, place in self.known.places.items():
             self._check_offset(where, place)
         self.answered = len(self.receipts)
-        self.saved, self.unkept = self.known.copy(), set(self.broker.leases.log.unkept)
+        self.unkept = set(self.broker.leases.log.unkept)
+        for where in self.known.places.keys() - self.unkept:
+            self.known.places[where].undone.clear()
+        self.saved = self.known.copy()
 
     def _check_offset(self, where: GroupPartition, place: Place) -> None:
         """The offset is the base, and there is none before the first pop."""
@@ -392,6 +396,7 @@ class LeaseMachine(RuleBasedStateMachine):
         if kill or self.is_full:
             self.broker, self.known, self.is_full = self.broker.killed(), self.saved, False
             del self.receipts[self.answered :]
+            self.broker.clock.advance(0.001)  # no broker starts in no time: what is given again has another ``pop_ms``
         else:
             self.end_turn()
             self.broker = self.broker.closed()

@@ -6,7 +6,8 @@ from typing import Final
 from metaq.address import Address
 from metaq.engine.context import Context
 from metaq.engine.leases.leasing import Leasing
-from metaq.engine.leases.popping import GivenPart, PopRequest, PopResult
+from metaq.engine.leases.planning import PopRequest
+from metaq.engine.leases.popping import GivenPart, PopResult
 from metaq.engine.leases.waiting import Waiting
 from metaq.engine.reading.collecting import collect_messages
 from metaq.engine.reading.filters import EVERY_MESSAGE, Filter, filter_of, parse_cached
