@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Final
 
 import gevent
@@ -138,8 +139,9 @@ def test_one_snapshot_follows_the_other(broker: LeasedBroker, monkeypatch: pytes
     pop(broker)
     broker.end_turn()
     log, steps = broker.leases.log, list[str]()
-    for name in ("begin_snapshot", "end_snapshot"):
-        monkeypatch.setattr(log, name, partial(noted, steps, name, getattr(log, name)))
+    noting = {name: partial(noted, steps, name, getattr(log, name)) for name in ("begin_snapshot", "end_snapshot")}
+    leases = SimpleNamespace(log=SimpleNamespace(**noting), places=broker.leases.places, tell=broker.leases.tell)
+    monkeypatch.setattr(broker.keeper, "_leases", leases)
     monkeypatch.setattr(broker.keeper, "_rest", broker.end_turn)  # which lets other greenlets run
     gevent.joinall([gevent.spawn(broker.keeper._take_snapshot) for _ in range(2)], raise_error=True)
     assert steps == ["begin_snapshot", "end_snapshot"] * 2
