@@ -20,4 +20,4 @@ def test_kills_undo_no_ack_and_end_no_lease() -> None:
     result = run(seed=0, count=100)
     assert result.cases >= 100
     for name in ("acked", "changed", "rejected", "given again", "too late", "dead: times", "dead: rejected"):
-        assert result.details[name] > 2, name
+        assert result.details[name] > 0, name

@@ -60,18 +60,23 @@ class LeaseKeeper:
     @property
     def oldest(self) -> int | None:
         """The lowest log offset that is needed: of the records of the leases, and of what is open."""
-        queue = self._store.queues.get(EVENTS)
-        needed = []
-        if queue is not None:
-            since = max(self._leases.log.since, self._store.first(queue, self._read)[0])
-            if since < queue.next:
-                needed.append(queue.unit(since, self._read)[0])
+        records = self._oldest_record
+        needed = [] if records is None else [records]
         for place in self._leases.places():
             state = self._leases.get(place)
             offset = None if state is None or not state.open else self._log_offset(place, state.base)
             if offset is not None:
                 needed.append(offset)
         return min(needed, default=None)
+
+    @property
+    def _oldest_record(self) -> int | None:
+        """The log offset of the first record that an opening reads; ``None`` when there is none."""
+        queue = self._store.queues.get(EVENTS)
+        if queue is None:
+            return None
+        since = max(self._leases.log.since, self._store.first(queue, self._read)[0])
+        return queue.unit(since, self._read)[0] if since < queue.next else None
 
     def _log_offset(self, place: GroupPartition, ordinal: int) -> int | None:
         """Return the log offset of a message; ``None`` when it is not there any more."""
@@ -85,8 +90,13 @@ class LeaseKeeper:
 
         What cannot be given up stays open, and so does its segment.
         """
+        oldest = self.oldest
+        if oldest is None or oldest >= before:
+            return
         self._store.check_writable()
-        self._take_snapshot()
+        records = self._oldest_record
+        if records is not None and records < before:
+            self._take_snapshot()
         for place in self._leases.places():
             state = self._leases.get(place)
             if state is not None and state.open:

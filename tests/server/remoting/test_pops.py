@@ -264,7 +264,7 @@ def test_a_snapshot_is_all_that_an_opening_reads(consumer: Consumer) -> None:
     consumer.ack(messages[1][1])
     log = consumer.leasing.leases.log
     assert log.since == 0
-    consumer.keeper.keep(0)
+    consumer.keeper._take_snapshot()
     consumer.parts.end_turn()
     assert log.since == 2
     consumer.ack(messages[0][1])
