@@ -217,7 +217,7 @@ def test_a_cancel_is_tried_again_while_the_broker_is_not_ready(monkeypatch: pyte
             client.cancel(handle)
         replies += [not_ready] * 1000
         with pytest.raises(Refused, match="still being read"):
-            client.cancel(handle, timeout_s=0.2)
+            client.cancel(handle, timeout_s=2.0)
         broker.scripts.clear()  # as one that knows no cancels
         with pytest.raises(Refused, match="no script"):
             client.cancel(handle)

@@ -1,5 +1,6 @@
 """Leased messages: the consumer that leases, against the broker for tests and a real one, with threads."""
 
+import itertools
 import shutil
 import threading
 import time
@@ -229,14 +230,15 @@ def test_a_handler_is_called_for_each_message(
     """E-08, MY-030: by several threads at once; those that return are acked, before it ends."""
     put(client, topic, *map(str, range(40)))
     working = new_client()
-    together = threading.Barrier(4)
+    together, begun = threading.Barrier(4), itertools.count()
     seen: list[bytes] = []
     consumer = working.lease_consumer(topic, GROUP)
 
     def handle(message: LeasedMessage) -> None:
-        together.wait(DEADLINE_S)
+        if next(begun) < 4:  # the first four are here at once
+            together.wait(DEADLINE_S)
         seen.append(message.body)
-        if len(seen) == 40:
+        if len(set(seen)) == 40:  # on a busy machine one may come twice
             consumer.close()
 
     consumer.run(handle, concurrency=4)
