@@ -19,7 +19,7 @@ from metaq.engine.writing import again, delayed, new_record
 from metaq.errors import StoreError
 from metaq.leases.events import Dead
 from metaq.leases.redelivered import MOST_TIMES
-from metaq.message import GroupPartition, TopicPartition
+from metaq.message import GroupPartition
 from metaq.protocol import properties
 from metaq.protocol.ids import offset_id_of
 from metaq.protocol.record import decode_record
@@ -55,7 +55,7 @@ class Drain:
 
     def _drain_some(self, group: Group, place: GroupPartition, ordinals: list[int]) -> None:
         """Store the retries of some messages, as many at a time as fit into a group of records."""
-        records = [(ordinal, self._record(place, ordinal)) for ordinal in ordinals]
+        records = [(ordinal, self._leases.message(place, ordinal, self._read)) for ordinal in ordinals]
         while records:
             self._store.check_writable()
             moved: list[int] = []
@@ -77,11 +77,6 @@ class Drain:
         failure: StoreError | None = appended.get()
         if failure is not None:
             raise failure
-
-    def _record(self, place: GroupPartition, ordinal: int) -> bytes | None:
-        queue = self._store.queues.get(TopicPartition(place.topic, place.partition))
-        stored = None if queue is None or ordinal >= queue.readable else self._store.reader.record(queue, ordinal, self._read)
-        return None if stored is None else bytes(stored.buffer[stored.at : stored.at + stored.size])
 
     def _retry(self, group: Group, place: GroupPartition, ordinal: int, record: bytes | None) -> NewRecord | None:
         """Return the retry of a message; ``None`` when it is not open any more, or lost."""

@@ -20,6 +20,7 @@ from metaq.leases.events import Acked, Changed, Dead, Forgotten, LeaseEvent, Res
 from metaq.leases.gaps import events_after_gap
 from metaq.leases.state import PartitionLeases, ReceiptState
 from metaq.message import GroupPartition, QueueOffset, TopicPartition
+from metaq.store.files.filecache import Read
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +119,14 @@ class Leases:
     def shift_ms(self) -> int:
         """The milliseconds to add to the times of states to get Unix time."""
         return self._clock.now_ms() - self._now_ms
+
+    def message(self, place: GroupPartition, ordinal: int, read: Read) -> bytes | None:
+        """Return the record of a message of a place; ``None`` when it is lost. Raise ``ColdRead`` as ``read`` does."""
+        queue = self.context.store.queues.get(TopicPartition(place.topic, place.partition))
+        if queue is None or not 0 <= ordinal < queue.readable:
+            return None
+        stored = self.context.store.reader.record(queue, ordinal, read)
+        return None if stored is None else bytes(stored.buffer[stored.at : stored.at + stored.size])
 
     # -- changing -----------------------------------------------------------------------------------------------------
 

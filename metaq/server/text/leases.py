@@ -1,10 +1,11 @@
 """``pop``, ``ack``, ``nack`` and ``extend`` (specs: text protocol, section 16)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
 from metaq.engine.context import Context
+from metaq.engine.leases.keyed import records_of
 from metaq.engine.leases.leasing import Leasing
 from metaq.engine.leases.planning import PopRequest
 from metaq.engine.leases.poison import Reason
@@ -17,7 +18,7 @@ from metaq.errors import AccessDenied, BadRequest, Fenced, MetaqError, Overloade
 from metaq.leases.events import Dead
 from metaq.leases.state import ReceiptState
 from metaq.leases.tokens import bits_of
-from metaq.message import GroupPartition, TopicPartition
+from metaq.message import GroupPartition
 from metaq.protocol.record import identity
 from metaq.protocol.remoting.codes import READ
 from metaq.protocol.subscription import ExpressionKind
@@ -39,6 +40,8 @@ INVISIBLE_MS: Final = 60_000
 MOST_PAIRS: Final = 64
 """Topics and groups from which one connection leases messages."""
 RETRY_MS: Final = 1000
+NO_OFFSET: Final = -1
+"""Stands for the log offset of a record in a frame, which does not show it."""
 
 
 class Leased(NamedTuple):
@@ -247,22 +250,12 @@ def frames(handler: LeaseHandler, wanted: PopRequest, result: PopResult, style: 
     out: list[Buffer] = []
     for part in result.given:
         place = GroupPartition(wanted.group.name, wanted.topic.name, part.partition)
-        for stored, ordinal, times in zip(_records(part.body), part.ordinals, part.times, strict=True):
+        for record, ordinal, times in zip(records_of(part.body), part.ordinals, part.times, strict=True):
             message_id = MessageId(part.partition, ordinal, handler.token(place, ordinal, result.pop_ms))
-            position = identity(stored.buffer[stored.at : stored.at + stored.size]).text_position
+            position = identity(record).text_position
             push = Push(style.opaque, message_id, wanted.topic.name, position, times + 1, style.with_crc)
-            encode_pushed(push, stored, out)
+            encode_pushed(push, Stored(record, 0, len(record), NO_OFFSET), out)
     return out
-
-
-def _records(body: Sequence[bytes | memoryview]) -> Iterator[Stored]:
-    """Iterate over the records of slices that each hold one or more."""
-    for piece in body:
-        view, at = memoryview(piece), 0
-        while at < len(view):
-            size = int.from_bytes(view[at : at + 4])
-            yield Stored(view, at, size, int.from_bytes(view[at + 28 : at + 36]))
-            at += size
 
 
 class _Pop(PopRead, TextRead):
@@ -304,13 +297,7 @@ class _Rejection(TextRead):
         self._found = found
 
     def read(self, read: Read) -> list[tuple[Leased, bytes | None]]:
-        return [(leased, self._record(leased, read)) for leased in self._found]
-
-    def _record(self, leased: Leased, read: Read) -> bytes | None:
-        store = self._handler.context.store
-        queue = store.queues.get(TopicPartition(leased.place.topic, leased.place.partition))
-        stored = None if queue is None else store.reader.record(queue, leased.ordinal, read)
-        return None if stored is None else bytes(stored.buffer[stored.at : stored.at + stored.size])
+        return [(leased, self._handler.leases.message(leased.place, leased.ordinal, read)) for leased in self._found]
 
     def found(self, records: list[tuple[Leased, bytes | None]]) -> None:
         """Give the messages up; answer when the dead letters are as safe as promised."""

@@ -10,7 +10,7 @@ from metaq.errors import Fenced, MessageIllegal, ReceiptInvalid, RequestFailed, 
 from metaq.leases.events import Dead
 from metaq.leases.state import ReceiptState
 from metaq.leases.tokens import token_of
-from metaq.message import GroupPartition, TopicPartition
+from metaq.message import GroupPartition
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import Int32, decode_header, encode_header
@@ -39,7 +39,7 @@ class AckHandler:
 
     def __init__(self, context: Context, leasing: Leasing, reads: StoreReads) -> None:
         self._context = context
-        self._leases = leasing.leases
+        self.leases = leasing.leases
         self.turns = leasing.leases.turns
         self._poison = leasing.poison
         self._reads = reads
@@ -56,8 +56,8 @@ class AckHandler:
         """Finish a message (200051)."""
         header = decode_header(AckMessage, request.fields)
         place, receipt = self._place(session.principal, header)
-        if not self._leases.ack(place, receipt.pop_ms, receipt.offset, 1):
-            state = self._leases.receipt_state(place, receipt.offset, receipt.pop_ms)
+        if not self.leases.ack(place, receipt.pop_ms, receipt.offset, 1):
+            state = self.leases.receipt_state(place, receipt.offset, receipt.pop_ms)
             if state is not ReceiptState.DONE:
                 raise _means_nothing(receipt, state)
             return DONE
@@ -87,9 +87,9 @@ class AckHandler:
     def _ack_row(self, row: AckRow) -> int:
         """Finish the messages of a row; return how many."""
         place = GroupPartition(row.group, row.topic, row.queue)
-        if row.mark != OWN or row.token != token_of(self._leases.log.secret, row.group, row.topic, row.pop_ms):
+        if row.mark != OWN or row.token != token_of(self.leases.log.secret, row.group, row.topic, row.pop_ms):
             return 0
-        return self._leases.ack(place, row.pop_ms, row.start_offset, int.from_bytes(row.bits, "little"))
+        return self.leases.ack(place, row.pop_ms, row.start_offset, int.from_bytes(row.bits, "little"))
 
     def change(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """Let a lease end at another time, counted from now (200053).
@@ -106,9 +106,9 @@ class AckHandler:
         if not 0 <= header.invisible_time <= group.max_invisible_ms:
             reason = f"invisibleTime is {header.invisible_time}, not from 0 to {group.max_invisible_ms} ms, or {REJECT}"
             raise RequestFailed(Response.INVALID_PARAMETER, f"{reason} (max_invisible_ms of the group)")
-        due_ms = self._leases.due_ms(receipt.pop_ms, header.invisible_time, group.max_invisible_ms)
+        due_ms = self.leases.due_ms(receipt.pop_ms, header.invisible_time, group.max_invisible_ms)
         given_back = header.invisible_time != receipt.invisible_ms
-        state = self._leases.change(place, receipt.offset, receipt.pop_ms, due_ms, given_back=given_back)
+        state = self.leases.change(place, receipt.offset, receipt.pop_ms, due_ms, given_back=given_back)
         if state is not ReceiptState.LEASED:
             raise _means_nothing(receipt, state)
         answer = ChangeAnswer(receipt.pop_ms, due_ms - receipt.pop_ms, Int32(receipt.token))
@@ -120,21 +120,13 @@ class AckHandler:
 
         Raise ``RequestFailed`` when the receipt means nothing any more.
         """
-        state = self._leases.receipt_state(place, receipt.offset, receipt.pop_ms)
+        state = self.leases.receipt_state(place, receipt.offset, receipt.pop_ms)
         if state is not ReceiptState.LEASED:
             raise _means_nothing(receipt, state)
         if record is None:
-            self._leases.record(place, Dead(receipt.offset))
+            self.leases.record(place, Dead(receipt.offset))
             return
         self._poison.stage(place, receipt.offset, record, Reason.REJECTED)
-
-    def record(self, place: GroupPartition, ordinal: int, read: Read) -> bytes | None:
-        """Return the record of a message; ``None`` when it is lost."""
-        queue = self._context.store.queues.get(TopicPartition(place.topic, place.partition))
-        if queue is None or not 0 <= ordinal < queue.readable:
-            return None
-        stored = self._context.store.reader.record(queue, ordinal, read)
-        return None if stored is None else bytes(stored.buffer[stored.at : stored.at + stored.size])
 
     def _place(self, principal: Principal, header: AckMessage | ChangeInvisibleTime) -> tuple[GroupPartition, Receipt]:
         """Return where the message of a receipt is. Raise why the receipt is none, or why this broker cannot tell."""
@@ -153,7 +145,7 @@ class AckHandler:
             raise MessageIllegal(f"the topic {topic.name} has {topic.all_partitions} partitions, not {receipt.queue}")
         if receipt.mark != OWN:
             raise RequestFailed(Response.NO_MESSAGE, "the receipt is of a retry topic, which this broker does not pop from")
-        if receipt.token != token_of(self._leases.log.secret, header.consumer_group, header.topic, receipt.pop_ms):
+        if receipt.token != token_of(self.leases.log.secret, header.consumer_group, header.topic, receipt.pop_ms):
             raise RequestFailed(Response.NO_MESSAGE, "not a receipt of this broker")
         return GroupPartition(header.consumer_group, header.topic, receipt.queue), receipt
 
@@ -188,7 +180,7 @@ class _Rejection(RemotingRead):
         self._receipt = receipt
 
     def read(self, read: Read) -> bytes | None:
-        return self._handler.record(self._place, self._receipt.offset, read)
+        return self._handler.leases.message(self._place, self._receipt.offset, read)
 
     def found(self, record: bytes | None) -> None:
         """Answer when the dead letter is as safe as promised."""
