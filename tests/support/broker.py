@@ -1,6 +1,5 @@
-"""A real broker process for tests, on a port that it chooses itself; and waits for conditions with a deadline."""
+"""A real broker process for tests, on a port that nobody else is given; and waits for conditions with a deadline."""
 
-import contextlib
 import re
 import socket
 import time
@@ -11,7 +10,7 @@ from types import TracebackType
 from typing import ClassVar, Final, Self
 
 from tests.support.forked import start_module
-from tests.support.ports import hold_port
+from tests.support.ports import free_ports
 
 START_DEADLINE_S: Final = 120.0
 STOP_DEADLINE_S: Final = 60.0
@@ -41,6 +40,10 @@ def wait_until(condition: Callable[[], bool], deadline_s: float, what: str, paus
         time.sleep(pause_s)
 
 
+def _free_address() -> str:
+    return f"127.0.0.1:{free_ports(1)[0]}"
+
+
 class BrokerProcess:
     """``metaq serve`` over the folder ``data``, from entering the ``with`` block until leaving it.
 
@@ -56,7 +59,8 @@ class BrokerProcess:
     fresh: ClassVar[bool] = False
     """Whether its interpreter starts from nothing, as a user's does, and takes 0.4 s of processor time longer."""
 
-    def __init__(self, data: Path, *flags: str, durability: str = "memory", listen: str = "127.0.0.1:0") -> None:
+    def __init__(self, data: Path, *flags: str, durability: str = "memory", listen: str = "") -> None:
+        """Without ``listen`` each start takes a free port, which is never one that the kernel gives away while the broker is down."""
         self.data = data
         self.flags = flags
         self.durability = durability
@@ -68,7 +72,7 @@ class BrokerProcess:
         self.pid = 0
         self.log = data.with_name(f"{data.name}.stderr")
         self._listen = listen
-        self._registry_listen = "127.0.0.1:0"
+        self._registry_listen = ""
         self._output = data.with_name(f"{data.name}.stdout")
         self._output_before = 0
         self._process: BaseProcess | None = None
@@ -95,7 +99,8 @@ class BrokerProcess:
 
     def own_flags(self) -> list[str]:
         """Beside where its data is and where it listens. It puts nothing into the log that a test has not asked for."""
-        flags = ["--remoting-listen", "none", "--registry-listen", self._registry_listen, "--http-listen", "127.0.0.1:0"]
+        registry = self._registry_listen or _free_address()
+        flags = ["--remoting-listen", "none", "--registry-listen", registry, "--http-listen", "127.0.0.1:0"]
         flags += ["--offset-export-interval-ms", "0"]
         flags += self.ignored_disk
         if self.durability == "disk":
@@ -105,7 +110,8 @@ class BrokerProcess:
     def launch(self) -> None:
         """Start the process without waiting: it may be killed while it recovers."""
         assert not self.running, f"process {self.pid} still runs"
-        command = [*self.program, "--data", str(self.data), "--listen", self._listen, *self.own_flags(), *self.flags]
+        listen = self._listen or _free_address()
+        command = [*self.program, "--data", str(self.data), "--listen", listen, *self.own_flags(), *self.flags]
         self._output_before = self._output.stat().st_size if self._output.exists() else 0
         self._process = start_module(command, self._output, self.log, fresh=self.fresh)
         assert self._process.pid is not None
@@ -156,13 +162,10 @@ class BrokerProcess:
     def restart(self, *, same_port: bool = False) -> None:
         """Start again over the same data, after a SIGKILL if it still runs."""
         self.kill()
-        with contextlib.ExitStack() as held:
-            if same_port:
-                self._listen = self.address
-                self._registry_listen = self.registry or self._registry_listen
-                for port in (self.port, int(self._registry_listen.rpartition(":")[2])):
-                    held.enter_context(hold_port(port))
-            self.start()
+        if same_port:
+            self._listen = self.address
+            self._registry_listen = self.registry
+        self.start()
 
     @property
     def address(self) -> str:
