@@ -60,7 +60,7 @@ class BrokerProcess:
     """Whether its interpreter starts from nothing, as a user's does, and takes 0.4 s of processor time longer."""
 
     def __init__(self, data: Path, *flags: str, durability: str = "memory", listen: str = "") -> None:
-        """Without ``listen`` each start takes a free port, which is never one that the kernel gives away while the broker is down."""
+        """Without ``listen`` each start takes a free port, and nobody is given it while the broker is down."""
         self.data = data
         self.flags = flags
         self.durability = durability
