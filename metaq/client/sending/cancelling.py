@@ -11,7 +11,8 @@ from metaq.protocol.remoting.headers import RecallMessage
 from metaq.protocol.remoting.recall import decode_recall
 
 PAUSE_S: Final = 0.5
-"""The pause before another try, in which a broker may come back, or a slave may become master."""
+"""The pause before another try, in which a broker may come back, or a slave may become master; and the least time that is left
+to that try, so that its answer is known rather than in doubt."""
 
 
 def cancel(core: Core, handle: str, deadline: float) -> None:
@@ -31,7 +32,7 @@ def cancel(core: Core, handle: str, deadline: float) -> None:
                 _find_brokers(core, recall.topic, recall.broker_name, deadline)
             core.ask_broker(recall.broker_name, request, deadline)
         except ClientError as error:
-            if not may_pass(error) or time.monotonic() + PAUSE_S >= deadline:
+            if not may_pass(error) or time.monotonic() + 2 * PAUSE_S >= deadline:
                 raise
             is_known = False  # another replica may be its master by now
             time.sleep(PAUSE_S)
