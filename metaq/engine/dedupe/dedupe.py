@@ -359,7 +359,7 @@ class Dedupe:
                 try:
                     if seen is not None:
                         found = seen.find(keys, self._run)
-                        absent = frozenset(keys) - found.keys()
+                        absent = frozenset([key for key in keys if key not in found])
                 except IndexFailed as error:
                     self.failed(error)
                 for cold, _ in portion:

@@ -12,26 +12,26 @@ runs of it are dropped is logged once, until there is another reason or one is d
 """
 
 import logging
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 import gevent
 from gevent.event import AsyncResult, Event
 
-from metaq.engine.priorities.levels import partition_of_copy
+from metaq.engine.timers.copying import Copying, size_of
 from metaq.engine.timers.recurring import Runs
 from metaq.engine.timers.staged import RESERVED_BYTES, NextRun
 from metaq.engine.timers.timers import Timers
-from metaq.engine.writing import again, new_record, note
+from metaq.engine.writing import note
 from metaq.errors import IndexFailed, MetaqError, StoreError
-from metaq.protocol import properties
-from metaq.protocol.record import Record, decode_record
-from metaq.store.files.filecache import Run, read_through
-from metaq.store.newrecord import NewRecord
+from metaq.protocol.record import decode_record
+from metaq.protocol.text.messages import Stored
+from metaq.store.files.filecache import Run
+from metaq.store.log.noted import records_at
+from metaq.store.newrecord import Fields
 from metaq.timers.definitions import MOST
 from metaq.timers.pending import Pending
-from metaq.timers.records import Definition, Key, key_of, parts_of
+from metaq.timers.records import PARKS, Definition, Key, key_of, parts_of
 
 logger = logging.getLogger(__name__)
 
@@ -54,18 +54,23 @@ RETRY_S: Final = 1.0
 CLOCK_STEP_MS: Final = 10_000
 """A wall clock that moves by this much against the monotonic one was set, and that is logged."""
 
-OnDrop = Callable[[int, str], None]
-"""Report that the message parked at a log offset is dropped, and why."""
 
 
 class _Copies(NamedTuple):
     """The timers of one group, and the messages that it delivers."""
 
     taken: list[tuple[Key, int]]
-    records: list[NewRecord]
+    records: list[Fields]
     runs: list[NextRun]
     size: int
     dropped: int
+
+
+class _Lost(NamedTuple):
+    """A park that cannot be read."""
+
+    place: int
+    reason: str
 
 
 class Delivery:
@@ -76,7 +81,7 @@ class Delivery:
         self._runs = runs
         self._context = timers.context
         self._store = timers.context.store
-        self._read = read_through(run)
+        self._run = run
         self._wake = Event()
         self._in_flight_bytes = 0
         self._failing = False
@@ -172,17 +177,22 @@ class Delivery:
     def _copies(self, table: Pending, taken: list[tuple[Key, int]]) -> _Copies:
         """Return the copies of the first timers that were taken, as many as fit into a group; the others are given back."""
         most_bytes = min(PORTION_BYTES, self._store.settings.segment_bytes // 2)
-        records: list[NewRecord] = []
+        parks = self._parks([place for _, place in taken])
+        copying = Copying(self._context)
+        records: list[Fields] = []
         runs: list[NextRun] = []
         size, count, dropped = 0, 0, 0
         for key, place in taken:
-            definition = table.definitions.of_run(key)
-            if definition is None:
-                record = self._park(place, self._dropped)
-                found, run = [] if record is None else self._copy(record, self._dropped), None
+            definition, park = table.definitions.of_run(key), parks[place]
+            run: NextRun | None = None
+            if definition is not None:
+                found, run = self._run_copies(copying, definition, key, park, most_bytes - size)
+            elif isinstance(park, _Lost):
+                self._dropped(place, park.reason)
+                found = []
             else:
-                found, run = self._run_copies(definition, key, place, most_bytes - size)
-            length = sum(copy.size for copy in found) + (0 if run is None else len(run.draft.body) + RESERVED_BYTES)
+                found = copying.copy(park, self._dropped)
+            length = sum(map(size_of, found)) + (0 if run is None else len(run.draft.body) + RESERVED_BYTES)
             if (records or runs) and size + length > most_bytes:
                 break
             records += found
@@ -194,58 +204,43 @@ class Delivery:
             table.release(key)
         return _Copies(taken[:count], records, runs, size, dropped)
 
-    def _run_copies(self, definition: Definition, key: Key, place: int, room: int) -> tuple[list[NewRecord], NextRun | None]:
+    def _run_copies(
+        self, copying: Copying, definition: Definition, key: Key, park: Stored | _Lost, room: int
+    ) -> tuple[list[Fields], NextRun | None]:
         """Return the copies of a run of a recurring message, as many as there is room for, and the next run."""
         due_ms, now_ms = parts_of(key)[0], self._store.clock.now_ms()
         on_drop = partial(self._run_dropped, definition)
-        record = self._park(place, on_drop)
-        copy = [] if record is None else self._copy(record, on_drop)
-        most = max(1, room // (copy[0].size + 1)) if copy else 1
+        if isinstance(park, _Lost):
+            on_drop(park.place, park.reason)
+            record, copy = None, list[Fields]()
+        else:
+            record = decode_record(bytes(park.buffer[park.at : park.at + park.size]))
+            copy = copying.copy_apart(record, on_drop)
+        most = max(1, room // (size_of(copy[0]) + 1)) if copy else 1
         plan = self._runs.plan(definition, due_ms, now_ms, most)
         run = self._runs.next_run(definition, record, plan.next_ms)
         if record is None or not copy:
             return [], run
         if self._drops.pop(definition.number, None) is not None:
             logger.info("recurring message delivered again name=%s", definition.name)
-        copies = [self._copy(record, on_drop, out_ms)[0] for out_ms in plan.times] if plan.times != [due_ms] else copy
-        return copies, run
+        if plan.times == [due_ms]:
+            return copy, run
+        return [copying.copy_apart(record, on_drop, out_ms)[0] for out_ms in plan.times], run
 
-    def _park(self, place: int, on_drop: OnDrop) -> Record | None:
-        """Return a park; ``None`` when it is damaged or lost, which is reported."""
+    def _parks(self, places: list[int]) -> dict[int, Stored | _Lost]:
+        """Return the parks at some places, or why there is none. Raise ``StoreError`` when the store takes nothing any more."""
+        log, found = self._store.log, dict[int, Stored | _Lost]()
         try:
-            stored = self._store.record_at_offset(place, self._read)
-        except StoreError as error:
-            if self._store.failure is not None:
-                raise
-            on_drop(place, str(error))
-            return None
-        if stored is None:
-            on_drop(place, "its record is damaged or lost")
-            return None
-        return decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size]))
-
-    def _copy(self, record: Record, on_drop: OnDrop, out_ms: int | None = None) -> list[NewRecord]:
-        """Return the copy that consumers get, with another due time if one is given.
-
-        Return nothing when its topic was deleted or it cannot be stored, which is reported.
-        """
-        pairs = properties.parse(record.properties.decode(errors="replace"))
-        name, number = pairs.pop(properties.REAL_TOPIC, ""), int(pairs.pop(properties.REAL_QUEUE, "0"))
-        topic = self._context.topics.of_parked(name, number) if name else None
-        if topic is None:
-            on_drop(record.log_offset, f"the topic {name} was deleted")
-            return []
-        if out_ms is not None:
-            pairs[properties.TIMER_OUT] = str(out_ms)
-        own = {properties.CRON: pairs[properties.CRON]} if properties.CRON in pairs else properties.NONE
-        pairs[properties.TIMER_ENQUEUE] = str(record.store_ms)
-        pairs[properties.TIMER_DEQUEUE] = str(self._store.clock.now_ms())
-        draft = again(record, name, partition_of_copy(topic, pairs, number), pairs)
-        try:
-            return [new_record(self._context, draft, own)]
-        except MetaqError as error:
-            on_drop(record.log_offset, str(error))
-            return []
+            found.update(records_at(log, PARKS, places, self._run))
+        except StoreError:  # a part of the disk cannot be read: the others are not lost with it
+            for place in places:
+                try:
+                    found.update(records_at(log, PARKS, [place], self._run))
+                except StoreError as error:
+                    if self._store.failure is not None:
+                        raise
+                    found[place] = _Lost(place, str(error))
+        return {place: found.get(place) or _Lost(place, "its record is damaged or lost") for place in places}
 
     def _dropped(self, place: int, reason: str) -> None:
         self._timers.dropped += 1

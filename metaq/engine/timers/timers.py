@@ -25,7 +25,7 @@ from metaq.errors import DiskFull, IndexFailed, MessageIllegal, NotWritable, Ove
 from metaq.protocol import properties
 from metaq.store.copies.discarding import TIMER_INDEX
 from metaq.store.files.filecache import Run, read_through
-from metaq.store.newrecord import NewRecord
+from metaq.store.newrecord import Fields
 from metaq.store.ordered.ordered import remove_ordered
 from metaq.store.recordgroups import put_record_group
 from metaq.store.recovery.recovery import add_feature
@@ -378,16 +378,12 @@ class Timers:
     # -- what becomes of them -----------------------------------------------------------------------------------------
 
     def stage_delivery(
-        self, taken: list[tuple[Key, int]], copies: list[NewRecord], dropped: int, runs: Sequence[NextRun] = ()
+        self, taken: list[tuple[Key, int]], copies: list[Fields], dropped: int, runs: Sequence[NextRun] = ()
     ) -> None:
         """Stage the copies of timers that are taken, and the next runs, in one group with the mark that ends these timers."""
         context, store, pending = self.context, self._store, self._pending
         assert pending is not None
-        segments: dict[int, int] = {}
-        for _, place in taken:
-            segment = store.log.find(place)
-            if segment is not None:
-                segments[segment.base] = segments.get(segment.base, 0) + 1
+        segments = store.log.count_by_segment([place for _, place in taken])
         to = taken[-1][0]
         mark = internal_mark(context, MARKS, deliver_mark(to, len(copies), dropped, segments))
         ordinal = store.queue(*MARKS).next

@@ -312,6 +312,19 @@ class CommitLog:
             return None
         return self.segments[index]
 
+    def count_by_segment(self, log_offsets: Iterable[int]) -> dict[int, int]:
+        """Return how many of the log offsets each segment holds, by its base; those that no segment holds count nowhere."""
+        counts: dict[int, int] = {}
+        base = end = 0
+        for offset in log_offsets:
+            if not base <= offset < end:  # most are beside one another
+                segment = self.find(offset)
+                if segment is None:
+                    continue
+                base, end = segment.base, segment.end
+            counts[base] = counts.get(base, 0) + 1
+        return counts
+
     def file(self, segment: Segment) -> File:
         """Return the open file of a segment; a missing file is created."""
         return self._files.open(segment.path)

@@ -1,0 +1,139 @@
+"""The copies that consumers get of parked messages.
+
+::
+
+    park    … TIMER_OUT_MS 01 due 02  REAL_TOPIC 01 topic 02 REAL_QID 01 partition 02
+    copy    … TIMER_OUT_MS 01 due 02  TIMER_ENQUEUE_MS 01 stored 02 TIMER_DEQUEUE_MS 01 now 02
+
+Of most parks the copy is made from their bytes, and the end of the properties says by itself where it goes. The others are
+taken apart: those of recurring messages, those that were stored again, and those of topics with priorities.
+"""
+
+import struct
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from metaq.engine.context import Context
+from metaq.engine.priorities.levels import partition_of_copy
+from metaq.engine.writing import again, new_record
+from metaq.errors import MetaqError
+from metaq.protocol import properties
+from metaq.protocol.keys import keys_of
+from metaq.protocol.record import (
+    CHECKSUM_SIZE,
+    HEADER_SIZE,
+    TAGS,
+    Record,
+    constant_middle,
+    decode_properties,
+    decode_record,
+    java_hash,
+    longer_tail,
+)
+from metaq.protocol.text.messages import HEADER_SIZE_TEXT, Stored
+from metaq.store.newrecord import Fields
+from metaq.store.queues.consumequeue import ConsumeQueue
+from metaq.timers.records import PARKS
+
+OnDrop = Callable[[int, str], None]
+"""Report that the message parked at a log offset is dropped, and why."""
+
+_PARK: Final = struct.Struct(">8xi4xi16xiq8sq8xi8xi")
+"""Of a record's header: body CRC, flag, system flag, born time and host, store time, retries, body length."""
+_PROPERTIES_AT: Final = 1 + len(PARKS.topic) + 2
+"""Where the properties of a park begin after its body."""
+_PLACE: Final = f"{properties.REAL_TOPIC}\x01".encode()
+_PLACE_VALUES: Final = f"{properties.REAL_TOPIC}\x01%s\x02{properties.REAL_QUEUE}\x01%d\x02"
+_TIMES: Final = f"{properties.TIMER_ENQUEUE}\x01%d\x02{properties.TIMER_DEQUEUE}\x01%d\x02".encode()
+_UNUSUAL: Final = (b"METAQ_", b"QUEUE_MS\x01", _PLACE)
+"""What the properties of a park have before its place when it has to be taken apart."""
+_LOOKED_UP: Final = (b"TAGS\x01", b"KEYS\x01", b"UNIQ_KEY\x01")
+
+assert _PARK.size == HEADER_SIZE
+
+
+class Target(NamedTuple):
+    """Where the copies of parks go that end alike."""
+
+    topic: str
+    queue: ConsumeQueue
+
+
+class Copying:
+    """The copies of one round: what is known of topics holds until something else may run."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._targets: dict[bytes, Target | None] = {}
+        self._now_ms = context.store.clock.now_ms()
+
+    def copy(self, park: Stored, on_drop: OnDrop) -> list[Fields]:
+        """Return the copy that consumers get; nothing when its topic was deleted or it cannot be stored, which is reported."""
+        data = bytes(park.buffer[park.at : park.at + park.size])
+        copied = self._quick_copy(data)
+        return self.copy_apart(decode_record(data), on_drop) if copied is None else [copied]
+
+    def _quick_copy(self, data: bytes) -> Fields | None:
+        """Return the copy of a park whose place is known from its last bytes; ``None`` when it has to be taken apart."""
+        crc, flag, sys_flag, born_ms, born_host, store_ms, retries, length = _PARK.unpack_from(data)
+        body_end = HEADER_SIZE + length
+        text = data[body_end + _PROPERTIES_AT : len(data) - CHECKSUM_SIZE]
+        at = text.rfind(_PLACE)
+        if at < 0:
+            return None
+        place, text = text[at:], text[:at]
+        if place not in self._targets:
+            self._targets[place] = self._target(place)
+        target = self._targets[place]
+        if target is None or _UNUSUAL[0] in text or _UNUSUAL[1] in text or _UNUSUAL[2] in text:
+            return None
+        tag, tag_size, keys = 0, 0, tuple[str, ...]()
+        if _LOOKED_UP[0] in text or _LOOKED_UP[1] in text or _LOOKED_UP[2] in text:
+            name = decode_properties(text).get(TAGS)
+            if name is not None:
+                tag, tag_size = java_hash(name), 4 + len(name.encode())
+            keys = keys_of(target.topic, sys_flag, text)
+        text += _TIMES % (store_ms, self._now_ms)
+        if len(text) > properties.MOST_BYTES:
+            return None
+        middle = constant_middle(sys_flag, born_ms, born_host, self._now_ms, self._context.store_host, retries)
+        tail = longer_tail(target.queue.tail, text)
+        body = data[HEADER_SIZE:body_end]
+        return (target.queue, flag, body, crc, middle, HEADER_SIZE_TEXT + tag_size + length, tail, tag, keys)
+
+    def _target(self, place: bytes) -> Target | None:
+        """Return where parks with this end go; ``None`` when the whole message decides, or nobody may have it."""
+        pairs = decode_properties(place)
+        name, number = pairs.get(properties.REAL_TOPIC, ""), pairs.get(properties.REAL_QUEUE, "")
+        if not number.isdecimal() or place != (_PLACE_VALUES % (name, int(number))).encode():
+            return None
+        topic = self._context.topics.of_parked(name, int(number))
+        if topic is None or topic.has_priorities:
+            return None
+        return Target(name, self._context.store.queue(name, int(number) % topic.all_partitions))
+
+    def copy_apart(self, record: Record, on_drop: OnDrop, out_ms: int | None = None) -> list[Fields]:
+        """Do the same for any park, with another due time if one is given."""
+        pairs = properties.parse(record.properties.decode(errors="replace"))
+        name, number = pairs.pop(properties.REAL_TOPIC, ""), int(pairs.pop(properties.REAL_QUEUE, "0"))
+        topic = self._context.topics.of_parked(name, number) if name else None
+        if topic is None:
+            on_drop(record.log_offset, f"the topic {name} was deleted")
+            return []
+        if out_ms is not None:
+            pairs[properties.TIMER_OUT] = str(out_ms)
+        own = {properties.CRON: pairs[properties.CRON]} if properties.CRON in pairs else properties.NONE
+        pairs[properties.TIMER_ENQUEUE] = str(record.store_ms)
+        pairs[properties.TIMER_DEQUEUE] = str(self._context.store.clock.now_ms())
+        draft = again(record, name, partition_of_copy(topic, pairs, number), pairs)
+        try:
+            return [new_record(self._context, draft, own)]
+        except MetaqError as error:
+            on_drop(record.log_offset, str(error))
+            return []
+
+
+def size_of(copy: Fields) -> int:
+    """Return the bytes that a copy takes in the log."""
+    queue, _, body, _, _, _, tail, _, _ = copy
+    return HEADER_SIZE + len(body) + len(queue.tail if tail is None else tail) + CHECKSUM_SIZE
