@@ -3,10 +3,10 @@
 from metaq.engine.deadletters import dead_letter, report_dead_letter
 from metaq.engine.halfmessages import HalfMessages, is_half
 from metaq.engine.tables.groups import Group
-from metaq.engine.timers.staged import due_of
 from metaq.engine.timers.timers import Timers
 from metaq.engine.writing import Draft, Placed, delayed, stage
 from metaq.protocol import properties
+from metaq.protocol.delays import due_of
 
 
 def place(halves: HalfMessages, timers: Timers, draft: Draft, producer_group: str, given_up_by: Group | None) -> Placed:

@@ -26,22 +26,17 @@ CLUSTER: Final = "CLUSTER"
 CHECKSUM: Final = "__CRC32#"
 SHARDING_KEY: Final = "__SHARDINGKEY"
 PRIORITY: Final = "_SYS_MSG_PRIORITY_"
+"""The priority of a message in a topic with priorities, 0 and more; elsewhere it means nothing."""
 FIRST_POP_TIME: Final = "1ST_POP_TIME"
 DEAD_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
 DEAD_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
-"""The priority of a message in a topic with priorities, 0 and more; elsewhere it means nothing."""
 TIMER_DELAY: Final = "TIMER_DELAY_MS"
 TIMER_DELIVER: Final = "TIMER_DELIVER_MS"
-TIMES: Final = (
-    ("TIMER_DELAY_SEC", 1000, True),
-    (TIMER_DELAY, 1, True),
-    (TIMER_DELIVER, 1, False),
-    ("__STARTDELIVERTIME", 1, False),
-)
-"""Properties by which a sender delays a message to any time: name, milliseconds in its unit, and whether it counts from now.
+TIMER_SECONDS: Final = "TIMER_DELAY_SEC"
+TIMERS: Final = (TIMER_SECONDS, TIMER_DELAY, TIMER_DELIVER, "__STARTDELIVERTIME")
+"""Properties by which a sender delays a message to any time (``metaq.protocol.delays``). The first one that is present wins.
 
-The first one that is present wins. The last is that of old clients of a cloud service."""
-TIMERS: Final = tuple(name for name, _, _ in TIMES)
+The last is that of old clients of a cloud service."""
 TIMER_OUT: Final = "TIMER_OUT_MS"
 """When a delayed message is due. The delivered copy has it, too: whoever sends that again does not delay it again."""
 TIMER_ENQUEUE, TIMER_DEQUEUE = "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS"
@@ -90,8 +85,11 @@ def parse(text: str) -> dict[str, str]:
     return pairs
 
 
-_TAKEN_APART: Final = (DELAY, TRANSACTION, REPLY_TO, CHECKSUM, *OWN, *TIMERS)
-_CHANGED: Final = re.compile(f"\x02(?:(?:{'|'.join(map(re.escape, _TAKEN_APART))})\x01|{WAIT}\x01(?!true\x02))")
+TAKEN_APART: Final = (DELAY, TRANSACTION, REPLY_TO, CHECKSUM, *OWN, *TIMERS)
+"""Properties that the broker acts on, or does not keep: a message that has one is parsed."""
+UNUSUAL_WAIT: Final = f"{WAIT}\x01(?!true\x02)"
+"""The pattern of a WAIT that is not ``true``; one that is, is left out."""
+_CHANGED: Final = re.compile(f"\x02(?:(?:{'|'.join(map(re.escape, TAKEN_APART))})\x01|{UNUSUAL_WAIT})")
 _WAITING: Final = f"\x02{WAIT}\x01true\x02"
 _TAG, _UNIQUE, _KEYS = [f"\x02{name}\x01" for name in (TAGS, UNIQUE_KEY, KEYS)]
 _UNIQUE_NAME, _KEYS_NAME = _UNIQUE[1:], _KEYS[1:]
@@ -212,12 +210,19 @@ def _look_into(text: str) -> AsSent | None:
     marked = f"\x02{text}" if text[-1:] == "\x02" else f"\x02{text}\x02"
     if _CHANGED.search(marked):
         return None
-    marked = marked.replace(_WAITING, "\x02", 1)
-    tag, unique, words = _last(marked, _TAG), _last(marked, _UNIQUE), _last(marked, _KEYS)
-    data = marked[1:].encode()
+    data, tag, unique, words = looked_up(marked)
     if len(data) > MOST_BYTES:
         raise MessageIllegal(f"properties of {len(data)} bytes are longer than {MOST_BYTES}")
     return data, tag, _distinct(unique, *(words or "").split(" "))
+
+
+def looked_up(marked: str) -> tuple[bytes, str | None, str | None, str | None]:
+    """Return what a record keeps of properties with 02 before and after them, and the values of TAGS, UNIQ_KEY and KEYS.
+
+    There is no WAIT in them but one that is ``true``.
+    """
+    marked = marked.replace(_WAITING, "\x02", 1)
+    return marked[1:].encode(), _last(marked, _TAG), _last(marked, _UNIQUE), _last(marked, _KEYS)
 
 
 def _last(marked: str, name: str) -> str | None:

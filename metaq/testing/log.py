@@ -11,9 +11,10 @@ from typing import Final, NamedTuple
 from metaq.client.connecting.transport import ClientAnswer
 from metaq.client.consuming.records import decode_messages
 from metaq.client.message import ReceivedMessage
-from metaq.errors import BadRequest, MessageIllegal, TimerDelivered, UnknownTimer
+from metaq.errors import BadRequest, TimerDelivered, UnknownTimer
 from metaq.message import LogOffset
 from metaq.protocol import properties as names
+from metaq.protocol.delays import due_of
 from metaq.protocol.ids import OffsetId, encode_offset_id
 from metaq.protocol.priority import one_level
 from metaq.protocol.record import FIXED_SIZE, HEADER, MAGIC
@@ -21,7 +22,7 @@ from metaq.protocol.remoting.attributes import MESSAGE_TYPE, PRIORITY_TYPE, TOPI
 from metaq.protocol.remoting.recall import RecallHandle, encode_recall
 from metaq.protocol.sql92 import compile_expression
 from metaq.protocol.subscription import ExpressionKind, Subscription
-from metaq.timers.handles import Handle, handle_of
+from metaq.timers.handles import Handle, Handles
 from metaq.timers.records import key_of
 
 BROKER_NAME: Final = "memory"
@@ -80,7 +81,7 @@ class Log:
         self._parked: list[_Parked] = []
         self._cancelled: set[int] = set()
         """The numbers of parked messages that were cancelled."""
-        self._secret = secrets.token_bytes()
+        self._handles = Handles(secrets.token_bytes())
         self._sequence = itertools.count()
 
     def now_ms(self) -> int:
@@ -125,14 +126,14 @@ class Log:
             kept = {name: value for name, value in letter.properties.items() if name not in (names.DELAY, *names.TIMERS)}
             self._park(letter._replace(properties=kept), now_ms, due_ms)
             return LogPlace(_offset_id(self._end), 0)
-        wanted_ms = _due_ms(letter.properties, now_ms)
+        wanted_ms = due_of(letter.properties, now_ms)
         if wanted_ms is None:
             return self._append(letter)
         letter = letter._replace(properties=letter.properties | {names.TIMER_OUT: str(wanted_ms)})
         if wanted_ms <= now_ms:
             return self._append(letter)
         number = self._park(letter, now_ms, wanted_ms)
-        return LogPlace(_offset_id(self._end), 0, handle_of(key_of(wanted_ms, number), self._secret))
+        return LogPlace(_offset_id(self._end), 0, self._handles.of(key_of(wanted_ms, number)))
 
     def answered(self, once: tuple[str, str], answer: ClientAnswer) -> ClientAnswer:
         """Keep the answer to a message of a topic if it has an id, and return it."""
@@ -147,7 +148,7 @@ class Log:
 
     def cancel(self, handle: Handle, topic: str) -> None:
         """Cancel a parked message. ``TimerDelivered``, ``UnknownTimer``."""
-        if handle != handle_of(handle.key, self._secret):
+        if handle != self._handles.of(handle.key):
             raise UnknownTimer("the handle is not of this broker")
         if any(parked.number == handle.ident and parked.letter.topic != topic for parked in self._parked):
             raise UnknownTimer(f"the handle is not of a message of the topic {topic}")
@@ -238,18 +239,6 @@ def chooser(subscription: Subscription) -> Callable[[ReceivedMessage], bool]:
         matches = compile_expression(subscription.expression)
         return lambda message: matches(message.properties)
     return lambda message: subscription.matches_tag(message.tag)
-
-
-def _due_ms(pairs: dict[str, str], now_ms: int) -> int | None:
-    """Return the time to which a message is delayed by its properties; ``None`` when it is not."""
-    if names.TIMER_OUT in pairs:
-        return None
-    for name, unit_ms, counts_from_now in names.TIMES:
-        if (value := pairs.get(name)) is not None:
-            if not (value.isascii() and value.isdecimal()):
-                raise MessageIllegal(f"the property {name} is {value[:20]!r}, not a number")
-            return int(value) * unit_ms + (now_ms if counts_from_now else 0)
-    return None
 
 
 def _offset_id(log_offset: int) -> str:

@@ -1,13 +1,12 @@
 """Handles of delayed messages, by which they are cancelled: ``DUE-ID-CODE``, as a person can type it.
 
-DUE is the time in Unix milliseconds and ID the log offset of the message's first park, both decimal. CODE is the beginning of
-an HMAC-SHA-256 over both, in hexadecimal: only someone who was given a handle can use it. A handle stays good when the message
-is stored again, after restarts and after failovers: the secret is in the log.
+DUE is the time in Unix milliseconds and ID the log offset of the message's first park, both decimal. CODE is a BLAKE2b hash of
+both with a secret as its key, in hexadecimal: only someone who was given a handle can use it. A handle stays good when the
+message is stored again, after restarts and after failovers: the secret is in the log.
 """
 
-import hmac
 import re
-from hashlib import sha256
+from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from metaq.errors import BadRequest
@@ -33,10 +32,17 @@ class Handle(NamedTuple):
         return f"{self.due_ms}-{self.ident}-{self.code}"
 
 
-def handle_of(key: Key, secret: bytes) -> Handle:
-    """Return the handle of a timer."""
-    code = hmac.digest(secret, b"timer\0" + key, sha256)[:CODE_BYTES]
-    return Handle(*parts_of(key), code.hex())
+class Handles:
+    """The handles that are made with one secret."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._keyed = blake2b(key=secret, digest_size=CODE_BYTES, person=b"timer")  # copied: a third of the cost of a new one
+
+    def of(self, key: Key) -> Handle:
+        """Return the handle of a timer."""
+        code = self._keyed.copy()
+        code.update(key)
+        return Handle(*parts_of(key), code.hexdigest())
 
 
 def read_handle(text: str) -> Handle:

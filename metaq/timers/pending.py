@@ -37,6 +37,7 @@ from typing import Final
 
 from metaq.store.files.filecache import Run, run_here
 from metaq.store.log.commitlog import CommitLog
+from metaq.store.log.segments import Segment
 from metaq.store.ordered.engine import DeleteKey, DeleteRange, Entry, Operation, SetKey
 from metaq.store.ordered.following import checksum_before
 from metaq.store.ordered.ordered import Covered, Ordered
@@ -81,33 +82,38 @@ class TimerState(enum.Enum):
 
 
 class Flight:
-    """The keys of timers whose newest records are staged and have no outcome yet. No delivery may pass them."""
+    """The timers whose newest records are staged and not yet seen by readers, turn by turn. No delivery may pass them.
+
+    Turns become visible in their order, so the least key of each is all that has to be known.
+    """
 
     def __init__(self) -> None:
-        self._keys: dict[Key, int] = {}
-        self._heap: list[Key] = []
-
-    def __len__(self) -> int:
-        return len(self._keys)
+        self._least: Key | None = None  # of the turn that is going on
+        self._appended: deque[Key | None] = deque()
 
     def add(self, key: Key) -> None:
-        self._keys[key] = self._keys.get(key, 0) + 1
-        heappush(self._heap, key)
+        """Take a timer whose record is staged in this turn."""
+        if self._least is None or key < self._least:
+            self._least = key
 
-    def remove(self, key: Key) -> None:
-        left = self._keys[key] - 1
-        if left:
-            self._keys[key] = left
-        else:
-            del self._keys[key]
+    def end_turn(self, *, is_stored: bool) -> None:
+        """Learn what became of the records of this turn."""
+        if is_stored:
+            self._appended.append(self._least)
+        self._least = None
+
+    def land(self) -> None:
+        """Learn that readers see the records of the oldest turn."""
+        self._appended.popleft()
 
     @property
     def lowest(self) -> Key | None:
         """The least key in flight; ``None`` without any."""
-        heap = self._heap
-        while heap and heap[0] not in self._keys:
-            heappop(heap)
-        return heap[0] if heap else None
+        lowest = self._least
+        for key in self._appended:
+            if key is not None and (lowest is None or key < lowest):
+                lowest = key
+        return lowest
 
 
 class Pending:
@@ -117,6 +123,7 @@ class Pending:
         """Begin with what the index has; ``run`` is where an engine waits later, if it has to."""
         self.index = index
         self._log = log
+        self._segment: Segment | None = None  # the last one that was looked for: most places are in one
         self._run: Run = run_here  # what the opening reads
         self._waiting: deque[TimerEvent] = deque()  # safe, and not yet in the index
         self._near: dict[Key, int] = {}  # to the places
@@ -204,25 +211,27 @@ class Pending:
 
     def follow(self, event: TimerEvent) -> None:
         """Take a safe event into the table; the next one in the order of the log comes with the next call."""
-        match event:
-            case Park():
-                self._parked(event)
-            case Delivered():
-                self._delivered(event)
-            case Cancelled():
-                for key, place in event.timers:
-                    self._cancel(key, place)
-            case Secret():
-                self.secret = event
-            case Defined(_, ended, _) | Undefined(_, ended, _):
-                if ended is not None:
-                    self._cancel(ended.key, ended.place)
-        self.definitions.follow(event)
         self._waiting.append(event)
+        if isinstance(event, Park):
+            self._parked(event)
+            if event.definition is None:  # of nearly all
+                return
+        elif isinstance(event, Delivered):
+            self._delivered(event)
+        elif isinstance(event, Cancelled):
+            for key, place in event.timers:
+                self._cancel(key, place)
+        elif isinstance(event, Secret):
+            self.secret = event
+        elif event[1] is not None:  # the run of a definition that has ended
+            self._cancel(event[1].key, event[1].place)
+        self.definitions.follow(event)
 
     def _parked(self, event: Park) -> None:
-        key, place, before, *_ = event
-        self._taken.pop(key, None)
+        key, place, before, _, _ = event
+        if before is not None:
+            self._taken.pop(key, None)
+            self._count(self.segments, before, -1)
         if key < self.horizon:
             if key not in self._near:
                 heappush(self._heap, key)
@@ -232,8 +241,6 @@ class Pending:
                 heappush(self._far_heap, key)
             self._far[key] = place
         self._count(self.segments, place, 1)
-        if before is not None:
-            self._count(self.segments, before, -1)
 
     def _delivered(self, event: Delivered) -> None:
         to = event.to
@@ -257,7 +264,9 @@ class Pending:
         self._far.pop(key, None)
 
     def _count(self, segments: dict[int, int], place: int, change: int) -> None:
-        segment = self._log.find(place)
+        segment = self._segment
+        if segment is None or not segment.base <= place < segment.end or place < self._log.begin:
+            segment = self._segment = self._log.find(place)
         if segment is not None:  # a place that has aged out counts nowhere
             self._add(segments, segment.base, change)
 
@@ -305,25 +314,25 @@ class Pending:
         return True
 
     def _enter(self, batch: list[Operation], event: TimerEvent, segments: dict[int, int]) -> None:
-        match event:
-            case Park(key, place, before):
-                first = parts_of(key)[1]
-                batch.append(SetKey(TIMER + key, b"" if place == first else _NUMBER.pack(place)))
-                self._count(segments, place, 1)
-                if before is not None:
-                    self._count(segments, before, -1)
-            case Delivered(to, counts, _):
-                batch.append(DeleteRange(TIMER, TIMER + to + b"\0"))
-                for base, count in counts.items():
-                    self._add(segments, base, -count)
-            case Cancelled(timers, _):
-                for key, place in timers:
-                    self._enter_cancel(batch, key, place, segments)
-            case Secret(secret, place, _):
-                batch.append(SetKey(SECRET, _SECRET.pack(secret, place)))
-            case Defined(_, ended, _) | Undefined(_, ended, _):
-                if ended is not None:
-                    self._enter_cancel(batch, ended.key, ended.place, segments)
+        if isinstance(event, Park):
+            key, place, before, _, definition = event
+            batch.append(SetKey(TIMER + key, b"" if before is None else _NUMBER.pack(place)))
+            self._count(segments, place, 1)
+            if before is not None:
+                self._count(segments, before, -1)
+            if definition is None:  # of nearly all
+                return
+        elif isinstance(event, Delivered):
+            batch.append(DeleteRange(TIMER, TIMER + event.to + b"\0"))
+            for base, count in event.segments.items():
+                self._add(segments, base, -count)
+        elif isinstance(event, Cancelled):
+            for key, place in event.timers:
+                self._enter_cancel(batch, key, place, segments)
+        elif isinstance(event, Secret):
+            batch.append(SetKey(SECRET, _SECRET.pack(event.secret, event.place)))
+        elif event[1] is not None:  # the run of a definition that has ended
+            self._enter_cancel(batch, event[1].key, event[1].place, segments)
         batch += self.definitions.rows(event)
 
     def _enter_cancel(self, batch: list[Operation], key: Key, place: int, segments: dict[int, int]) -> None:

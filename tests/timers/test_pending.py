@@ -124,7 +124,7 @@ class Life:
         self.events: list[TimerEvent] = []  # in the log
         self.landed = 0  # how many of them readers see
         self.turn: list[Staged] = []
-        self.in_log: list[Staged] = []
+        self.in_log: list[list[Staged]] = []  # turns
         self.flushed = 0
         self.counts: Counter[str] = Counter()
         self.known: set[Key] = set()
@@ -180,38 +180,34 @@ class Life:
         return place, self.log.end
 
     def _stage(self, event: TimerEvent, *taken: Key) -> None:
-        for staged in [Staged(event, taken)]:
-            for key in keys_of(staged.event):
-                self.table.flight.add(key)
-            self.turn.append(staged)
-
-    def _land(self, staged: Staged) -> None:
-        for key in keys_of(staged.event):
-            self.table.flight.remove(key)
+        for key in keys_of(event):
+            self.table.flight.add(key)
+        self.turn.append(Staged(event, taken))
 
     def _coming(self) -> list[TimerEvent]:
         return [*self.events, *(staged.event for staged in self.turn)]
 
     def append(self) -> None:
         self.events += [staged.event for staged in self.turn]
-        self.in_log += self.turn
+        self.in_log.append(self.turn)
         self.turn = []
+        self.table.flight.end_turn(is_stored=True)
 
     def fail(self) -> None:
         """The append of a turn fails."""
         for staged in self.turn:
-            self._land(staged)
             for key in staged.taken:
                 self.table.release(key)
         self.turn = []
+        self.table.flight.end_turn(is_stored=False)
 
     def land(self) -> None:
-        for _ in range(self.rng.randint(1, 6)):
+        for _ in range(self.rng.randint(1, 3)):
             if self.in_log:
-                staged = self.in_log.pop(0)
-                self._land(staged)
-                self.table.follow(staged.event)
-                self.landed += 1
+                self.table.flight.land()
+                for staged in self.in_log.pop(0):
+                    self.table.follow(staged.event)
+                    self.landed += 1
 
     # -- what brokers do ----------------------------------------------------------------------------------------------
 
@@ -325,7 +321,7 @@ class Life:
         expect(len(table) == len(told.pending), "pending ones are counted", len(table), len(told.pending))
         expect(table.secret is None or told.secret is not None, "the secret", table.secret)
         expect(table.secret is None or table.secret[:2] == cast(Secret, told.secret)[:2], "the secret", table.secret, told)
-        taken = {key for staged in [*self.in_log, *self.turn] for key in staged.taken}
+        taken = {key for turn in [*self.in_log, self.turn] for staged in turn for key in staged.taken}
         for key in self.known:
             state, place = self._find(key)
             if key in taken:

@@ -1,11 +1,11 @@
 """Definitions of recurring messages, staged: with their first runs, at their end, and again before retention deletes them."""
 
-from metaq.engine.timers.staged import NextRun, Staged
+from metaq.engine.timers.staged import NextRun
 from metaq.engine.timers.timers import Timers
 from metaq.engine.writing import Draft, internal_mark, new_record, stage
 from metaq.store.recordgroups import END_SIZE, put_record_group
 from metaq.timers.definitions import Recurring, define_mark, undefine_mark
-from metaq.timers.records import MARKS, PARKS, Defined, Definition, Ended, Key, Undefined
+from metaq.timers.records import MARKS, Defined, Definition, Ended, Key, Undefined
 
 
 def stage_definition(timers: Timers, recurring: Recurring, replaced: Ended | None, draft: Draft, due_ms: int) -> None:
@@ -16,36 +16,31 @@ def stage_definition(timers: Timers, recurring: Recurring, replaced: Ended | Non
     number = store.log.end_of([size]) - size
     _, cron, topic, _, zone, partition, _, _, missed = recurring
     definition = Definition(recurring.name, number, number, cron, zone, topic, partition, missed)
-    run, ordinal, first = NextRun(definition, due_ms, draft), store.queue(*MARKS).next, store.queue(*PARKS).next
+    run = NextRun(definition, due_ms, draft)
     offsets = put_record_group(store, mark, [new_record(context, draft, run.own)])
     assert offsets[0] == number
-    _stage_ended(timers, Defined(definition, replaced, offsets[1]), ordinal, replaced)
-    timers.stage_runs(first, [run], offsets[1:], [store.log.staged_end])
-    timers.names_in_flight.add(recurring.name)
+    _stage_ended(timers, Defined(definition, replaced, offsets[1]), replaced)
+    timers.stage_runs([run], offsets[1:], [store.log.staged_end])
 
 
 def stage_end(timers: Timers, definition: Definition, ended: Ended) -> None:
     """Stage the end of a definition, whose run is taken."""
-    ordinal = timers.context.store.queue(*MARKS).next
     stage(timers.context, internal_mark(timers.context, MARKS, undefine_mark(definition.name, ended)))
-    _stage_ended(timers, Undefined(definition.name, ended, timers.context.store.log.staged_end), ordinal, ended)
-    timers.names_in_flight.add(definition.name)
+    _stage_ended(timers, Undefined(definition.name, ended, timers.context.store.log.staged_end), ended)
 
 
-def _stage_ended(timers: Timers, event: Defined | Undefined, ordinal: int, ended: Ended | None) -> None:
+def _stage_ended(timers: Timers, event: Defined | Undefined, ended: Ended | None) -> None:
     taken: tuple[Key, ...] = ()
     if ended is not None and ended.place >= 0:
         table = timers.ready()
         table.take(ended.key, ended.place)
         table.flight.add(ended.key)
         taken = (ended.key,)
-    timers.stage_event(Staged(False, ordinal, event, taken))
+    timers.stage_event(event, taken)
 
 
 def stage_definition_again(timers: Timers, definition: Definition, recurring: Recurring) -> None:
     """Stage a definition once more: the segment that holds it is about to be deleted."""
-    ordinal, body = timers.context.store.queue(*MARKS).next, define_mark(recurring, None, definition.number)
-    place = stage(timers.context, internal_mark(timers.context, MARKS, body)).log_offset
-    timers.names_in_flight.add(definition.name)
-    event = Defined(definition._replace(place=place), None, timers.context.store.log.staged_end)
-    timers.stage_event(Staged(False, ordinal, event))
+    mark = internal_mark(timers.context, MARKS, define_mark(recurring, None, definition.number))
+    place = stage(timers.context, mark).log_offset
+    timers.stage_event(Defined(definition._replace(place=place), None, timers.context.store.log.staged_end))

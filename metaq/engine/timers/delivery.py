@@ -55,7 +55,6 @@ CLOCK_STEP_MS: Final = 10_000
 """A wall clock that moves by this much against the monotonic one was set, and that is logged."""
 
 
-
 class _Copies(NamedTuple):
     """The timers of one group, and the messages that it delivers."""
 

@@ -1,26 +1,44 @@
-"""Records of timers on their way into the log, and the times that senders ask for."""
+"""Records of timers on their way into the log."""
 
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from metaq.engine.writing import Draft
 from metaq.errors import MessageIllegal
 from metaq.protocol import properties
+from metaq.protocol.delays import Delayed
+from metaq.store.queues.consumequeue import ConsumeQueue
+from metaq.timers.fold import Ordinals
 from metaq.timers.records import Definition, Key, TimerEvent, properties_of_park
 
 RESERVED_BYTES: Final = 2048
 """Room in a segment for the mark that is stored together with a delivered message, and for the rest of both records."""
 LONGEST_TIMES: Final = {properties.TIMER_ENQUEUE: str((1 << 63) - 1), properties.TIMER_DEQUEUE: str((1 << 63) - 1)}
 """What a delivered copy adds to the properties of its park, at its longest."""
+_LONGEST_ADDED: Final = len(properties.encode(LONGEST_TIMES))
+_TO_PARK: Final = (
+    f"%b{properties.TIMER_OUT}\x01%d\x02{properties.REAL_TOPIC}\x01%b\x02{properties.REAL_QUEUE}\x01%d\x02".encode()
+)
 
 
-class Staged(NamedTuple):
-    """A record that is in flight, and what it means."""
+@dataclass(slots=True)
+class Changes:
+    """The changes of timers that one turn stages."""
 
-    is_park: bool
-    ordinal: int
-    event: TimerEvent
-    taken: tuple[Key, ...] = ()
-    """The timers that are taken for it: given back when it is not stored."""
+    events: list[TimerEvent] = field(default_factory=list)
+    """What the records mean that are staged, in their order."""
+    taken: list[Key] = field(default_factory=list)
+    """The timers that are taken for them: given back when they are not stored."""
+    names: list[str] = field(default_factory=list)
+    """The recurring messages that are being defined or ended."""
+
+
+class Appended(NamedTuple):
+    """The changes of a turn that are in the log, and perhaps not yet seen by readers."""
+
+    changes: Changes
+    end: Ordinals
+    """The place after their records: readers see them when they see so far."""
 
 
 class NextRun(NamedTuple):
@@ -46,17 +64,11 @@ def properties_to_park(draft: Draft, due_ms: int, segment_bytes: int) -> dict[st
     return kept
 
 
-def due_of(pairs: dict[str, Any], now_ms: int) -> int | None:
-    """Return when a message with these properties wants to be delivered, in Unix milliseconds; ``None``: at once.
+def short_to_park(delayed: Delayed, due_ms: int, queue: ConsumeQueue, room: int) -> bytes | None:
+    """Return the same of properties that stay as they were sent, as a record keeps them; ``None`` when they are too long.
 
-    Raise ``MessageIllegal`` for a time that is not a number. A message that has been delayed already is not delayed again.
+    ``room`` are the bytes of a segment beside the body.
     """
-    if properties.TIMER_OUT in pairs:
-        return None
-    for name, unit_ms, since_ms in properties.TIMES:
-        value = pairs.get(name)
-        if value is not None:
-            if not (value.isascii() and value.isdecimal() and len(value) <= 18):
-                raise MessageIllegal(f"the property {name} is {value[:20]!r}, not a number of {'s' if unit_ms > 1 else 'ms'}")
-            return int(value) * unit_ms + (now_ms if since_ms else 0)
-    return None
+    kept = _TO_PARK % (delayed.kept, due_ms, queue.topic.encode(), queue.partition)
+    size = len(kept) + _LONGEST_ADDED
+    return kept if size <= properties.MOST_BYTES and size + RESERVED_BYTES <= room else None

@@ -18,7 +18,7 @@ from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
 from metaq.engine.context import Context
-from metaq.engine.timers.staged import NextRun, Staged, properties_to_park
+from metaq.engine.timers.staged import Appended, Changes, NextRun, properties_to_park
 from metaq.engine.turn import Turns
 from metaq.engine.writing import Draft, Placed, internal_mark, new_record, note, stage
 from metaq.errors import DiskFull, IndexFailed, MessageIllegal, NotWritable, Overloaded, StoreError
@@ -31,7 +31,7 @@ from metaq.store.recordgroups import put_record_group
 from metaq.store.recovery.recovery import add_feature
 from metaq.timers.definitions import RECURRING
 from metaq.timers.fold import Fold, Ordinals, ends, readable
-from metaq.timers.handles import Handle, handle_of
+from metaq.timers.handles import Handle, Handles
 from metaq.timers.opening import FEATURE, open_pending
 from metaq.timers.pending import Pending
 from metaq.timers.records import (
@@ -81,13 +81,14 @@ class Timers:
         self._fold: Fold | None = None
         self._fold_end = Ordinals(0, 0)
         self._failure: type[StoreError] | None = None  # why the index is opened again; an error itself would hold its files
-        self._staged: list[Staged] = []  # in this turn
-        self._in_log: deque[Staged] = deque()  # appended, and not yet readable
-        self._noted = -1
+        self._staged: Changes | None = None  # of this turn
+        self._in_log: deque[Appended] = deque()  # the turns that readers may not see yet
+        self._in_log_events = 0
         self.names_in_flight: set[str] = set()
         """Names of recurring messages that are being defined or ended."""
         self._has_recurring = False  # as the folder says
         self._secret: bytes | None = None
+        self._handles: Handles | None = None  # with this secret
         self._flushed = 0
         self.index_lock = BoundedSemaphore(1)
         """Held by whoever applies changes to the index or scans it: a scan must not miss what is applied meanwhile."""
@@ -107,8 +108,11 @@ class Timers:
         self._fold_end = ends(self._store)
         self._flushed = pending.covered
         if pending.secret is not None:
-            self._secret = pending.secret.secret
+            self._know_secret(pending.secret.secret)
         return pending
+
+    def _know_secret(self, secret: bytes | None) -> None:
+        self._secret, self._handles = secret, None if secret is None else Handles(secret)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -148,7 +152,7 @@ class Timers:
         self.follow()
         with self.index_lock:
             pending = self._pending
-            if pending is None or pending.asked or self._staged or self._in_log or self._store.shortage is not None:
+            if pending is None or pending.asked or self._staged is not None or self._in_log or self._store.shortage is not None:
                 return False
             with suppress(StoreError):
                 pending.index.close()
@@ -243,7 +247,7 @@ class Timers:
         assert self._pending is not None
         self._pending.follow(event)
         if isinstance(event, Secret):
-            self._secret = event.secret
+            self._know_secret(event.secret)
 
     def follow(self) -> None:
         """Take what readers can see by now into the table."""
@@ -252,53 +256,50 @@ class Timers:
             return
         before, seen = (pending.first, pending.flight.lowest), readable(self._store)
         while self._in_log:
-            staged = self._in_log[0]
-            if staged.ordinal >= (seen.parks if staged.is_park else seen.marks):
+            changes, end = self._in_log[0]
+            if end.parks > seen.parks or end.marks > seen.marks:
                 break
             self._in_log.popleft()
-            self._land(staged)
-            self._take(staged.event)
+            self._in_log_events -= len(changes.events)
+            pending.flight.land()
+            self.names_in_flight.difference_update(changes.names)
+            for event in changes.events:
+                pending.follow(event)
         self._changed.set()
         if (pending.first, pending.flight.lowest) != before:
             self.woken()
 
-    def _land(self, staged: Staged) -> None:
-        """Take the keys of a record out of flight."""
-        assert self._pending is not None
-        flight, event = self._pending.flight, staged.event
-        if isinstance(event, Park):
-            flight.remove(event.key)
-        elif isinstance(event, Cancelled):
-            for key, _ in event.timers:
-                flight.remove(key)
-        elif isinstance(event, Defined | Undefined):
-            self.names_in_flight.discard(event.definition.name if isinstance(event, Defined) else event.name)
-            if (ended := event[1]) is not None and staged.taken:
-                flight.remove(ended.key)
-
     def _appended(self, failure: StoreError | None) -> None:
         """Learn at the end of a turn whether what was staged in it is in the log."""
-        staged, self._staged = self._staged, []
+        changes, self._staged, pending = self._staged, None, self._pending
+        assert changes is not None and pending is not None
+        pending.flight.end_turn(is_stored=failure is None)
         if failure is None:
-            self._in_log.extend(staged)
+            self._in_log.append(Appended(changes, ends(self._store)))
+            self._in_log_events += len(changes.events)
             return
-        assert self._pending is not None
-        for each in staged:
-            self._land(each)
-            for key in each.taken:
-                self._pending.release(key)
-            if isinstance(each.event, Secret):
-                self._secret = None
+        self.names_in_flight.difference_update(changes.names)
+        for key in changes.taken:
+            pending.release(key)
+        if any(isinstance(event, Secret) for event in changes.events):
+            self._know_secret(None)
         self._changed.set()
         self.woken()
 
-    def stage_event(self, staged: Staged) -> None:
-        """Take note of a record that was staged."""
-        if self._noted != self.turns.number:
-            self._noted = self.turns.number
+    def stage_event(self, event: TimerEvent, taken: Sequence[Key] = ()) -> None:
+        """Take note of a record that was staged, and of the timers that were taken for it."""
+        changes = self._staged
+        if changes is None:
+            changes = self._staged = Changes()
             self.turns.after_append(self._appended)
             note(self.turns, lambda _: self.follow())
-        self._staged.append(staged)
+        changes.events.append(event)
+        if taken:
+            changes.taken += taken
+        if isinstance(event, Defined | Undefined):
+            name = event.definition.name if isinstance(event, Defined) else event.name
+            changes.names.append(name)
+            self.names_in_flight.add(name)
 
     # -- parking ------------------------------------------------------------------------------------------------------
 
@@ -315,19 +316,24 @@ class Timers:
         Raises what ``stage`` raises, ``MessageIllegal`` when the copy that is delivered would be too long or the time too far
         away, and ``Overloaded`` while the index cannot keep up.
         """
-        settings, now_ms = self.context.settings, self._store.clock.now_ms()
-        limit_ms = settings.max_delay_ms
-        if (limit_ms and due_ms - now_ms > limit_ms) or due_ms > LATEST_MS:
-            raise MessageIllegal(f"a delay of {due_ms - now_ms} ms is longer than {limit_ms or LATEST_MS} ms (max_delay_ms)")
-        pending = self.ready()
-        kept = properties_to_park(draft, due_ms, settings.segment_bytes)
-        secret = self._current_secret()
-        placed = stage(self.context, draft.moved(*PARKS, kept))
-        key = key_of(due_ms, placed.log_offset)
+        kept = properties_to_park(draft, due_ms, self.context.settings.segment_bytes)
+        new = new_record(self.context, draft.moved(*PARKS, kept))
+        handle = self.park_record(new, due_ms)
+        return Placed(new.queue, 0, handle.ident, handle)
+
+    def park_record(self, new: Fields, due_ms: int) -> Handle:
+        """Stage the record of a park, and return the handle that cancels it. Raises what ``park`` raises for the rest of it."""
+        limit_ms, delay_ms = self.context.settings.max_delay_ms, due_ms - self._store.clock.now_ms()
+        if (limit_ms and delay_ms > limit_ms) or due_ms > LATEST_MS:
+            raise MessageIllegal(f"a delay of {delay_ms} ms is longer than {limit_ms or LATEST_MS} ms (max_delay_ms)")
+        pending, handles = self.ready(), self._current_handles()
+        queue, flag, body, crc, middle, text_size, tail, tag, keys = new  # unpacked by the call, they cost more
+        place = self._store.put(queue, flag, body, crc, middle, text_size, tail, tag, keys)
+        key = key_of(due_ms, place)
         pending.flight.add(key)
-        self.stage_event(Staged(True, placed.ordinal, Park(key, placed.log_offset, None, self._store.log.staged_end)))
+        self.stage_event(Park(key, place, None, self._store.log.staged_end))
         self.parked += 1
-        return placed._replace(ordinal=0, handle=handle_of(key, secret))
+        return handles.of(key)
 
     def ready(self) -> Pending:
         """Return the table, for changes. Raise ``Overloaded`` while it can take none."""
@@ -336,7 +342,7 @@ class Timers:
             pending = self._begin()
         if self._failure is not None:
             raise Overloaded("the index of timers is being opened again", retry_after_ms=RETRY_MS)
-        if pending.waiting + len(self._in_log) > MOST_WAITING:
+        if pending.waiting + self._in_log_events > MOST_WAITING:
             reason = f"{pending.waiting} changes of timers wait for the index, the limit is {MOST_WAITING}"
             raise Overloaded(reason, retry_after_ms=RETRY_MS)
         return pending
@@ -360,20 +366,19 @@ class Timers:
             add_feature(self._store, RECURRING)
             self._has_recurring = True
 
-    def _current_secret(self) -> bytes:
-        """Return the secret of the handles; make it with the first one."""
-        if self._secret is None:
+    def _current_handles(self) -> Handles:
+        """Return what makes handles; make their secret with the first one."""
+        if self._handles is None:
             if self._fold is not None:
                 raise Overloaded("the timers of before the start are still being read", retry_after_ms=RETRY_MS)
             self._stage_secret(secrets.token_bytes(16))
-        assert self._secret is not None
-        return self._secret
+        assert self._handles is not None
+        return self._handles
 
     def _stage_secret(self, secret: bytes) -> None:
-        self._secret = secret
-        ordinal = self._store.queue(*MARKS).next
         place = stage(self.context, internal_mark(self.context, MARKS, secret_mark(secret))).log_offset
-        self.stage_event(Staged(False, ordinal, Secret(secret, place, self._store.log.staged_end)))
+        self._know_secret(secret)
+        self.stage_event(Secret(secret, place, self._store.log.staged_end))
 
     # -- what becomes of them -----------------------------------------------------------------------------------------
 
@@ -386,31 +391,28 @@ class Timers:
         segments = store.log.count_by_segment([place for _, place in taken])
         to = taken[-1][0]
         mark = internal_mark(context, MARKS, deliver_mark(to, len(copies), dropped, segments))
-        ordinal = store.queue(*MARKS).next
         members = [*copies, *(new_record(context, run.draft, run.own) for run in runs)]
-        first = store.queue(*PARKS).next
         offsets = put_record_group(store, new_record(context, mark), members)
         ends = [*offsets[1:], store.log.staged_end]
-        self.stage_event(Staged(False, ordinal, Delivered(to, segments, ends[0]), tuple(key for key, _ in taken)))
-        self.stage_runs(first, runs, offsets[1 + len(copies) :], ends[1 + len(copies) :])
+        self.stage_event(Delivered(to, segments, ends[0]), [key for key, _ in taken])
+        self.stage_runs(runs, offsets[1 + len(copies) :], ends[1 + len(copies) :])
 
-    def stage_runs(self, first: int, runs: Sequence[NextRun], places: list[int], run_ends: list[int]) -> None:
-        """Take note of parks that were staged as members of a group, from an ordinal on."""
+    def stage_runs(self, runs: Sequence[NextRun], places: list[int], run_ends: list[int]) -> None:
+        """Take note of parks that were staged as members of a group."""
         assert self._pending is not None
-        for ordinal, (run, place, end) in enumerate(zip(runs, places, run_ends, strict=True), first):
+        for run, place, end in zip(runs, places, run_ends, strict=True):
             key = key_of(run.due_ms, place)
             self._pending.flight.add(key)
-            self.stage_event(Staged(True, ordinal, Park(key, place, None, end, run.definition.number)))
+            self.stage_event(Park(key, place, None, end, run.definition.number))
 
     def stage_cancel(self, key: Key, place: int) -> None:
         """Stage the cancel of a timer that is pending at a place, and take it."""
         context, store, pending = self.context, self._store, self._pending
         assert pending is not None
-        ordinal = store.queue(*MARKS).next
         stage(context, internal_mark(context, MARKS, cancel_mark([(key, place)])))
         pending.take(key, place)
         pending.flight.add(key)
-        self.stage_event(Staged(False, ordinal, Cancelled([(key, place)], store.log.staged_end), (key,)))
+        self.stage_event(Cancelled([(key, place)], store.log.staged_end), [key])
 
     def stage_again(self, key: Key, origin: Again, draft: Draft) -> None:
         """Stage the park of a timer once more, which ``origin`` describes, and take the timer."""
@@ -422,8 +424,7 @@ class Timers:
         pending.take(key, origin.place)
         pending.flight.add(key)
         number = None if definition is None else definition.number
-        event = Park(key, placed.log_offset, origin.place, store.log.staged_end, number)
-        self.stage_event(Staged(True, placed.ordinal, event, (key,)))
+        self.stage_event(Park(key, placed.log_offset, origin.place, store.log.staged_end, number), [key])
         self.moved += 1
 
     def stage_secret_again(self) -> None:
@@ -435,19 +436,19 @@ class Timers:
 
     def handle(self, key: Key) -> str | None:
         """Return what cancels a timer; ``None`` as long as the secret of handles is not known."""
-        return None if self._secret is None else str(handle_of(key, self._secret))
+        return None if self._handles is None else str(self._handles.of(key))
 
     def parked_handle(self, due_ms: int, ident: int) -> Handle:
         """Return the handle of a timer that was parked. Raise ``Overloaded`` while the secret is not known."""
-        return handle_of(key_of(due_ms, ident), self._current_secret())
+        return self._current_handles().of(key_of(due_ms, ident))
 
     def is_genuine(self, handle: Handle) -> bool:
         """Return whether this broker gave a handle. Raise ``NotWritable`` while that is not known."""
-        if self._secret is None:
+        if self._handles is None:
             if self._fold is not None:
                 raise NotWritable("the timers of before the start are still being read; try again in a second")
             return False
-        return hmac.compare_digest(handle_of(handle.key, self._secret).code, handle.code)
+        return hmac.compare_digest(self._handles.of(handle.key).code, handle.code)
 
     # -- figures ------------------------------------------------------------------------------------------------------
 
@@ -458,7 +459,13 @@ class Timers:
         if pending is None:
             return None
         needed = [] if (oldest := pending.oldest()) is None else [oldest]
-        if pending.covered > self._flushed or pending.waiting or self._in_log or self._staged or self._fold is not None:
+        if (
+            pending.covered > self._flushed
+            or pending.waiting
+            or self._in_log
+            or self._staged is not None
+            or self._fold is not None
+        ):
             needed.append(self._flushed)
         return min(needed, default=None)
 

@@ -12,6 +12,7 @@ the field ``timerState`` with the value ``delivered``.
 """
 
 import base64
+from binascii import b2a_base64
 from typing import Final, NamedTuple
 
 from metaq.errors import BadRequest
@@ -20,6 +21,7 @@ VERSION: Final = "v1"
 TIMER_STATE: Final = "timerState"
 DELIVERED: Final = "delivered"
 MOST_CHARACTERS: Final = 1024
+_URL_ALPHABET: Final = bytes.maketrans(b"+/", b"-_")
 
 
 class RecallHandle(NamedTuple):
@@ -35,8 +37,9 @@ class RecallHandle(NamedTuple):
 
 def encode_recall(handle: RecallHandle) -> str:
     """Return a handle for the field ``recallHandle``."""
-    words = (VERSION, handle.topic, handle.broker_name, str(handle.due_ms), handle.unique_key, handle.handle)
-    return base64.urlsafe_b64encode(" ".join(words).encode()).decode()
+    topic, broker_name, due_ms, unique_key, own = handle
+    words = f"{VERSION} {topic} {broker_name} {due_ms} {unique_key} {own}"
+    return b2a_base64(words.encode(), newline=False).translate(_URL_ALPHABET).decode()
 
 
 def decode_recall(text: str) -> RecallHandle:

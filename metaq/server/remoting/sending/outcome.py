@@ -9,10 +9,12 @@ from metaq.protocol.remoting.codes import JSON, VERSION, Response
 from metaq.protocol.remoting.frames import HEAD, encode_response
 from metaq.server.remoting.session import RemotingSession
 
+RECALL_HANDLE: Final = "recallHandle"
 _SENT_JSON: Final = (
     b'{"code":%d,"extFields":{"queueId":"%d","TRACE_ON":"true","MSG_REGION":"DefaultRegion","msgId":"%b","queueOffset":"%d"'
-    b'},"flag":1,"language":"JAVA","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":%d}'
+    b'%b},"flag":1,"language":"JAVA","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":%d}'
 )
+_RECALL_JSON: Final = b',"recallHandle":"%b"'
 
 
 class Sent(NamedTuple):
@@ -33,8 +35,9 @@ class Sent(NamedTuple):
 
     def encode(self, code: int) -> bytes:
         opaque, serialization, partition, queue_offset, ids, more = self
-        if serialization == JSON and more is None:
-            header = _SENT_JSON % (code, partition, ids, queue_offset, opaque, VERSION)
+        if serialization == JSON and (more is None or more[0] == RECALL_HANDLE):
+            last = b"" if more is None else _RECALL_JSON % more[1].encode()  # base64, of which JSON escapes nothing
+            header = _SENT_JSON % (code, partition, ids, queue_offset, last, opaque, VERSION)
             return HEAD.pack(4 + len(header), len(header)) + header
         fields = {
             "queueId": str(partition),

@@ -15,12 +15,14 @@ from metaq.engine.halfmessages import HalfMessages, is_half, is_transactional
 from metaq.engine.placing import place
 from metaq.engine.priorities.levels import prioritize
 from metaq.engine.tables.topics import Topic
+from metaq.engine.timers.staged import short_to_park
 from metaq.engine.timers.timers import Timers
 from metaq.engine.turn import Turns
 from metaq.engine.writing import CLEARED, Placed
 from metaq.errors import MessageIllegal, MetaqError
 from metaq.message import HALF_TOPIC, RETRY_PREFIX
 from metaq.protocol import properties
+from metaq.protocol.delays import as_delayed, due_ms
 from metaq.protocol.priority import one_level
 from metaq.protocol.record import CHECKSUM_SIZE, CONSTANT_MIDDLE, HEADER_SIZE, constant_middle, java_hash, longer_tail
 from metaq.protocol.remoting.batch import decode_batch
@@ -31,12 +33,14 @@ from metaq.protocol.sysflag import COMPRESSED, COMPRESSION_KIND, TRANSACTION_TYP
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.server.access.permissions import Action, allowed, demand
 from metaq.server.remoting.sending.header import draft_of, read_header
-from metaq.server.remoting.sending.outcome import SendOutcome, Sent
+from metaq.server.remoting.sending.outcome import RECALL_HANDLE, SendOutcome, Sent
 from metaq.server.remoting.sending.partitions import Partitions
 from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler, failure
 from metaq.store.files.filecache import ColdRead, Read, read_cached
 from metaq.store.newrecord import Fields
 from metaq.store.queues.consumequeue import ConsumeQueue
+from metaq.timers.handles import Handle
+from metaq.timers.records import PARKS
 
 NO_BATCH: Final = "a message of a batch can be neither delayed nor transactional nor a request"
 BATCH_GROWTH: Final = 4
@@ -91,6 +95,7 @@ class SendHandler:
         """Take over the limits for the size of a message and a batch."""
         self._partitions.configure(settings)
         self._most_bytes = self._partitions.most_bytes
+        self._segment_bytes = settings.segment_bytes
         self._most_batch_bytes = min(BATCH_GROWTH * settings.max_message_bytes, self._partitions.room)
 
     def requests(self) -> dict[int, RequestHandler]:
@@ -186,7 +191,7 @@ class SendHandler:
             middle = CONSTANT_MIDDLE.pack(sys_flag, born_ms, session.born_host, now_ms, self._context.store_host, 0)
             filled = self._fill(queue, text, body)
             if filled is None:
-                return None
+                return None if looked is not None else self._park_short(request, queue, flag, middle, now_ms)
             position = queue.text_end
             ordinal = queue.next
             # RocketMQ stores the body CRC without its highest bit, as a non-negative int
@@ -200,6 +205,25 @@ class SendHandler:
         return _new(
             Sent, (request.opaque, request.serialization, queue.partition, ordinal, b"%b%016X" % (self._host, offset), None)
         )
+
+    def _park_short(self, request: RemotingCommand, queue: ConsumeQueue, flag: int, middle: bytes, now_ms: int) -> Sent | None:
+        """Stage a message for its time. Return ``None``, with nothing done yet, when it needs the slow path for that."""
+        body = request.body
+        delayed = as_delayed(request.fields["i"])
+        if delayed is None:
+            return None
+        due = due_ms(delayed.name, delayed.value, now_ms)
+        kept = short_to_park(delayed, due, queue, self._segment_bytes - len(body)) if due > now_ms else None
+        if kept is None:
+            return None
+        tag, size = (0, HEADER_SIZE_TEXT) if delayed.tag is None else self._tag(delayed.tag)
+        parks = self._store.queue(*PARKS)
+        tail = longer_tail(parks.tail, kept)
+        crc = zlib.crc32(body) & 0x7FFFFFFF
+        handle = self._timers.park_record((parks, flag, body, crc, middle, size + len(body), tail, tag, ()), due)
+        more = self._recall(queue.topic, delayed.unique_key, handle)
+        ids = b"%b%016X" % (self._host, handle.ident)
+        return Sent(request.opaque, request.serialization, queue.partition, 0, ids, more)
 
     def _sent_before(self, request: RemotingCommand, first: First) -> Sent | None:
         """Return the reply to a message that was stored before; ``None`` when it has more than a plain one."""
@@ -219,12 +243,17 @@ class SendHandler:
         tail = longer_tail(queue.tail, data)
         if tag is None:
             return HEADER_SIZE_TEXT + len(body), tail, 0, keys
+        known = self._tag(tag)
+        return known[1] + len(body), tail, known[0], keys
+
+    def _tag(self, tag: str) -> tuple[int, int]:
+        """Return the hash of a tag, and the text size of a message that has it, without its body."""
         known = self._tags.get(tag)
         if known is None:
             if len(self._tags) == _KNOWN_TAGS:
                 self._tags.clear()
             self._tags[tag] = known = (java_hash(tag), HEADER_SIZE_TEXT + 4 + len(tag.encode()))
-        return known[1] + len(body), tail, known[0], keys
+        return known
 
     def send(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """Stage one message, whatever it asks for; the reply is owed."""
@@ -265,12 +294,14 @@ class SendHandler:
     def _more(self, topic: str, unique_key: str, placed: Placed) -> tuple[str, str] | None:
         """Return the field that the answer has because the message is transactional or delayed."""
         if placed.handle is not None:
-            name = self._context.settings.broker_name
-            words = RecallHandle(topic, name, placed.handle.due_ms, unique_key, str(placed.handle))
-            return "recallHandle", encode_recall(words)
+            return self._recall(topic, unique_key, placed.handle)
         if placed.queue.topic == HALF_TOPIC and unique_key:
             return "transactionId", unique_key
         return None
+
+    def _recall(self, topic: str, unique_key: str, handle: Handle) -> tuple[str, str]:
+        words = RecallHandle(topic, self._context.settings.broker_name, handle.due_ms, unique_key, str(handle))
+        return RECALL_HANDLE, encode_recall(words)
 
     # -- many ---------------------------------------------------------------------------------------------------------
 
