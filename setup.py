@@ -41,6 +41,7 @@ REPORT = ["matplotlib>=3.9"]
 COMPILED = [
     "metaq/protocol/remoting/batch.py",
     "metaq/protocol/text/commands.py",
+    "metaq/protocol/delays.py",
     "metaq/protocol/keys.py",
     "metaq/protocol/properties.py",
     "metaq/protocol/record.py",
@@ -93,6 +94,9 @@ COMPILED = [
     "metaq/store/messagestore.py",
     "metaq/store/reading.py",
     "metaq/store/recordgroups.py",
+    "metaq/store/ordered/engine.py",
+    "metaq/store/ordered/rocksdb.py",
+    "metaq/timers/definitions.py",
     "metaq/timers/handles.py",
     "metaq/timers/pending.py",
     "metaq/timers/records.py",

@@ -47,6 +47,8 @@ class Delayed(NamedTuple):
     unique_key: str
 
 
+MAY_DELAY: Final = "TIMER_DEL"
+"""What the names of all but the last one in ``TIMERS`` begin with, which only old clients use."""
 _OTHERS: Final = (*properties.TAKEN_APART, TIMER_OUT, properties.REAL_TOPIC, properties.REAL_QUEUE)
 _TIME: Final = "|".join(map(re.escape, TIMERS))
 _OTHER: Final = "|".join(map(re.escape, _OTHERS))

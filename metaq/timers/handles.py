@@ -40,9 +40,14 @@ class Handles:
 
     def of(self, key: Key) -> Handle:
         """Return the handle of a timer."""
+        due_ms, ident = parts_of(key)
+        return Handle(due_ms, ident, self.code(key))
+
+    def code(self, key: Key) -> str:
+        """Return the CODE of a timer's handle."""
         code = self._keyed.copy()
         code.update(key)
-        return Handle(*parts_of(key), code.hexdigest())
+        return code.hexdigest()
 
 
 def read_handle(text: str) -> Handle:

@@ -22,7 +22,7 @@ from metaq.engine.writing import CLEARED, Placed
 from metaq.errors import MessageIllegal, MetaqError
 from metaq.message import HALF_TOPIC, RETRY_PREFIX
 from metaq.protocol import properties
-from metaq.protocol.delays import as_delayed, due_ms
+from metaq.protocol.delays import MAY_DELAY, as_delayed, due_ms
 from metaq.protocol.priority import one_level
 from metaq.protocol.record import CHECKSUM_SIZE, CONSTANT_MIDDLE, HEADER_SIZE, constant_middle, java_hash, longer_tail
 from metaq.protocol.remoting.batch import decode_batch
@@ -189,9 +189,11 @@ class SendHandler:
                     if looked.first is not None:
                         return self._sent_before(request, looked.first)
             middle = CONSTANT_MIDDLE.pack(sys_flag, born_ms, session.born_host, now_ms, self._context.store_host, 0)
+            if text and MAY_DELAY in text and looked is None:
+                return self._park_short(request, queue, flag, middle, text, now_ms)
             filled = self._fill(queue, text, body)
             if filled is None:
-                return None if looked is not None else self._park_short(request, queue, flag, middle, now_ms)
+                return None
             position = queue.text_end
             ordinal = queue.next
             # RocketMQ stores the body CRC without its highest bit, as a non-negative int
@@ -206,10 +208,12 @@ class SendHandler:
             Sent, (request.opaque, request.serialization, queue.partition, ordinal, b"%b%016X" % (self._host, offset), None)
         )
 
-    def _park_short(self, request: RemotingCommand, queue: ConsumeQueue, flag: int, middle: bytes, now_ms: int) -> Sent | None:
+    def _park_short(
+        self, request: RemotingCommand, queue: ConsumeQueue, flag: int, middle: bytes, text: str, now_ms: int
+    ) -> Sent | None:
         """Stage a message for its time. Return ``None``, with nothing done yet, when it needs the slow path for that."""
         body = request.body
-        delayed = as_delayed(request.fields["i"])
+        delayed = as_delayed(text)
         if delayed is None:
             return None
         due = due_ms(delayed.name, delayed.value, now_ms)
@@ -223,7 +227,7 @@ class SendHandler:
         handle = self._timers.park_record((parks, flag, body, crc, middle, size + len(body), tail, tag, ()), due)
         more = self._recall(queue.topic, delayed.unique_key, handle)
         ids = b"%b%016X" % (self._host, handle.ident)
-        return Sent(request.opaque, request.serialization, queue.partition, 0, ids, more)
+        return _new(Sent, (request.opaque, request.serialization, queue.partition, 0, ids, more))
 
     def _sent_before(self, request: RemotingCommand, first: First) -> Sent | None:
         """Return the reply to a message that was stored before; ``None`` when it has more than a plain one."""
@@ -300,7 +304,8 @@ class SendHandler:
         return None
 
     def _recall(self, topic: str, unique_key: str, handle: Handle) -> tuple[str, str]:
-        words = RecallHandle(topic, self._context.settings.broker_name, handle.due_ms, unique_key, str(handle))
+        name = self._context.settings.broker_name
+        words = _new(RecallHandle, (topic, name, handle.due_ms, unique_key, str(handle)))
         return RECALL_HANDLE, encode_recall(words)
 
     # -- many ---------------------------------------------------------------------------------------------------------
