@@ -117,7 +117,8 @@ def end_of_range(now_ms: int) -> bytes:
 
 def value_of(first: First) -> bytes:
     """Return a message as the index keeps it."""
-    return _VALUE.pack(*first)
+    kind, partition, ordinal, log_offset, detail = first  # unpacked by the call, they would cost more
+    return _VALUE.pack(kind, partition, ordinal, log_offset, detail)
 
 
 def read_value(value: bytes) -> First:

@@ -40,6 +40,8 @@ ASKED_AT_ONCE: Final = 256
 APPLY_S: Final = 0.003
 """How long the index is written to before others go on."""
 RETRY_MS: Final = 100
+_new: Final = tuple.__new__
+"""Costs a third of a named tuple's own constructor."""
 WAIT_S: Final = 0.05
 """Pause of a slave that has read all of its log."""
 
@@ -264,7 +266,7 @@ class Dedupe:
         first = seen.look(keys)
         if first is None and self._found:
             first = next((self._found[key] for key in keys if key in self._found), None)
-        if first is None and not self._absent.issuperset(keys):
+        if first is None and not (self._absent and self._absent.issuperset(keys)):
             is_behind = self._asking is not None and not self._again
             if is_behind or seen.may_have(keys):
                 raise ColdIds(keys)
@@ -273,7 +275,7 @@ class Dedupe:
                 first = None  # it was in an earlier topic of the same name
             else:
                 self.duplicates += 1
-        return Looked(keys[-2], first)
+        return _new(Looked, (keys[-2], first))
 
     def _deleted_before(self, topic: str, partition: int) -> int:
         deleted = self._context.topics.deleted

@@ -50,6 +50,7 @@ MOST_BATCH_PROPERTIES: Final = 1 << 20
 UNUSUAL: Final = ~(COMPRESSED | COMPRESSION_KIND)
 """Bits of a sender's sysFlag that exclude a message from the fast path."""
 SEND_V2: Final = int(Request.SEND_MESSAGE_V2)
+PLAIN: Final = int(StoredAs.PLAIN)
 _INT32: Final = 1 << 31
 _new: Final = tuple.__new__
 """Costs a third of the named tuple's own constructor."""
@@ -201,7 +202,8 @@ class SendHandler:
             crc = zlib.crc32(body) & 0x7FFFFFFF
             offset = self._store.put(queue, flag, body, crc, middle, text_size, tail, tag, keys)
             if looked is not None:
-                self._dedupe.stage(looked.key, First(StoredAs.PLAIN, queue.partition, ordinal, offset, position), now_ms)
+                first = _new(First, (PLAIN, queue.partition, ordinal, offset, position))
+                self._dedupe.stage(looked.key, first, now_ms)
         except (KeyError, ValueError, struct.error, MetaqError, ColdIds):
             return None
         return _new(
