@@ -148,7 +148,7 @@ class Log:
 
     def cancel(self, handle: Handle, topic: str) -> None:
         """Cancel a parked message. ``TimerDelivered``, ``UnknownTimer``."""
-        if handle != self._handles.of(handle.key):
+        if not self._handles.is_genuine(handle):
             raise UnknownTimer("the handle is not of this broker")
         if any(parked.number == handle.ident and parked.letter.topic != topic for parked in self._parked):
             raise UnknownTimer(f"the handle is not of a message of the topic {topic}")

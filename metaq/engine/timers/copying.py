@@ -52,7 +52,7 @@ _LOOKED_UP: Final = (b"TAGS\x01", b"KEYS\x01", b"UNIQ_KEY\x01")
 assert _PARK.size == HEADER_SIZE
 
 
-class Target(NamedTuple):
+class CopiesTo(NamedTuple):
     """Where the copies of parks go that end alike."""
 
     topic: str
@@ -64,7 +64,7 @@ class Copying:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._targets: dict[bytes, Target | None] = {}
+        self._targets: dict[bytes, CopiesTo | None] = {}
         self._now_ms = context.store.clock.now_ms()
 
     def copy(self, park: Stored, on_drop: OnDrop) -> list[Fields]:
@@ -101,7 +101,7 @@ class Copying:
         body = data[HEADER_SIZE:body_end]
         return (target.queue, flag, body, crc, middle, HEADER_SIZE_TEXT + tag_size + length, tail, tag, keys)
 
-    def _target(self, place: bytes) -> Target | None:
+    def _target(self, place: bytes) -> CopiesTo | None:
         """Return where parks with this end go; ``None`` when the whole message decides, or nobody may have it."""
         pairs = decode_properties(place)
         name, number = pairs.get(properties.REAL_TOPIC, ""), pairs.get(properties.REAL_QUEUE, "")
@@ -110,7 +110,7 @@ class Copying:
         topic = self._context.topics.of_parked(name, int(number))
         if topic is None or topic.has_priorities:
             return None
-        return Target(name, self._context.store.queue(name, int(number) % topic.all_partitions))
+        return CopiesTo(name, self._context.store.queue(name, int(number) % topic.all_partitions))
 
     def copy_apart(self, record: Record, on_drop: OnDrop, out_ms: int | None = None) -> list[Fields]:
         """Do the same for any park, with another due time if one is given."""

@@ -4,7 +4,6 @@ Whatever is staged in a turn is *in flight* until readers could see it; then the
 the append of the turn fails, it is undone at once, whatever the order in which senders hear of it.
 """
 
-import hmac
 import logging
 import secrets
 from collections import deque
@@ -89,8 +88,7 @@ class Timers:
         self.names_in_flight: set[str] = set()
         """Names of recurring messages that are being defined or ended."""
         self._has_recurring = False  # as the folder says
-        self._secret: bytes | None = None
-        self._handles: Handles | None = None  # with this secret
+        self._handles: Handles | None = None  # known with the secret
         self._flushed = 0
         self.index_lock = BoundedSemaphore(1)
         """Held by whoever applies changes to the index or scans it: a scan must not miss what is applied meanwhile."""
@@ -110,11 +108,8 @@ class Timers:
         self._fold_end = ends(self._store)
         self._flushed = pending.covered
         if pending.secret is not None:
-            self._know_secret(pending.secret.secret)
+            self._handles = Handles(pending.secret.secret)
         return pending
-
-    def _know_secret(self, secret: bytes | None) -> None:
-        self._secret, self._handles = secret, None if secret is None else Handles(secret)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -249,7 +244,7 @@ class Timers:
         assert self._pending is not None
         self._pending.follow(event)
         if isinstance(event, Secret):
-            self._know_secret(event.secret)
+            self._handles = Handles(event.secret)
 
     def follow(self) -> None:
         """Take what readers can see by now into the table."""
@@ -284,7 +279,7 @@ class Timers:
         for key in changes.taken:
             pending.release(key)
         if any(isinstance(event, Secret) for event in changes.events):
-            self._know_secret(None)
+            self._handles = None
         self._changed.set()
         self.woken()
 
@@ -379,7 +374,7 @@ class Timers:
 
     def _stage_secret(self, secret: bytes) -> None:
         place = stage(self.context, internal_mark(self.context, MARKS, secret_mark(secret))).log_offset
-        self._know_secret(secret)
+        self._handles = Handles(secret)
         self.stage_event(Secret(secret, place, self._store.log.staged_end))
 
     # -- what becomes of them -----------------------------------------------------------------------------------------
@@ -431,8 +426,8 @@ class Timers:
 
     def stage_secret_again(self) -> None:
         """Stage the secret once more: the segment that holds it is about to be deleted."""
-        if self._secret is not None:
-            self._stage_secret(self._secret)
+        if self._handles is not None:
+            self._stage_secret(self._handles.secret)
 
     # -- handles ------------------------------------------------------------------------------------------------------
 
@@ -450,7 +445,7 @@ class Timers:
             if self._fold is not None:
                 raise NotWritable("the timers of before the start are still being read; try again in a second")
             return False
-        return hmac.compare_digest(self._handles.of(handle.key).code, handle.code)
+        return self._handles.is_genuine(handle)
 
     # -- figures ------------------------------------------------------------------------------------------------------
 
