@@ -1,19 +1,21 @@
 """The two checksums of the formats.
 
-``body_crc`` is CRC-32 (IEEE 802.3, as zlib computes it) with the top bit cleared, as RocketMQ and MetaQ clients expect it.
+``crc32`` is CRC-32 (IEEE 802.3), with the values of zlib's function of that name in a fraction of its time
+(docs/decisions/0017-checksums.md). ``body_crc`` is the same with the top bit cleared, as RocketMQ and MetaQ clients expect it.
 ``crc32c`` is CRC-32C (Castagnoli), for files that only metaq reads: checkpoints and control documents.
 """
 
-import zlib
-
 import crcmod.predefined
+from zlib_ng.zlib_ng import crc32
+
+__all__ = ["body_crc", "crc32", "crc32c"]
 
 _crc32c = crcmod.predefined.mkCrcFun("crc-32c")
 
 
 def body_crc(data: bytes | memoryview, start: int = 0) -> int:
     """Return the CRC-32 of ``data`` with the top bit cleared: 0 … 2³¹−1. ``start`` is a plain CRC-32 to continue from."""
-    return zlib.crc32(data, start) & 0x7FFFFFFF
+    return crc32(data, start) & 0x7FFFFFFF
 
 
 def crc32c(data: bytes | memoryview) -> int:

@@ -1,10 +1,10 @@
 """Staging of messages with properties, shared by sends, send-backs, deliveries and replies."""
 
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from metaq.checksum import crc32
 from metaq.engine.context import Context
 from metaq.engine.tables.topics import LEVELS
 from metaq.engine.turn import Short, Turns
@@ -137,7 +137,7 @@ def new_record(context: Context, draft: Draft, own: Mapping[str, str] = properti
         queue=store.queue(draft.topic, draft.partition),
         flag=draft.flag,
         body=body,
-        crc=zlib.crc32(body) & 0x7FFFFFFF,
+        crc=crc32(body) & 0x7FFFFFFF,
         middle=middle,
         text_size=HEADER_SIZE_TEXT + len(body) + (0 if tag is None else 4 + len(tag.encode())),
         tail=record_tail(draft.topic, kept) if kept else None,

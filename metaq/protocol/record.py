@@ -22,9 +22,10 @@ A blank record ends a segment: 4 bytes size (the rest of the file), 4 bytes magi
 """
 
 import struct
-import zlib
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
+
+from metaq.checksum import crc32
 
 MAGIC: Final = struct.unpack(">i", b"\xda\xa3\x20\xa7")[0]
 MAGIC_BYTES: Final = b"\xda\xa3\x20\xa7"
@@ -102,12 +103,12 @@ class RecordIdentity(NamedTuple):
 
 def checksum_property(data: bytes | memoryview) -> bytes:
     """Return the 20 bytes that close a record whose other bytes are ``data``."""
-    return (_CHECKSUM_REVERSED % (zlib.crc32(data) & 0x7FFFFFFF))[::-1]
+    return (_CHECKSUM_REVERSED % (crc32(data) & 0x7FFFFFFF))[::-1]
 
 
 def checksum_properties(data: Sequence[bytes]) -> bytes:
     """Return the checksum properties of many records, one after the other, in a third of the time."""
-    crcs = [crc & 0x7FFFFFFF for crc in map(zlib.crc32, reversed(data))]
+    crcs = [crc & 0x7FFFFFFF for crc in map(crc32, reversed(data))]
     return (_CHECKSUM_REVERSED * len(crcs) % tuple(crcs))[::-1]
 
 

@@ -12,11 +12,11 @@ that much the master reads even for a client that knows nothing of the log.
 Where the master knows of damage in its own log it compares nothing: the slave's bytes there may be right.
 """
 
-import zlib
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Final
 
+from metaq.checksum import crc32
 from metaq.errors import CorruptRecord
 from metaq.store.files.filecache import Read
 from metaq.store.log.commitlog import CommitLog
@@ -92,6 +92,6 @@ def _checksum(log: CommitLog, start: int, end: int, read: Read, tell: Callable[[
         data = read(log.file(segment), min(AT_ONCE, end - at, segment.end - at), at - segment.base)
         if not data:
             raise CorruptRecord(f"the log's file ends before log offset {at}: run metaq verify")
-        checksum, at = zlib.crc32(data, checksum), at + len(data)
+        checksum, at = crc32(data, checksum), at + len(data)
         tell()
     return checksum

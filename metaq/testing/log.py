@@ -4,10 +4,10 @@ import itertools
 import secrets
 import struct
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from metaq.checksum import crc32
 from metaq.client.connecting.transport import ClientAnswer
 from metaq.client.consuming.records import decode_messages
 from metaq.client.message import ReceivedMessage
@@ -189,7 +189,7 @@ class Log:
         head = HEADER.pack(
             FIXED_SIZE + len(letter.body) + len(topic) + len(pairs),
             MAGIC,
-            zlib.crc32(letter.body) & 0x7FFFFFFF,
+            crc32(letter.body) & 0x7FFFFFFF,
             letter.partition,
             letter.flag,
             queue_offset,

@@ -18,13 +18,13 @@ REAL_QID. Recovery keeps all or none of a mark and the records of its group (``m
 in their order, say which branches are undecided.
 """
 
-import zlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import orjson
 
+from metaq.checksum import crc32
 from metaq.errors import CorruptRecord
 from metaq.message import TRANSACTIONS_TOPIC
 from metaq.protocol.properties import MESSAGE_ID, REAL_QUEUE, REAL_TOPIC
@@ -108,7 +108,7 @@ class Journal:
             queue=self._queues[MARKS],
             flag=0,
             body=body,
-            crc=zlib.crc32(body) & 0x7FFFFFFF,
+            crc=crc32(body) & 0x7FFFFFFF,
             middle=middle,
             text_size=HEADER_SIZE_TEXT + len(body),
         )

@@ -1,9 +1,9 @@
 """Decoding of pulled records to messages, the client's hottest loop (specs: store format, section 1)."""
 
 import struct
-import zlib
 from typing import Final
 
+from metaq.checksum import crc32
 from metaq.client.message import ReceivedMessage
 from metaq.errors import ChecksumMismatch, StreamLost
 from metaq.message import MessageQueue
@@ -30,7 +30,7 @@ def decode_messages(
     bytes are not records.
     """
     messages: list[ReceivedMessage] = []
-    append, unpack, crc32, new = messages.append, HEADER.unpack_from, zlib.crc32, ReceivedMessage
+    append, unpack, new = messages.append, HEADER.unpack_from, ReceivedMessage
     queues: dict[int, MessageQueue] = {}
     name_size = len(topic)
     at, end = 0, len(data)
@@ -80,7 +80,7 @@ def _decode_any(data: bytes, at: int, broker_name: str, most: int, *, damaged_to
     queue = MessageQueue(data[name_at:properties_at].decode(errors="replace"), broker_name, head[3])
     properties = data[properties_at + 2 : at + size]
     message = ReceivedMessage(head, body, properties, queue, most if sys_flag & COMPRESSED else 0)
-    if zlib.crc32(body) & _CRC_MASK == head[2]:
+    if crc32(body) & _CRC_MASK == head[2]:
         return message
     reason = f"message {head[5]} of partition {head[3]} on {broker_name} does not have its checksum"
     if not damaged_too:

@@ -5,11 +5,11 @@ import struct
 import threading
 import time
 import uuid
-import zlib
 from types import TracebackType
 from typing import Final, Self
 
 from metaq.address import parse_address
+from metaq.checksum import crc32
 from metaq.client.connecting.core import CONTROL_TIMEOUT_S, Core
 from metaq.client.connecting.forks import renewed_in_children
 from metaq.client.connecting.transport import ClientAnswer
@@ -96,7 +96,7 @@ class Replies:
 
 def _message(header: PushReply, body: bytes, most: int) -> ReceivedMessage:
     """Make a message of a reply, as if it were in a log; its offsets are 0."""
-    head = (0, MAGIC, zlib.crc32(body), header.queue_id, header.flag, 0, 0, header.sys_flag, header.born_timestamp)
+    head = (0, MAGIC, crc32(body), header.queue_id, header.flag, 0, 0, header.sys_flag, header.born_timestamp)
     hosts = (_host(header.born_host), header.store_timestamp, _host(header.store_host), header.reconsume_times, 0, len(body))
     queue = MessageQueue(header.topic, "", header.queue_id)
     return ReceivedMessage(head + hosts, body, (header.properties or "").encode(), queue, most)

@@ -14,11 +14,10 @@ A body that a binary client has compressed is sent as it is, with bit 16; the ch
 """
 
 import struct
-import zlib
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from metaq.checksum import body_crc
+from metaq.checksum import body_crc, crc32
 from metaq.errors import BadRequest, CorruptRecord, DecodeError
 from metaq.message import Message, TextPosition
 from metaq.protocol.inflating import MAX_INFLATED_BYTES, inflated_zlib
@@ -145,7 +144,7 @@ def text_body(stored: Stored) -> TextBody:
     pairs = decode_properties(record.properties)
     attribute_flag, prefix = join_attribute(pairs.get(TAGS), b"")
     if prefix:
-        crc = body_crc(record.body, zlib.crc32(prefix))
+        crc = body_crc(record.body, crc32(prefix))
     return TextBody(crc, flag | attribute_flag, prefix, record.body, pairs)
 
 

@@ -6,7 +6,6 @@ these, each broker has a node with a version. When it changes, the other brokers
 """
 
 import logging
-import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
@@ -15,6 +14,7 @@ import gevent
 from gevent.event import Event
 
 from metaq.address import Address, parse_address
+from metaq.checksum import crc32
 from metaq.clock import Clock
 from metaq.config import Settings
 from metaq.engine.pool import run_in_pool
@@ -166,7 +166,7 @@ class OwnNodes:
         self.member = RegisteredReplica(settings.cluster_name, settings.broker_name, settings.replica_number)
         self._replica = Replica(settings.broker_number, None if is_master else settings.replica_number - 1)
         self._layout = Layout(settings.zookeeper_root)
-        self._checksum = b"%d" % zlib.crc32(settings.model_dump_json().encode())
+        self._checksum = b"%d" % crc32(settings.model_dump_json().encode())
         self._number = MASTER if is_master else settings.replica_number
         self._data: dict[str, dict[str, bytes]] = {}  # topic → path → the node's data
         self._others = [self._layout.replica(self._replica)]

@@ -3,13 +3,13 @@
 import contextlib
 import os
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, Protocol
 
 import gevent
 
 import metaq
+from metaq.checksum import crc32
 from metaq.engine.context import Context
 from metaq.engine.figures.counters import Meter
 from metaq.engine.tables.topics import Topic
@@ -237,7 +237,7 @@ class AdminHandler:
         users = [queue for queue in context.store.queues.values() if queue.topic not in INTERNAL_TOPICS]
         yield f"total_messages {sum(queue.readable - self._first(queue)[0] for queue in users)}"
         yield f"topics {len(context.topics.of_users())}"
-        yield f"config_checksum {zlib.crc32(self._config().encode())}"
+        yield f"config_checksum {crc32(self._config().encode())}"
         yield f"durability {context.settings.durability}"
         yield from (f"{name} {value}" for name, value in context.replicas.numbers().items())
         yield f"log_begin {store.begin}"

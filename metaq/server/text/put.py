@@ -1,8 +1,8 @@
 """``put``: check, stage, and the reply, which is valid when the turn's append succeeds."""
 
-import zlib
 from collections.abc import Sequence
 
+from metaq.checksum import crc32
 from metaq.engine.context import Context
 from metaq.engine.tables.topics import FORBIDDEN
 from metaq.engine.turn import Turns
@@ -66,7 +66,7 @@ class PutHandler:
                 if flag & 1:
                     offset = self._put_with_attribute(queue, put, middle)
                 else:
-                    crc = zlib.crc32(body) & 0x7FFFFFFF
+                    crc = crc32(body) & 0x7FFFFFFF
                     if crc != checksum != NO_CHECKSUM:
                         raise checksum_mismatch()
                     # by position, which is cheaper than by name
@@ -159,7 +159,7 @@ class PutHandler:
             queue=queue,
             flag=put.flag,
             body=payload,
-            crc=zlib.crc32(payload) & 0x7FFFFFFF,
+            crc=crc32(payload) & 0x7FFFFFFF,
             middle=middle,
             text_size=HEADER_SIZE_TEXT + len(put.body),
             tail=record_tail(queue.topic, properties),
@@ -175,7 +175,7 @@ class PutHandler:
 
 def check_body(put: Put) -> None:
     """Raise ``ChecksumMismatch`` when the body of a put does not have the checksum that the put announces."""
-    if (zlib.crc32(put.body) & 0x7FFFFFFF) != put.checksum != NO_CHECKSUM:
+    if (crc32(put.body) & 0x7FFFFFFF) != put.checksum != NO_CHECKSUM:
         raise checksum_mismatch()
 
 

@@ -1,10 +1,10 @@
 """``transaction``, and ``put`` with a transaction key (specs: text protocol, section 5)."""
 
-import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from metaq.checksum import crc32
 from metaq.engine.context import Context
 from metaq.engine.turn import NOT_STORED, Short, Turns
 from metaq.engine.writing import note
@@ -167,7 +167,7 @@ class TransactionHandler:
                 if put_topic != topic or number != partition or queue is None:
                     queue = self._partition(session, put)
                     topic, partition = put_topic, number
-                crc = zlib.crc32(body) & 0x7FFFFFFF
+                crc = crc32(body) & 0x7FFFFFFF
                 if crc != checksum != NO_CHECKSUM:
                     raise checksum_mismatch()
                 if branch is None or key != transaction:
@@ -176,7 +176,7 @@ class TransactionHandler:
                 message_id -= 1
                 if flag & 1:
                     attribute, payload = split_attribute(flag, body)
-                    crc = zlib.crc32(payload) & 0x7FFFFFFF
+                    crc = crc32(payload) & 0x7FFFFFFF
                     held = Held(queue, flag, payload, crc, attribute, message_id, now_ms, born_host)
                     branch.put(held, held.size)
                 else:

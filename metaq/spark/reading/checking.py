@@ -6,8 +6,8 @@ Only the CRC-32 takes a call for each record, as no library computes many at onc
 from typing import Final
 
 import numpy as np
-from zlib_ng.zlib_ng import crc32
 
+from metaq.checksum import crc32
 from metaq.message import TopicPartition
 from metaq.protocol.record import CHECKSUM_SIZE
 from metaq.protocol.remoting.bulk import Bulk

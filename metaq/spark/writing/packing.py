@@ -21,8 +21,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from zlib_ng.zlib_ng import crc32
 
+from metaq.checksum import crc32
 from metaq.client.message import RESERVED
 from metaq.errors import BadRequest
 from metaq.protocol.properties import KEYS, MOST_BYTES, TIMER_OUT

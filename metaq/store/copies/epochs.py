@@ -12,13 +12,13 @@ same log offset on are identical up to where the first of them leaves that epoch
 A log without such a record has one epoch, ``FIRST``. The table is written again before retention deletes its newest record.
 """
 
-import zlib
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
 
+from metaq.checksum import crc32
 from metaq.message import EPOCHS_TOPIC, TopicPartition
 from metaq.protocol.record import constant_middle, decode_record
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
@@ -85,7 +85,7 @@ class Epochs:
             queue=store.queue(EPOCHS_TOPIC, 0),
             flag=0,
             body=body,
-            crc=zlib.crc32(body) & 0x7FFFFFFF,
+            crc=crc32(body) & 0x7FFFFFFF,
             middle=middle,
             text_size=HEADER_SIZE_TEXT + len(body),
         )

@@ -1,7 +1,6 @@
 """The tie between an ordered index and the log that it was made from."""
 
-import zlib
-
+from metaq.checksum import crc32
 from metaq.protocol.record import CHECKSUM_SIZE
 from metaq.store.files.filecache import read_here
 from metaq.store.log.commitlog import CommitLog
@@ -13,7 +12,7 @@ def checksum_before(log: CommitLog, end: int) -> int:
     segment = log.find(end - CHECKSUM_SIZE)
     if segment is None or end - CHECKSUM_SIZE < segment.base:
         return 0
-    return zlib.crc32(read_here(log.file(segment), CHECKSUM_SIZE, end - CHECKSUM_SIZE - segment.base))
+    return crc32(read_here(log.file(segment), CHECKSUM_SIZE, end - CHECKSUM_SIZE - segment.base))
 
 
 def has_end(log: CommitLog, covered: Covered) -> bool:

@@ -1,11 +1,11 @@
 """Sending: 10, 310, 320 (specs: remoting protocol, section 3.2.1)."""
 
 import struct
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
+from metaq.checksum import crc32
 from metaq.config import Settings
 from metaq.dedupe.records import First, StoredAs, id_in
 from metaq.engine.context import Context
@@ -199,7 +199,7 @@ class SendHandler:
             ordinal = queue.next
             # RocketMQ stores the body CRC without its highest bit, as a non-negative int
             text_size, tail, tag, keys = filled  # unpacked by the call, they would cost a compiled broker a quarter of the put
-            crc = zlib.crc32(body) & 0x7FFFFFFF
+            crc = crc32(body) & 0x7FFFFFFF
             offset = self._store.put(queue, flag, body, crc, middle, text_size, tail, tag, keys)
             if looked is not None:
                 first = _new(First, (PLAIN, queue.partition, ordinal, offset, position))
@@ -225,7 +225,7 @@ class SendHandler:
         tag, size = (0, HEADER_SIZE_TEXT) if delayed.tag is None else self._tag(delayed.tag)
         parks = self._store.queue(*PARKS)
         tail = longer_tail(parks.tail, kept)
-        crc = zlib.crc32(body) & 0x7FFFFFFF
+        crc = crc32(body) & 0x7FFFFFFF
         handle = self._timers.park_record((parks, flag, body, crc, middle, size + len(body), tail, tag, ()), due)
         more = self._recall(queue.topic, delayed.unique_key, handle)
         ids = b"%b%016X" % (self._host, handle.ident)
@@ -415,7 +415,7 @@ class SendHandler:
                 raise MessageIllegal(f"the records of a batch, its properties repeated in each, are {limit}")
             idents.append(id_in(whole) if has_window else None)
             # in the order of NewRecord
-            records.append((queue, flag, body, zlib.crc32(body) & 0x7FFFFFFF, middle, text_size, tail, tag, keys))
+            records.append((queue, flag, body, crc32(body) & 0x7FFFFFFF, middle, text_size, tail, tag, keys))
         if not records:
             raise MessageIllegal("the batch has no messages")
         return records, size, idents
