@@ -40,6 +40,7 @@ DEPENDENCIES: Final = (
     "pyyaml",
     "rich",
     "rocksdict",
+    "zlib-ng",
 )
 HIDDEN: Final = "(hidden)"
 _TELLING: Final = "pass(?:word|wd|phrase)?|secret|token|credential|api_?key|authorization|signature"
