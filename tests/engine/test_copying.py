@@ -77,3 +77,11 @@ def test_a_copy_whose_properties_become_too_long_is_dropped(parts: Parts) -> Non
     room = properties.MOST_BYTES - len(properties.encode({"x": ""} | PLACE))
     assert copies(parts, {"x": "y" * room} | PLACE, dropped)[0] == []
     assert "longer than" in dropped[0]
+
+
+def test_a_topic_with_priorities_decides_by_the_whole_message(parts: Parts) -> None:
+    """MY-018: the priority counts that the message has when it is delivered."""
+    attributes = {"message.type": "PRIORITY"}
+    parts.context.topics.put(Topic("orders", 4, 4, attributes=attributes))
+    quick, _ = copies(parts, PAIRS | {"_SYS_MSG_PRIORITY_": "3"} | PLACE, [])
+    assert quick[0][0].partition == 3

@@ -8,6 +8,48 @@ FEATURES: Final = "store/test_store_features.py"
 
 STORE: Final = [
     M(
+        "timers",
+        "engine/timers/copying.py",
+        "_UNUSUAL[1] in text",
+        "False",
+        "engine/test_copying.py::test_both_ways_make_the_same_copy",
+    ),
+    M(
+        "timers",
+        "engine/timers/copying.py",
+        "if topic is None or topic.has_priorities:",
+        "if topic is None:",
+        "engine/test_copying.py::test_a_topic_with_priorities_decides_by_the_whole_message",
+    ),
+    M(
+        "timers",
+        "store/log/noted.py",
+        "if is_intact(view[at : at + size], place) else None",
+        "if size else None",
+        "store/test_noted_places.py::test_what_is_no_record_of_the_partition_is_missing",
+    ),
+    M(
+        "timers",
+        "store/log/noted.py",
+        "if magic == MAGIC and at + size > len(view):",
+        "if False:",
+        "store/test_noted_places.py::test_records_of_many_segments_and_sizes",
+    ),
+    M(
+        "timers",
+        "protocol/delays.py",
+        "TIMER_OUT, properties.REAL_TOPIC, properties.REAL_QUEUE)",
+        "properties.REAL_QUEUE)",
+        "protocol/test_delays.py::test_what_only_delays_is_kept_as_it_was_sent",
+    ),
+    M(
+        "timers",
+        "timers/pending.py",
+        "if key is not None and (lowest is None or key < lowest):",
+        "if False:",
+        "timers/test_pending.py::test_the_table_is_what_the_log_comes_to",
+    ),
+    M(
         "SG-018",
         "protocol/record.py",
         "data[end:] == checksum_property(data[:end])",
