@@ -73,6 +73,7 @@ COMPILED = [
     "metaq/engine/leases/planning.py",
     "metaq/engine/leases/popping.py",
     "metaq/protocol/remoting/leases/acks.py",
+    "metaq/protocol/remoting/leases/receipts.py",
     "metaq/server/remoting/consuming/acks.py",
     "metaq/store/log/commitlog.py",
     "metaq/store/log/segments.py",

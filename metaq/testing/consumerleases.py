@@ -20,9 +20,9 @@ from metaq.protocol.remoting.leases.pop import (
     PopAnswer,
     PopMessage,
     PoppedQueue,
-    decode_receipt,
     describe_popped,
 )
+from metaq.protocol.remoting.leases.receipts import decode_receipt
 from metaq.protocol.subscription import ExpressionKind, parse_subscription
 from metaq.testing.log import Letter, Log, chooser, decode
 

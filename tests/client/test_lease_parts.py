@@ -31,10 +31,9 @@ from metaq.protocol.remoting.leases.pop import (
     PopAnswer,
     PopMessage,
     PoppedQueue,
-    Receipt,
-    decode_receipt,
     describe_popped,
 )
+from metaq.protocol.remoting.leases.receipts import Receipt, decode_receipt
 from metaq.protocol.subscription import parse_subscription
 from metaq.testing.log import BROKER_NAME, Letter, Log
 from tests.support.broker import wait_until

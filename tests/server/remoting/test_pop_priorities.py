@@ -16,7 +16,7 @@ from metaq.engine.priorities.levels import prioritize
 from metaq.engine.writing import Draft, note, stage
 from metaq.protocol.properties import PRIORITY
 from metaq.protocol.remoting.codes import Response
-from metaq.protocol.remoting.leases.pop import Receipt
+from metaq.protocol.remoting.leases.receipts import Receipt
 from tests.server.remoting.test_pops import GROUP, INVISIBLE_MS, TOPIC, Consumer, bodies
 
 LEVELS: Final = 3

@@ -7,10 +7,8 @@ The answer to a pop has the records as they are in the log. Fields of its header
     orderCountInfo    MARK ' ' QUEUE ' ' TIMES { ';' … }                          the fewest deliveries of a message before this
                       MARK ' ' 'qo' QUEUE '%' OFFSET ' ' TIMES                    ... and where a message has more
 
-A client makes a *receipt* for each message from them, which it sends back with an ack or a change as ``extraInfo``::
-
-    START_OFFSET POP_MS INVISIBLE_MS TOKEN MARK BROKER QUEUE OFFSET [LOG_OFFSET]
-    └ of its queue                   └ reviveQid                    └ only proxies add it
+A client makes a *receipt* for each message from them (``metaq.protocol.remoting.leases.receipts``), which it sends back with an
+ack or a change.
 
 MARK says where a message comes from: 0 the topic itself, 1 and 2 the two kinds of retry topics of RocketMQ's own brokers. Here
 it is always 0. The same queue must not come twice in a field, and both fields about offsets must have the order of the body:
@@ -19,14 +17,14 @@ otherwise a Java client drops the whole answer.
 All requests have a field ``bname``, the broker that is meant, which may be absent.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from metaq.errors import BadRequest, ReceiptInvalid
+from metaq.errors import BadRequest
 from metaq.message import RETRY_PREFIX, TopicPartition
 from metaq.protocol.remoting.headers import Int32, parse_int
+from metaq.protocol.remoting.leases.receipts import SHOWN, Receipt
 
 OWN: Final = 0
 RETRY: Final = 1
@@ -37,12 +35,6 @@ ALL_QUEUES: Final = -1
 FROM_FIRST: Final = 0
 FROM_END: Final = 1
 """The values of ``initMode``: where a group begins that has no offset."""
-SHOWN: Final = 60
-
-_WHOLE: Final = "(0|[1-9][0-9]{0,18})"
-_RECEIPT: Final = re.compile(
-    rf"{_WHOLE} {_WHOLE} {_WHOLE} {_WHOLE} ([012]) ([^ ]{{1,255}}) {_WHOLE} {_WHOLE}(?: {_WHOLE})?", re.ASCII
-)
 
 
 # -- headers ----------------------------------------------------------------------------------------------------------
@@ -196,46 +188,6 @@ def _counts(queue: int, offsets: Sequence[int], times: Sequence[int]) -> list[st
 
 
 # -- receipts ---------------------------------------------------------------------------------------------------------
-
-
-class Receipt(NamedTuple):
-    """The words that a consumer gives back with an ack or a change of a message."""
-
-    start_offset: int
-    pop_ms: int
-    invisible_ms: int
-    token: int
-    mark: int
-    broker_name: str
-    queue: int
-    offset: int
-    log_offset: int | None = None
-
-    def __str__(self) -> str:
-        words = self if self.log_offset is not None else self[:-1]
-        return " ".join(map(str, words))
-
-
-def decode_receipt(text: str) -> Receipt:
-    """Return a receipt in its written form. Raise ``ReceiptInvalid`` for anything else."""
-    found = _RECEIPT.fullmatch(text)
-    if found is None:
-        raise ReceiptInvalid(f"extraInfo is {text[:SHOWN]!r}, not the eight words of a receipt")
-    start, pop_ms, invisible_ms, token, mark, broker, queue, offset, log_offset = found.groups()
-    try:
-        return Receipt(
-            parse_int("startOffset", start),
-            parse_int("popTime", pop_ms),
-            parse_int("invisibleTime", invisible_ms),
-            parse_int("reviveQid", token, 32),
-            int(mark),
-            broker,
-            parse_int("queueId", queue, 32),
-            parse_int("queueOffset", offset),
-            None if log_offset is None else parse_int("commitLogOffset", log_offset),
-        )
-    except BadRequest as error:
-        raise ReceiptInvalid(f"extraInfo {text[:SHOWN]!r}: {error}") from error
 
 
 def receipts_of(answer: PopAnswer, broker_name: str, records: Iterable[tuple[TopicPartition, int]]) -> list[Receipt]:

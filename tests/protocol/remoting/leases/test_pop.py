@@ -21,11 +21,10 @@ from metaq.protocol.remoting.leases.pop import (
     PopAnswer,
     PopMessage,
     PoppedQueue,
-    Receipt,
-    decode_receipt,
     describe_popped,
     receipts_of,
 )
+from metaq.protocol.remoting.leases.receipts import Receipt, decode_receipt
 
 RECEIPT = "100 1700000000123 60000 7654321 0 broker-a 3 117"
 PLACE = {"consumerGroup": "g", "topic": "t", "queueId": "3"}
