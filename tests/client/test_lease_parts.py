@@ -25,13 +25,12 @@ from metaq.protocol.remoting.codes import JSON, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand, encode_response
 from metaq.protocol.remoting.headers import Int32, decode_header, encode_header
 from metaq.protocol.remoting.leases.acks import MOST_ACKS, decode_batch_ack
+from metaq.protocol.remoting.leases.described import PoppedQueue, describe_popped
 from metaq.protocol.remoting.leases.pop import (
     AckMessage,
     ChangeInvisibleTime,
     PopAnswer,
     PopMessage,
-    PoppedQueue,
-    describe_popped,
 )
 from metaq.protocol.remoting.leases.receipts import Receipt, decode_receipt
 from metaq.protocol.subscription import parse_subscription

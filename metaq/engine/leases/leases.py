@@ -186,7 +186,9 @@ class Leases:
         state = states.get(place.partition)
         if state is None:
             state = states[place.partition] = PartitionLeases(0)
-        before, now_ms, shift_ms = state.open, self._now_ms, self.shift_ms
+        before, now_s = state.open, self._clock.monotonic()
+        now_ms = int(now_s * 1000)
+        shift_ms = self._clock.now_ms() - now_ms
         for event in events:
             opened = state.open
             state.apply(event, now_ms, shift_ms)
@@ -196,7 +198,7 @@ class Leases:
                 self._drop(place)
                 return
         self.open += state.open - before
-        self._used_s[state] = self._clock.monotonic()
+        self._used_s[state] = now_s
         if not self._touched:
             self.turns.before_append(self._end_turn)
         self._touched[place] = state

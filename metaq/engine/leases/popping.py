@@ -89,16 +89,17 @@ class Pops:
         """Return what the pop takes. Raise ``ColdRead`` as ``read`` does."""
         plan: Plan = []
         wanted, room_bytes = request.most, request.most_bytes
-        held = self._held(request)
-        for partition in [*held, *(each for each in self._partitions(request, read) if each not in held)]:
+        order, held = self._partitions(request, read), self._held(request)
+        for partition in [*held, *[each for each in order if each not in held]] if held else order:
             if wanted <= 0 or room_bytes <= 0:
                 break
             part = self._planner.plan(request, partition, wanted, room_bytes, read)
             if part is not None and part.changes:
                 plan.append(part)
                 wanted -= part.gives
-                room_bytes -= sum(map(len, part.again.records))
-                room_bytes -= 0 if part.fresh is None else sum(map(len, part.fresh.body))
+                if wanted > 0:
+                    room_bytes -= sum(map(len, part.again.records))
+                    room_bytes -= 0 if part.fresh is None else sum(map(len, part.fresh.body))
         return plan
 
     def _held(self, request: PopRequest) -> list[int]:
@@ -114,8 +115,10 @@ class Pops:
 
     def _partitions(self, request: PopRequest, read: Read) -> Iterable[int]:
         """Return the partitions in the order in which they are looked at."""
-        topic, key = request.topic, (request.group.name, request.topic.name)
-        count, wanted = topic.read_partitions, self._wanted(request)
+        topic, key, wanted = request.topic, (request.group.name, request.topic.name), self._wanted(request)
+        if len(wanted) == 1:
+            return wanted
+        count = topic.read_partitions
         if topic.has_priorities:
             max_wait_ms, factor = topic.priority_max_wait_ms, request.group.priority_factor
             ready = self._ready_levels(request, wanted, max_wait_ms, read)
@@ -219,7 +222,11 @@ def _fresh_event(fresh: Collected, pop_ms: int, due_ms: int) -> LeaseEvent:
 
 
 def _given(part: PlanPart) -> GivenPart:
-    again, fresh = part.again, part.fresh
-    ordinals = [*again.ordinals, *(() if fresh is None else fresh.ordinals)]
-    times = [*again.times, *([0] * (len(ordinals) - len(again.times)))]
-    return GivenPart(part.place.partition, ordinals, times, [*again.records, *(() if fresh is None else fresh.body)])
+    again, fresh, partition = part.again, part.fresh, part.place.partition
+    if fresh is None:
+        return GivenPart(partition, again.ordinals, again.times, again.records)
+    first_times = [0] * len(fresh.ordinals)
+    if not again.ordinals:
+        return GivenPart(partition, fresh.ordinals, first_times, fresh.body)
+    ordinals, times = [*again.ordinals, *fresh.ordinals], again.times + first_times
+    return GivenPart(partition, ordinals, times, again.records + fresh.body)

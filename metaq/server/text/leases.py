@@ -30,7 +30,7 @@ from metaq.protocol.text.replies import NOT_FOUND, OK, write_result
 from metaq.server.access.permissions import Action, demand
 from metaq.server.text.reads import TextRead
 from metaq.server.text.session import TextSession
-from metaq.server.wire.pops import PopRead
+from metaq.server.wire.pops import PopRead, count_given
 from metaq.server.wire.reads import StoreReads
 from metaq.server.wire.session import Buffer
 from metaq.store.files.filecache import Read
@@ -272,7 +272,7 @@ class _Pop(PopRead, TextRead):
         self.session.held = None
 
     def give(self, result: PopResult) -> None:
-        self.count(result)
+        count_given(self.leasing.leases, self.wanted, result)
         out = frames(self._handler, self.wanted, result, FrameStyle(self._opaque))
         out.append(write_result(OK, str(sum(len(part.ordinals) for part in result.given)), self._opaque))
         self.leasing.leases.turns.after_append(partial(self._answer, out))

@@ -18,18 +18,17 @@ All requests have a field ``bname``, the broker that is meant, which may be abse
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from metaq.errors import BadRequest
 from metaq.message import RETRY_PREFIX, TopicPartition
 from metaq.protocol.remoting.headers import Int32, parse_int
-from metaq.protocol.remoting.leases.receipts import SHOWN, Receipt
+from metaq.protocol.remoting.leases.receipts import OWN, SHOWN, Receipt
 
-OWN: Final = 0
 RETRY: Final = 1
 RETRY_V2: Final = 2
-"""The marks."""
+"""The marks of retry topics."""
 ALL_QUEUES: Final = -1
 """The ``queueId`` of a request that concerns all queues of the broker."""
 FROM_FIRST: Final = 0
@@ -146,45 +145,6 @@ class PollingAnswer(NamedTuple):
     """The answer to 200055."""
 
     polling_num: int
-
-
-# -- the description of an answer -------------------------------------------------------------------------------------
-
-
-class PoppedQueue(NamedTuple):
-    """The messages of one queue in an answer."""
-
-    queue: int
-    offsets: Sequence[int]
-    """At least one, in the order of the body."""
-    times: Sequence[int] | None = None
-    """The number of earlier deliveries of each message, for clients that asked for order."""
-
-
-class Description(NamedTuple):
-    """The fields of an answer that describe its records."""
-
-    start_offset_info: str
-    msg_offset_info: str
-    order_count_info: str | None
-
-
-def describe_popped(popped: Sequence[PoppedQueue]) -> Description:
-    """Return the fields for the queues of an answer, in the order of its body. ``ValueError`` when a queue comes twice."""
-    if len({part.queue for part in popped}) != len(popped):
-        raise ValueError(f"a queue comes twice among {[part.queue for part in popped]}: clients would drop the answer")
-    counts = [entry for part in popped if part.times is not None for entry in _counts(part.queue, part.offsets, part.times)]
-    return Description(
-        ";".join(f"{OWN} {part.queue} {min(part.offsets)}" for part in popped),
-        ";".join(f"{OWN} {part.queue} {','.join(map(str, part.offsets))}" for part in popped),
-        ";".join(counts) or None,
-    )
-
-
-def _counts(queue: int, offsets: Sequence[int], times: Sequence[int]) -> list[str]:
-    fewest = min(times)
-    own = [f"{OWN} qo{queue}%{offset} {count}" for offset, count in zip(offsets, times, strict=True) if count > fewest]
-    return [f"{OWN} {queue} {fewest}", *own]
 
 
 # -- receipts ---------------------------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from typing import Final, NamedTuple
 
 from metaq.errors import ReceiptInvalid
 
+OWN: Final = 0
+"""The mark of a message that comes from the topic itself."""
 SHOWN: Final = 60
 
 _WHOLE: Final = "(0|[1-9][0-9]{0,18})"

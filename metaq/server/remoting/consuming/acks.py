@@ -16,8 +16,12 @@ from metaq.protocol.remoting.codes import RESPONSE_FLAG, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import Int32, decode_header, encode_header
 from metaq.protocol.remoting.leases.acks import AckRow, BatchAckAnswer, decode_batch_ack
-from metaq.protocol.remoting.leases.pop import OWN, AckMessage, ChangeAnswer, ChangeInvisibleTime
-from metaq.protocol.remoting.leases.receipts import Receipt, decode_receipt, is_plain
+from metaq.protocol.remoting.leases.pop import (
+    AckMessage,
+    ChangeAnswer,
+    ChangeInvisibleTime,
+)
+from metaq.protocol.remoting.leases.receipts import OWN, Receipt, decode_receipt, is_plain
 from metaq.server.access.permissions import Action, Principal, demand
 from metaq.server.remoting.owed import owe
 from metaq.server.remoting.reads import RemotingRead

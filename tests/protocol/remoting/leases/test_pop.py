@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from metaq.errors import BadRequest, ReceiptInvalid
 from metaq.message import TopicPartition
 from metaq.protocol.remoting.headers import Int32, decode_header, encode_header
+from metaq.protocol.remoting.leases.described import PoppedQueue, describe_popped
 from metaq.protocol.remoting.leases.pop import (
     AckMessage,
     ChangeAnswer,
@@ -20,8 +21,6 @@ from metaq.protocol.remoting.leases.pop import (
     PollingInfo,
     PopAnswer,
     PopMessage,
-    PoppedQueue,
-    describe_popped,
     receipts_of,
 )
 from metaq.protocol.remoting.leases.receipts import Receipt, decode_receipt
