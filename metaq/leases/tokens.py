@@ -17,6 +17,9 @@ from typing import Any, Final
 LEAST_TOKEN: Final = 1_000
 MOST_TOKEN: Final = (1 << 31) - 1
 
+Begun = tuple[Any, Any]
+"""The two hashes of an HMAC that have taken the secret, and the names: these are the same for many messages."""
+
 _BLOCK_BYTES: Final = 64
 _INNER: Final = bytes(byte ^ 0x36 for byte in range(256))
 _OUTER: Final = bytes(byte ^ 0x5C for byte in range(256))
@@ -32,11 +35,20 @@ def token_of(secret: bytes, group: str, topic: str, pop_ms: int) -> int:
 
 def bits_of(secret: bytes, group: str, topic: str, partition: int, ordinal: int, pop_ms: int) -> int:
     """Return the token of one message that was pushed to a group at ``pop_ms``: 30 bits."""
-    code = _code(_begun(secret, f"push\0{group}\0{topic}\0{partition}\0"), b"%d\0%d" % (ordinal, pop_ms))
-    return int.from_bytes(code[:4], "big") >> 2
+    return bits_in(begun_in(secret, group, topic, partition), ordinal, pop_ms)
 
 
-def _code(begun: tuple[Any, Any], rest: bytes) -> bytes:
+def begun_in(secret: bytes, group: str, topic: str, partition: int) -> Begun:
+    """Return what ``bits_in`` needs for messages of one partition."""
+    return _begun(secret, f"push\0{group}\0{topic}\0{partition}\0")
+
+
+def bits_in(begun: Begun, ordinal: int, pop_ms: int) -> int:
+    """Return the token of a message as ``bits_of`` does, with what ``begun_in`` has returned for its partition."""
+    return int.from_bytes(_code(begun, b"%d\0%d" % (ordinal, pop_ms))[:4], "big") >> 2
+
+
+def _code(begun: Begun, rest: bytes) -> bytes:
     """Return the HMAC of a text of which the two hashes have taken all but the rest."""
     inner, outer = begun[0].copy(), begun[1].copy()
     inner.update(rest)
@@ -45,8 +57,8 @@ def _code(begun: tuple[Any, Any], rest: bytes) -> bytes:
     return code
 
 
-@lru_cache(256)  # the keys and the names are the same for many messages: most of the work is done once
-def _begun(secret: bytes, names: str) -> tuple[Any, Any]:
+@lru_cache(256)
+def _begun(secret: bytes, names: str) -> Begun:
     """Return the inner hash of the HMAC, which has taken the names, and the outer one."""
     key = (secret if len(secret) <= _BLOCK_BYTES else sha256(secret).digest()).ljust(_BLOCK_BYTES, b"\0")
     return sha256(key.translate(_INNER) + names.encode()), sha256(key.translate(_OUTER))

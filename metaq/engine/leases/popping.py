@@ -18,7 +18,7 @@ from metaq.engine.reading.collecting import Collected
 from metaq.leases.events import Dead, LeaseEvent, Lined, Passed, Popped, Repeated
 from metaq.message import GroupPartition, TopicPartition
 from metaq.protocol.record import store_ms
-from metaq.store.files.filecache import Read
+from metaq.store.files.filecache import ColdRead, Read, read_cached
 
 
 class GivenPart(NamedTuple):
@@ -82,6 +82,15 @@ class Pops:
         if state is not None:
             return max(0, queue.readable - state.next) + state.waiting
         return max(0, queue.readable - (self._context.offsets.get(*place) or 0))
+
+    def now(self, request: PopRequest) -> PopResult | None:
+        """Return what a pop gets without waiting for anything, which is what most pops need; ``None`` when that is nothing."""
+        try:
+            plan = self.plan(request, read_cached)
+        except ColdRead:
+            return None
+        result = self.take(request, plan) if plan else None
+        return result if result is not None and result.given else None
 
     # -- planning -----------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,8 @@ DIGITS: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 TOKEN_DIGITS: Final = 6
 """Digits of a token that the broker makes: 30 bits."""
 
+_new: Final = tuple.__new__
+"""Makes a named tuple at a third of the cost of its own constructor."""
 _PAIRS: Final = [high + low for high in DIGITS for low in DIGITS]
 """Two digits by the ten bits that they stand for."""
 assert TOKEN_DIGITS == 6
@@ -52,7 +54,7 @@ def read_id(text: str) -> MessageId:
         raise BadRequest(f"the partition of the ID {text} is not within 0 … {MOST_PARTITION}")
     if ordinal > MOST_ORDINAL:
         raise BadRequest(f"the ordinal of the ID {text} is not within 0 … {MOST_ORDINAL}")
-    return MessageId(partition, ordinal, found[3])
+    return _new(MessageId, (partition, ordinal, found[3]))
 
 
 def read_ids(text: str) -> tuple[MessageId, ...]:

@@ -32,8 +32,6 @@ from metaq.store.files.filecache import Read
 REJECT: Final = -1
 """The invisible time of a message that should go to the dead letters at once."""
 
-MOST_APART: Final = 1024
-"""No message that an event of several acks finishes is further away from the first one of them: that bounds its bits."""
 ACK: Final = int(Request.ACK_MESSAGE)
 
 _WORDS: Final = {
@@ -117,10 +115,7 @@ class AckHandler:
                 or not is_plain(offset)
             ):
                 break
-            number = int(offset)
-            if not -MOST_APART < number - receipt.offset < MOST_APART:
-                break
-            offsets.append(number)
+            offsets.append(int(offset))
         if offsets:
             answers = self._finish(place, receipt, offsets)
             kept = session.owe_all(requests[at : at + len(offsets)])
@@ -129,10 +124,7 @@ class AckHandler:
 
     def _finish(self, place: GroupPartition, receipt: Receipt, offsets: list[int]) -> list[Answer]:
         """Finish messages of the pop that a receipt is of; return the answers."""
-        first, bits = min(offsets), 0
-        for offset in offsets:
-            bits |= 1 << (offset - first)
-        if self.leases.ack(place, receipt.pop_ms, first, bits) == len(offsets):
+        if self.leases.ack_all(place, receipt.pop_ms, offsets) == len(offsets):
             return [DONE] * len(offsets)
         answers = []
         for offset in offsets:

@@ -5,7 +5,6 @@ from typing import Final
 from metaq.engine.context import Context
 from metaq.engine.leases.leasing import Leasing
 from metaq.engine.leases.planning import PopRequest
-from metaq.engine.leases.popping import PopResult
 from metaq.engine.reading.collecting import collect_messages
 from metaq.engine.reading.filters import EVERY_MESSAGE, Filter, filter_of, parse_cached
 from metaq.engine.tables.groups import Group
@@ -30,13 +29,13 @@ from metaq.protocol.subscription import ExpressionKind
 from metaq.server.access.permissions import Action, demand
 from metaq.server.remoting.consuming.heartbeat import NO_SQL_FILTER
 from metaq.server.remoting.consuming.popanswers import give
-from metaq.server.remoting.consuming.popheader import read_pop
+from metaq.server.remoting.consuming.popheader import read_pop_header
 from metaq.server.remoting.consuming.popwaits import NoticeWait, PopWait, partitions_of
 from metaq.server.remoting.consuming.pull import check_readable
 from metaq.server.remoting.later import Later
 from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler
 from metaq.server.wire.reads import StoreReads
-from metaq.store.files.filecache import ColdRead, Read, read_cached
+from metaq.store.files.filecache import Read
 
 MOST_MESSAGES: Final = 32
 """Messages in one answer; Java's clients ask for no more."""
@@ -71,7 +70,7 @@ class PopHandler:
 
     def pop(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """Lease messages of one partition or of all (200050)."""
-        header = read_pop(request.fields)
+        header = read_pop_header(request.fields)
         group, topic = self._check(session, header.consumer_group, header.topic, header.queue_id)
         self.context.store.check_master()
         self.context.counters.get.add(1)
@@ -100,22 +99,12 @@ class PopHandler:
             attempt=_attempt_of(header),
         )
         wait_ms = self._wait_ms(header.poll_time, header.born_time)
-        result = self._found_now(wanted)
+        result = self.leasing.pops.now(wanted)
         if result is not None:
             give(self.leasing.leases, session, session.owe_all([request])[0], wanted, result)
         else:
             PopWait(session, request).start(self.leasing, self.reads, wanted, wait_ms)
         return None
-
-    def _found_now(self, wanted: PopRequest) -> PopResult | None:
-        """Return what a pop gets without waiting for anything: that is what most of them need."""
-        pops = self.leasing.pops
-        try:
-            plan = pops.plan(wanted, read_cached)
-        except ColdRead:
-            return None
-        result = pops.take(wanted, plan) if plan else None
-        return result if result is not None and result.given else None
 
     def _check(self, session: RemotingSession, group_name: str, topic_name: str, queue: int) -> tuple[Group, Topic]:
         """Return the group and the topic of a request; raise why they may not be used."""

@@ -10,7 +10,7 @@ _DIGITS: Final = {32: 9, 64: 18}
 """So many digits are a number of so many bits in any case."""
 
 
-def read_pop(fields: Fields) -> PopMessage:
+def read_pop_header(fields: Fields) -> PopMessage:
     """Return the header in the fields of a pop. Raise ``BadRequest`` for a missing or wrong field."""
     get = fields.get
     try:
