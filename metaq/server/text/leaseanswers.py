@@ -56,7 +56,7 @@ def frames(leases: Leases, wanted: PopRequest, result: PopResult, style: FrameSt
     return out
 
 
-def give(leases: Leases, session: TextSession, opaque: str, wanted: PopRequest, result: PopResult) -> None:
+def give_frames(leases: Leases, session: TextSession, opaque: str, wanted: PopRequest, result: PopResult) -> None:
     """Answer a pop, which the session owes, with messages once their leases are in the log."""
     count_given(leases, wanted, result)
     out = frames(leases, wanted, result, FrameStyle(opaque))

@@ -20,8 +20,8 @@ from metaq.protocol.subscription import ExpressionKind
 from metaq.protocol.text.commands import Ack, Extend, Nack, Pop, Subscribe
 from metaq.protocol.text.ids import encode_token
 from metaq.server.access.permissions import Action, demand
-from metaq.server.text.leaseanswers import Leased, counted, give, lease_refusal, push_others
-from metaq.server.text.leasewaits import PopWait, RejectionWait
+from metaq.server.text.leaseanswers import Leased, counted, give_frames, lease_refusal, push_others
+from metaq.server.text.leasewaits import HeldPop, RejectionWait
 from metaq.server.text.session import TextSession
 from metaq.server.wire.reads import StoreReads
 
@@ -64,10 +64,10 @@ class LeaseHandler:
         result = self.leasing.pops.now(wanted)
         if result is not None:
             session.owed += 1
-            give(self.leases, session, pop.opaque, wanted, result)
+            give_frames(self.leases, session, pop.opaque, wanted, result)
             return
         wait_ms = min(pop.wait_ms, self.context.settings.max_hold_ms)
-        PopWait(session, pop.opaque).start(self.leasing, self.reads, wanted, wait_ms)
+        HeldPop(session, pop.opaque).start(self.leasing, self.reads, wanted, wait_ms)
 
     def request(self, session: TextSession, command: Pop | Subscribe, most: int, partition: int | None = None) -> PopRequest:
         """Return what a command wants. Raise why it may not."""

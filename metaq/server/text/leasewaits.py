@@ -13,14 +13,14 @@ from metaq.leases.events import Dead
 from metaq.leases.state import ReceiptState
 from metaq.protocol.text.commands import Nack
 from metaq.protocol.text.replies import NOT_FOUND, write_result
-from metaq.server.text.leaseanswers import Leased, counted, give, push_others
+from metaq.server.text.leaseanswers import Leased, counted, give_frames, push_others
 from metaq.server.text.reads import TextRead
 from metaq.server.text.session import TextSession
 from metaq.server.wire.pops import PopRead
 from metaq.store.files.filecache import Read
 
 
-class PopWait(PopRead, TextRead):
+class HeldPop(PopRead, TextRead):
     """A pop in progress."""
 
     def hold(self, place: Waiting) -> None:
@@ -30,7 +30,7 @@ class PopWait(PopRead, TextRead):
         self.session.held = None
 
     def give(self, result: PopResult) -> None:
-        give(self.leasing.leases, self.session, self._opaque, self.wanted, result)
+        give_frames(self.leasing.leases, self.session, self._opaque, self.wanted, result)
 
     def give_nothing(self, *, is_full: bool) -> None:
         self.settle(write_result(NOT_FOUND, "there is nothing to pop", self._opaque))

@@ -31,7 +31,7 @@ def describe_popped(popped: Sequence[PoppedQueue]) -> Description:
     counts = [entry for part in popped if part.times is not None for entry in _counts(part.queue, part.offsets, part.times)]
     return Description(
         ";".join([f"{OWN} {part.queue} {min(part.offsets)}" for part in popped]),
-        ";".join([f"{OWN} {part.queue} {','.join(map(str, part.offsets))}" for part in popped]),
+        ";".join([f"{OWN} {part.queue} {','.join([str(offset) for offset in part.offsets])}" for part in popped]),
         ";".join(counts) or None,
     )
 

@@ -15,7 +15,7 @@ from metaq.message import GroupPartition
 from metaq.protocol.remoting.codes import RESPONSE_FLAG, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import Int32, decode_header, encode_header
-from metaq.protocol.remoting.leases.acks import AckRow, BatchAckAnswer, decode_batch_ack
+from metaq.protocol.remoting.leases.acks import AckRow, decode_batch_ack
 from metaq.protocol.remoting.leases.pop import (
     AckMessage,
     ChangeAnswer,
@@ -147,7 +147,7 @@ class AckHandler:
         if not batch.acks:
             raise RequestFailed(Response.NO_MESSAGE, "the request has no acks")
         done = sum([self._ack_row(row) for row in batch.acks])
-        answer = Answer(fields=encode_header(BatchAckAnswer(done)))
+        answer = Answer(fields={"done": str(done)})  # of BatchAckAnswer
         if not done:
             return answer
         self._answer(session, request, answer, *{row.group for row in batch.acks})

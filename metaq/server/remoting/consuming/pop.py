@@ -28,7 +28,7 @@ from metaq.protocol.remoting.leases.pop import (
 from metaq.protocol.subscription import ExpressionKind
 from metaq.server.access.permissions import Action, demand
 from metaq.server.remoting.consuming.heartbeat import NO_SQL_FILTER
-from metaq.server.remoting.consuming.popanswers import give
+from metaq.server.remoting.consuming.popanswers import give_records
 from metaq.server.remoting.consuming.popheader import read_pop_header
 from metaq.server.remoting.consuming.popwaits import NoticeWait, PopWait, partitions_of
 from metaq.server.remoting.consuming.pull import check_readable
@@ -101,7 +101,7 @@ class PopHandler:
         wait_ms = self._wait_ms(header.poll_time, header.born_time)
         result = self.leasing.pops.now(wanted)
         if result is not None:
-            give(self.leasing.leases, session, session.owe_all([request])[0], wanted, result)
+            give_records(self.leasing.leases, session, session.owe_all([request])[0], wanted, result)
         else:
             PopWait(session, request).start(self.leasing, self.reads, wanted, wait_ms)
         return None

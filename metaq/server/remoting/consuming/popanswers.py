@@ -14,7 +14,7 @@ from metaq.server.wire.pops import count_given
 from metaq.server.wire.session import Buffer
 
 
-def give(leases: Leases, session: RemotingSession, request: Kept, wanted: PopRequest, result: PopResult) -> None:
+def give_records(leases: Leases, session: RemotingSession, request: Kept, wanted: PopRequest, result: PopResult) -> None:
     """Answer with messages once their leases are in the log."""
     group, topic, given = wanted.group.name, wanted.topic.name, result.given
     token = token_of(leases.log.secret, group, topic, result.pop_ms)

@@ -6,7 +6,7 @@ from metaq.engine.leases.waiting import Waiting
 from metaq.protocol.remoting.codes import Response
 from metaq.protocol.remoting.headers import Int32, encode_header
 from metaq.protocol.remoting.leases.pop import ALL_QUEUES, Notification, NotificationAnswer, PopAnswer
-from metaq.server.remoting.consuming.popanswers import give
+from metaq.server.remoting.consuming.popanswers import give_records
 from metaq.server.remoting.reads import RemotingRead
 from metaq.server.remoting.session import Answer
 from metaq.server.wire.pops import LineRead, PopRead
@@ -32,7 +32,7 @@ class PopWait(PopRead, _Waits):
         self.session.settle(self._request, Answer(code, encode_header(answer), "there is nothing to pop"))
 
     def give(self, result: PopResult) -> None:
-        give(self.leasing.leases, self.session, self.session.owe(self._request), self.wanted, result)
+        give_records(self.leasing.leases, self.session, self.session.owe(self._request), self.wanted, result)
 
 
 class NoticeWait(_Waits):
