@@ -174,7 +174,7 @@ class PopMachine(RuleBasedStateMachine):
         assert sorted((self._levels[name] for name, _ in taken), reverse=True) == ready[:most]
         for name, receipt in taken:
             self._given[name] = receipt
-            self._ready_ms[name] = receipt.pop_ms + INVISIBLE_MS
+            self._ready_ms[name] = now_ms + INVISIBLE_MS  # not from pop_ms on, which is later where pops follow each other
 
     @precondition(lambda self: self._given)
     @rule()
