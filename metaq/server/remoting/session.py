@@ -12,6 +12,8 @@ from metaq.server.wire.session import Buffer, Session, SessionHost, Stream
 
 logger = logging.getLogger(__name__)
 
+MOST_COPIED: Final = 2048
+"""Bytes of a body that are copied behind its header: that costs less than to send two buffers."""
 KEPT_BYTES: Final = 128
 """What an owed request takes of memory, at most, when neither its fields nor its body are kept."""
 _new: Final = tuple.__new__
@@ -240,8 +242,11 @@ class RemotingSession(Session):
 
 def _encoded(request: Asked, answer: Answer) -> list[Buffer]:
     code, fields, remark, body = answer
-    head = encode_response(request, code, fields, remark, sum(map(len, body)))
-    return [head, *body] if body else [head]
+    size = sum(map(len, body))
+    head = encode_response(request, code, fields, remark, size)
+    if not body:
+        return [head]
+    return [b"".join((head, *body))] if size <= MOST_COPIED else [head, *body]
 
 
 RequestHandler = Callable[[RemotingSession, RemotingCommand], Answer | None]

@@ -25,7 +25,7 @@ from metaq.protocol.remoting.leases.pop import (
     PopAnswer,
     PopMessage,
 )
-from metaq.protocol.subscription import ExpressionKind
+from metaq.protocol.subscription import EVERYTHING, ExpressionKind
 from metaq.server.access.permissions import Action, demand
 from metaq.server.remoting.consuming.heartbeat import NO_SQL_FILTER
 from metaq.server.remoting.consuming.popanswers import give_records
@@ -121,7 +121,7 @@ class PopHandler:
         return group, topic
 
     def _filter(self, header: PopMessage) -> Filter:
-        if not header.exp:
+        if not header.exp or (header.exp == EVERYTHING and header.exp_type in (None, "", ExpressionKind.TAG)):
             return EVERY_MESSAGE
         subscription = parse_cached(header.topic, header.exp, kind=header.exp_type or ExpressionKind.TAG)
         if subscription.kind is ExpressionKind.SQL92 and not self.context.settings.sql_filter:
