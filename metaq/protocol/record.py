@@ -191,6 +191,12 @@ def identity(data: memoryview) -> RecordIdentity:
     return RecordIdentity(topic, partition, queue_offset, text_position)
 
 
+def text_position(data: memoryview) -> int:
+    """Return the text position of the message in an intact record."""
+    position: int = _IDENTITY.unpack_from(data)[2]
+    return position
+
+
 def store_ms(data: memoryview) -> int:
     """Return when an intact record was stored, in Unix milliseconds."""
     moment: int = _STORE_MS.unpack_from(data)[0]

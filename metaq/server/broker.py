@@ -44,6 +44,7 @@ from metaq.engine.timers.timers import Timers
 from metaq.engine.turn import Turns
 from metaq.errors import MetaqError
 from metaq.protocol.record import host_bytes
+from metaq.protocol.remoting.codes import Request
 from metaq.protocol.text.commands import Auth, Transaction
 from metaq.registry.kvconfig import KvConfig
 from metaq.server.access.authentication import LOOK_S, Authentication
@@ -81,7 +82,6 @@ from metaq.server.remoting.sending.recall import RecallHandler
 from metaq.server.remoting.sending.reply import ReplyHandler
 from metaq.server.remoting.sending.send import SendHandler
 from metaq.server.remoting.session import Family
-from metaq.server.remoting.signing import signed
 from metaq.server.text.admin import AdminHandler
 from metaq.server.text.get import GetHandler
 from metaq.server.text.later import LaterHandler
@@ -332,11 +332,11 @@ class Broker:
         self._check_back = CheckBack(half_messages, self._duties.rest, self._duties.ending, self.run)
         partitions = Partitions(self.context, self.turns)
         self._sends = SendHandler(self.context, self.turns, half_messages, self.timers, self.dedupe, partitions)
-        self._endpoint.sends = signed(self.authentication, self._sends.sends)
         pulls = PullHandler(self.context, self.holds, self._reads, self._hub.loop)
         later = self.later
         pops = PopHandler(self.context, self.leasing, self._reads, later)
         acks = AckHandler(self.context, self.leasing, self._reads)
+        self._endpoint.answer_runs({Request.SEND_MESSAGE_V2: self._sends.sends, Request.ACK_MESSAGE: acks.acks})
         sent_back = SendBackHandler(self.context, self.turns, self._reads)
         beats, consumers = HeartbeatHandler(self.context), ConsumerHandler(self.context, later, self._locks, self._offsets)
         families: list[Family] = [self._sends, decisions, pulls, sent_back, DelayHandler(self._schedule), self._identity]

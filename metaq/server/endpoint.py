@@ -22,7 +22,8 @@ from metaq.protocol.text.commands import Command, Quit
 from metaq.protocol.text.replies import BAD_REQUEST, write_result
 from metaq.server.access.authentication import Authentication
 from metaq.server.remoting.admission import Admission, admission
-from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler, SendsHandler, failure
+from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler, RunHandler, failure
+from metaq.server.remoting.signing import signed
 from metaq.server.text.session import TextSession
 from metaq.server.wire.listeners import IPV4_IN_IPV6, Listener, resolve
 from metaq.server.wire.memory import Memory
@@ -67,7 +68,7 @@ class Endpoint:
         self.listeners: dict[str, Listener] = {}
         self.puts: PutsHandler = _no_puts
         self.transactional_puts: PutsHandler = _no_puts
-        self.sends: SendsHandler = _no_sends
+        self.runs: dict[int, RunHandler] = {}
         self._commands: Mapping[type, CommandHandler] = {}
         self._requests: dict[int, tuple[Admission, RequestHandler]] = {}
         self.pace = Pace(loop)
@@ -87,6 +88,10 @@ class Endpoint:
     def answer(self, handlers: Mapping[int, RequestHandler]) -> None:
         """Add handlers for request codes, replacing those that exist. ``admission`` knows the right that each code needs."""
         self._requests.update({code: (admission(code), handler) for code, handler in handlers.items()})
+
+    def answer_runs(self, handlers: Mapping[int, RunHandler]) -> None:
+        """Add handlers that take runs of plain requests of a code; ``answer`` has one for those that they do not take."""
+        self.runs.update({code: signed(self.authentication, admission(code), run) for code, run in handlers.items()})
 
     def answer_text(self, commands: Mapping[type, CommandHandler], puts: PutsHandler, transactional_puts: PutsHandler) -> None:
         """Set the handlers of the text protocol: one for each type of command, and those for runs of puts."""
@@ -243,7 +248,3 @@ class Endpoint:
 
 def _no_puts(session: TextSession, commands: Sequence[Command], at: int) -> int:
     raise NotImplementedError("this process stores no messages")
-
-
-def _no_sends(session: RemotingSession, requests: Sequence[RemotingCommand], at: int) -> int:
-    return at

@@ -13,16 +13,15 @@ from metaq.protocol.record import HEADER
 from metaq.protocol.remoting.codes import Response
 from metaq.protocol.remoting.headers import Int32, decode_header, encode_header
 from metaq.protocol.remoting.leases.acks import BatchAckAnswer, decode_batch_ack
+from metaq.protocol.remoting.leases.described import PoppedQueue, describe_popped
 from metaq.protocol.remoting.leases.pop import (
     AckMessage,
     ChangeAnswer,
     ChangeInvisibleTime,
     PopAnswer,
     PopMessage,
-    PoppedQueue,
-    decode_receipt,
-    describe_popped,
 )
+from metaq.protocol.remoting.leases.receipts import decode_receipt
 from metaq.protocol.subscription import ExpressionKind, parse_subscription
 from metaq.testing.log import Letter, Log, chooser, decode
 

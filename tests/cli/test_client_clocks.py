@@ -41,16 +41,16 @@ def clock() -> ManualClock:
 
 
 def note(clocks: ConsumerClocks, clock: ManualClock, client: str, ahead_ms: int) -> None:
-    clocks.note("billing", client, clock.now_ms() + ahead_ms, LEASE_MS)
+    clocks.note("billing", (client, 1), clock.now_ms() + ahead_ms, LEASE_MS)
 
 
 def test_a_pop_by_a_right_clock_ends_it(clock: ManualClock) -> None:
     clocks = ConsumerClocks(clock)
     for client in ("a", "b"):
         note(clocks, clock, client, LEASE_MS)
-    assert [each.client for each in clocks.ahead()] == ["b", "a"]
+    assert [each.client for each in clocks.ahead()] == ["b:1", "a:1"]
     note(clocks, clock, "b", LEASE_MS - 1)
-    assert [each.client for each in clocks.ahead()] == ["a"]
+    assert [each.client for each in clocks.ahead()] == ["a:1"]
     clock.advance(KEPT_S + 1)
     assert clocks.ahead() == []
 
@@ -59,7 +59,7 @@ def test_what_is_remembered_is_bounded(clock: ManualClock) -> None:
     clocks = ConsumerClocks(clock)
     for number in range(MOST + SHOWN):
         note(clocks, clock, str(number), LEASE_MS)
-    assert [each.client for each in clocks.ahead()] == [str(MOST + SHOWN - 1 - number) for number in range(SHOWN)]
+    assert [each.client for each in clocks.ahead()] == [f"{MOST + SHOWN - 1 - number}:1" for number in range(SHOWN)]
     for number in range(SHOWN, MOST + SHOWN):
         note(clocks, clock, str(number), 0)
     assert clocks.ahead() == []

@@ -25,16 +25,14 @@ from metaq.protocol.remoting.codes import JSON, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand, encode_response
 from metaq.protocol.remoting.headers import Int32, decode_header, encode_header
 from metaq.protocol.remoting.leases.acks import MOST_ACKS, decode_batch_ack
+from metaq.protocol.remoting.leases.described import PoppedQueue, describe_popped
 from metaq.protocol.remoting.leases.pop import (
     AckMessage,
     ChangeInvisibleTime,
     PopAnswer,
     PopMessage,
-    PoppedQueue,
-    Receipt,
-    decode_receipt,
-    describe_popped,
 )
+from metaq.protocol.remoting.leases.receipts import Receipt, decode_receipt
 from metaq.protocol.subscription import parse_subscription
 from metaq.testing.log import BROKER_NAME, Letter, Log
 from tests.support.broker import wait_until

@@ -23,9 +23,9 @@ from metaq.protocol.remoting.leases.pop import (
     ChangeInvisibleTime,
     PopAnswer,
     PopMessage,
-    Receipt,
     receipts_of,
 )
+from metaq.protocol.remoting.leases.receipts import Receipt
 from tests.crash.command import expect
 from tests.support.admin import BROKER, pull, records
 from tests.support.messages import pairs_of

@@ -16,7 +16,7 @@ from metaq.protocol.properties import NONE, PRIORITY, SHARDING_KEY
 from metaq.protocol.record import TAGS, encode_properties
 from metaq.protocol.text.ids import DIGITS, MessageId
 from metaq.protocol.text.messages import Stored, join_attribute, split_attribute
-from metaq.protocol.text.pushed import Push, Pushed, PushedHead, encode_pushed
+from metaq.protocol.text.pushed import MOST_COPIED, Push, Pushed, PushedHead, encode_pushed, read_pushed_line
 from metaq.protocol.text.replies import VALUE, Reply, ReplyReader, TextReader, write_result, write_value_head
 from metaq.protocol.text.tokens import INT32, INT64, OPAQUE
 from tests.support.wire import feed, random_slices, slicings, stored_record
@@ -74,11 +74,26 @@ def test_a_frame_and_what_it_means(push: Push, stored: Stored, data: bytes, push
         assert feed(TextReader().receive, pieces) == expected, name
 
 
-def test_the_body_is_not_copied() -> None:
-    out: list[bytes | memoryview] = []
-    encode_pushed(PUSH, record(b"hello", {"tag": "red"}), out)
-    assert isinstance(out[-1], memoryview)
-    assert bytes(out[-1]) == b"hello"
+def test_a_long_body_is_not_copied() -> None:
+    body = bytes(MOST_COPIED + 1)
+    for pairs in (NONE, {"tag": "red"}):
+        out: list[bytes | memoryview] = []
+        encode_pushed(PUSH, record(body, pairs), out)
+        assert isinstance(out[-1], memoryview)
+        assert bytes(out[-1]) == body
+
+
+@given(st.binary(max_size=40), st.dictionaries(st.sampled_from(["tag", "priority", "key"]), st.sampled_from(["7", "TAGS"])))
+def test_frames_tell_of_properties_wherever_their_names_stand(body: bytes, pairs: dict[str, str]) -> None:
+    """Names in the body mean nothing."""
+    body = b"TAGS\x01PRIORITY\x01__SHARDINGKEY\x01" + body
+    data = written(PUSH, record(body, pairs))
+    line, _, rest = data.partition(b"\r\n")
+    head = read_pushed_line(line)
+    tag = pairs.get("tag")
+    assert rest == (b"" if tag is None else len(tag).to_bytes(4) + tag.encode()) + body
+    priority = 7 if pairs.get("priority") == "7" else None
+    assert (head.priority, head.key, head.flag) == (priority, pairs.get("key"), int(tag is not None))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from typing import Final
 
 from metaq.client.message import ReceivedMessage
-from metaq.protocol.remoting.leases.pop import Receipt
+from metaq.protocol.remoting.leases.receipts import Receipt
 
 BACK_OFF_S: Final = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 """The pauses after the first failed delivery of a message, the second, and so on; RocketMQ's Java client has the same ones."""

@@ -21,9 +21,9 @@ from metaq.protocol.remoting.leases.pop import (
     ChangeInvisibleTime,
     PopAnswer,
     PopMessage,
-    Receipt,
     receipts_of,
 )
+from metaq.protocol.remoting.leases.receipts import Receipt
 from metaq.protocol.subscription import Subscription
 
 REJECT_MS: Final = -1

@@ -5,8 +5,9 @@ of its leases takes every message for late, and drops it. A pop says when it was
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from metaq.address import Address
 from metaq.clock import Clock
 
 MOST: Final = 1000
@@ -35,10 +36,16 @@ class ConsumerClocks:
         self._clock = clock
         self._ahead: dict[tuple[str, str], tuple[float, ClockAhead]] = {}  # the latest last
 
-    def note(self, group: str, client: str, born_ms: int, invisible_ms: int) -> None:
-        """Take a pop into account that was made at ``born_ms``, by the client's clock; 0: it does not say."""
+    def note(self, group: str, address: Sequence[Any], born_ms: int, invisible_ms: int) -> None:
+        """Take a pop into account that was made at ``born_ms``, by the client's clock; 0: it does not say.
+
+        The host and port of the client come first in ``address``.
+        """
         ahead_ms = born_ms - self._clock.now_ms()
-        before = self._ahead.pop((group, client), None) if self._ahead else None
+        if ahead_ms < invisible_ms and not self._ahead:
+            return
+        client = str(Address(*address[:2]))
+        before = self._ahead.pop((group, client), None)
         if ahead_ms < invisible_ms:
             return
         if before is None and len(self._ahead) >= MOST:

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 MOST_OPEN: Final = 1_000_000
 """Open messages of the whole broker: as many are held in memory, some 100 to 400 bytes for each pop."""
+MOST_BITS: Final = 1024
+"""Messages for which one ack has bits: they may be far apart."""
 KEPT_S: Final = 600.0
 """How long a state stays in memory in which nothing is open."""
 
@@ -155,6 +157,18 @@ class Leases:
             self.log.note(place, [event])
         return done
 
+    def ack_all(self, place: GroupPartition, pop_ms: int, ordinals: Iterable[int]) -> int:
+        """Finish messages of one delivery; return how many were open in it."""
+        done = first = bits = 0
+        for ordinal in sorted(ordinals):
+            if bits and ordinal - first >= MOST_BITS:
+                done += self.ack(place, pop_ms, first, bits)
+                bits = 0
+            if not bits:
+                first = ordinal
+            bits |= 1 << (ordinal - first)
+        return done + (self.ack(place, pop_ms, first, bits) if bits else 0)
+
     def due_ms(self, pop_ms: int, invisible_ms: int, most_ms: int) -> int:
         """Return when a delivered message becomes visible that stays invisible for a time from now on (Unix time).
 
@@ -177,6 +191,17 @@ class Leases:
             self.counts.meaningless += 1
         return found
 
+    def change_all(self, place: GroupPartition, changes: Sequence[Changed]) -> list[Changed]:
+        """Let leases end at other times, as ``change`` does; return the changes of those that go on."""
+        state = self.settled(place)
+        made: list[Changed] = []
+        if state is not None:
+            made += [each for each in changes if state.receipt_state(each.ordinal, each.pop_ms) is ReceiptState.LEASED]
+        self.counts.meaningless += len(changes) - len(made)
+        if made:
+            self.record(place, *made)
+        return made
+
     def died(self, place: GroupPartition, ordinal: int) -> None:
         """Take over that a message is among the dead letters now: the event is in the log."""
         self._apply(place, [Dead(ordinal)])
@@ -186,7 +211,9 @@ class Leases:
         state = states.get(place.partition)
         if state is None:
             state = states[place.partition] = PartitionLeases(0)
-        before, now_ms, shift_ms = state.open, self._now_ms, self.shift_ms
+        before, now_s = state.open, self._clock.monotonic()
+        now_ms = int(now_s * 1000)
+        shift_ms = self._clock.now_ms() - now_ms
         for event in events:
             opened = state.open
             state.apply(event, now_ms, shift_ms)
@@ -196,7 +223,7 @@ class Leases:
                 self._drop(place)
                 return
         self.open += state.open - before
-        self._used_s[state] = self._clock.monotonic()
+        self._used_s[state] = now_s
         if not self._touched:
             self.turns.before_append(self._end_turn)
         self._touched[place] = state

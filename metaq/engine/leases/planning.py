@@ -23,6 +23,8 @@ from metaq.message import GroupPartition, TopicPartition
 from metaq.store.files.filecache import Read
 from metaq.store.queues.consumequeue import ConsumeQueue
 
+_new: Final = tuple.__new__
+"""Makes a named tuple at a third of the cost of its own constructor."""
 ORDER_BY_PARTITION: Final = "partition"
 ORDER_BY_KEY: Final = "key"
 
@@ -164,7 +166,7 @@ class Planner:
             # there were few: the rest is for what waits, before anything of a lower level
             rest_bytes = most_bytes - sum(map(len, found.body))
             again = self._again(state, queue, request.group, most - len(found.ordinals), rest_bytes, read)
-        return PlanPart(place, state, version, fresh_from, again, found, begins, fresh.lined, fresh.keys)
+        return _new(PlanPart, (place, state, version, fresh_from, again, found, begins, fresh.lined, fresh.keys))
 
     def _keep_order(self, state: PartitionLeases, queue: ConsumeQueue, request: PopRequest, read: Read) -> None:
         """Have a state know the keys of its messages, or not, as the order of the group is now."""

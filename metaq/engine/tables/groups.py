@@ -63,42 +63,29 @@ class Group:
     which_broker_when_consume_slowly: int = 1
     notify_consumer_ids_changed_enable: bool = True
     attributes: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Further settings by name (``metaq.protocol.remoting.attributes``); the properties below have their values."""
+    """Further settings by name (``metaq.protocol.remoting.attributes``); the fields below have their values."""
 
-    @property
-    def priority_factor(self) -> int:
-        """The number of pops, of 100 from a topic with priorities, that begin with the highest one."""
-        return number(GROUP_ATTRIBUTES, self.attributes, names.PRIORITY_FACTOR)
+    # each pop looks at these
+    priority_factor: int = field(init=False, repr=False, compare=False)
+    """The number of pops, of 100 from a topic with priorities, that begin with the highest one."""
+    max_in_flight: int = field(init=False, repr=False, compare=False)
+    """Messages of one partition that may be leased at once."""
+    max_open: int = field(init=False, repr=False, compare=False)
+    """Messages of one partition that may be given and not finished, leased or waiting."""
+    max_invisible_ms: int = field(init=False, repr=False, compare=False)
+    """The longest lease."""
+    order: str = field(init=False, repr=False, compare=False)
+    """The messages that are given one after the other: ``none``, those of a ``partition`` or of a ``key``."""
+    lease_acks: str = field(init=False, repr=False, compare=False)
+    """When an ack is answered: when it is ``appended``, or ``safe`` as a put."""
+    lease_aged_out: str = field(init=False, repr=False, compare=False)
+    """The end of an open message whose segment is deleted: ``dead`` letter or ``drop``."""
 
-    @property
-    def max_in_flight(self) -> int:
-        """Messages of one partition that may be leased at once."""
-        return number(GROUP_ATTRIBUTES, self.attributes, names.MAX_IN_FLIGHT)
-
-    @property
-    def max_open(self) -> int:
-        """Messages of one partition that may be given and not finished, leased or waiting."""
-        return number(GROUP_ATTRIBUTES, self.attributes, names.MAX_OPEN)
-
-    @property
-    def max_invisible_ms(self) -> int:
-        """The longest lease."""
-        return number(GROUP_ATTRIBUTES, self.attributes, names.MAX_INVISIBLE_MS)
-
-    @property
-    def order(self) -> str:
-        """The messages that are given one after the other: ``none``, those of a ``partition`` or of a ``key``."""
-        return word_attribute(GROUP_ATTRIBUTES, self.attributes, names.ORDER)
-
-    @property
-    def lease_acks(self) -> str:
-        """When an ack is answered: when it is ``appended``, or ``safe`` as a put."""
-        return word_attribute(GROUP_ATTRIBUTES, self.attributes, names.LEASE_ACKS)
-
-    @property
-    def lease_aged_out(self) -> str:
-        """The end of an open message whose segment is deleted: ``dead`` letter or ``drop``."""
-        return word_attribute(GROUP_ATTRIBUTES, self.attributes, names.LEASE_AGED_OUT)
+    def __post_init__(self) -> None:
+        for name in (names.PRIORITY_FACTOR, names.MAX_IN_FLIGHT, names.MAX_OPEN, names.MAX_INVISIBLE_MS):
+            object.__setattr__(self, _FIELDS.get(name, name), number(GROUP_ATTRIBUTES, self.attributes, name))
+        for name in (names.ORDER, names.LEASE_ACKS, names.LEASE_AGED_OUT):
+            object.__setattr__(self, name, word_attribute(GROUP_ATTRIBUTES, self.attributes, name))
 
     @property
     def retry_topic(self) -> str:
@@ -125,6 +112,8 @@ _WIRE: Final = {
     "retry_queue_nums": "retryQueueNums",
     "which_broker_when_consume_slowly": "whichBrokerWhenConsumeSlowly",
 }
+_FIELDS: Final = {names.PRIORITY_FACTOR: "priority_factor"}
+"""The fields whose names are not those of their attributes."""
 _FLAGS: Final = frozenset(name for name in _WIRE if name.endswith("_enable"))
 
 
@@ -153,6 +142,7 @@ def _attributes_of(row: Mapping[str, Any]) -> dict[str, str]:
         return {}
     if not isinstance(pairs, dict) or not all(type(value) is str for value in pairs.values()):
         raise BadRequest(f"subscription group: attributes is {shown(pairs)}, not texts by name")
+    check_attributes(GROUP_ATTRIBUTES, {name: value for name, value in pairs.items() if name in GROUP_ATTRIBUTES})
     return pairs
 
 

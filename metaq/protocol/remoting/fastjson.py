@@ -158,9 +158,8 @@ def _key(key: object) -> bytes:
 def _queue(value: object) -> MessageQueue | None:
     """Return the message queue that an object stands for, or ``None``."""
     match value:
-        case {"topic": str(topic), "brokerName": str(broker_name), "queueId": int(partition)} if not isinstance(
-            partition, bool
-        ):
+        # not int(partition), which takes a bool, too: compiled, nothing could tell the two apart any more
+        case {"topic": str(topic), "brokerName": str(broker_name), "queueId": partition} if type(partition) is int:
             return MessageQueue(topic, broker_name, partition)
     return None
 

@@ -50,6 +50,9 @@ _BIAS: Final = 1 << 31
 _new: Final = tuple.__new__
 """Makes a named tuple at a third of the cost of its own constructor."""
 
+_BARE_JSON: Final = b'{"code":%d,"flag":1,"language":"JAVA","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":%d}'
+"""The header of a response without fields and remark."""
+
 assert HEAD.size == HEAD_SIZE
 
 Fields = dict[str, str]
@@ -235,6 +238,9 @@ def encode_response(
     body_size: int = 0,
 ) -> bytes:
     """Return the frame that answers ``request``, up to its body, of which ``body_size`` bytes follow."""
+    if fields is None and remark is None and request.serialization == JSON:
+        header = _BARE_JSON % (code, request.opaque, VERSION)
+        return HEAD.pack(4 + len(header) + body_size, len(header)) + header
     return _encode(code, request.opaque, RESPONSE_FLAG, fields, remark, body_size, "JAVA", request.serialization)
 
 

@@ -19,6 +19,12 @@ DIGITS: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 TOKEN_DIGITS: Final = 6
 """Digits of a token that the broker makes: 30 bits."""
 
+_new: Final = tuple.__new__
+"""Makes a named tuple at a third of the cost of its own constructor."""
+_PAIRS: Final = [high + low for high in DIGITS for low in DIGITS]
+"""Two digits by the ten bits that they stand for."""
+assert TOKEN_DIGITS == 6
+
 _ID: Final = re.compile(f"(0|[1-9][0-9]{{0,3}})-(0|[1-9][0-9]{{0,18}})-([{DIGITS}]{{1,8}})")
 
 
@@ -35,7 +41,7 @@ class MessageId(NamedTuple):
 
 def encode_token(bits: int) -> str:
     """Return the lowest 30 of ``bits`` as a token."""
-    return "".join(DIGITS[bits >> 5 * place & 31] for place in reversed(range(TOKEN_DIGITS)))
+    return _PAIRS[bits >> 20 & 1023] + _PAIRS[bits >> 10 & 1023] + _PAIRS[bits & 1023]
 
 
 def read_id(text: str) -> MessageId:
@@ -48,7 +54,7 @@ def read_id(text: str) -> MessageId:
         raise BadRequest(f"the partition of the ID {text} is not within 0 … {MOST_PARTITION}")
     if ordinal > MOST_ORDINAL:
         raise BadRequest(f"the ordinal of the ID {text} is not within 0 … {MOST_ORDINAL}")
-    return MessageId(partition, ordinal, found[3])
+    return _new(MessageId, (partition, ordinal, found[3]))
 
 
 def read_ids(text: str) -> tuple[MessageId, ...]:

@@ -135,6 +135,12 @@ class TextBody(NamedTuple):
     pairs: dict[str, str]
 
 
+def payload_fields(stored: Stored) -> tuple[int, int, int]:
+    """Return checksum, flag and length of the payload of an intact record; bit 0 of the flag is clear."""
+    crc, flag, sys_flag, length = _PLAIN_FIELDS.unpack_from(stored.buffer, stored.at)
+    return crc, flag & _INT32_WITHOUT_BIT_0 | (sys_flag & COMPRESSED) << _COMPRESSED_SHIFT, length
+
+
 def text_body(stored: Stored) -> TextBody:
     """Return what the text form of an intact record says about its message."""
     view, at, size, _ = stored

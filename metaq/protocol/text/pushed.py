@@ -10,12 +10,14 @@ not know.
 """
 
 import re
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from metaq.errors import BadRequest, StreamLost
 from metaq.protocol.properties import PRIORITY, SHARDING_KEY
+from metaq.protocol.record import HEADER_SIZE, TAGS
 from metaq.protocol.text.ids import MOST_ORDINAL, MessageId, read_id
-from metaq.protocol.text.messages import Stored, text_body
+from metaq.protocol.text.messages import Stored, payload_fields, text_body
 from metaq.protocol.text.tokens import INT32, integer, is_word
 
 PUSHED: Final = b"message "
@@ -25,6 +27,13 @@ _HEAD: Final = re.compile(
     re.DOTALL,
 )
 _MOST_INT32: Final = INT32[1]
+MOST_COPIED: Final = 1024
+"""Bytes of a body that are copied behind its line: that costs less than to send one buffer more."""
+
+_ATTRIBUTE: Final = TAGS.encode() + b"\x01"
+_PRIORITY: Final = PRIORITY.encode() + b"\x01"
+_KEY: Final = SHARDING_KEY.encode() + b"\x01"
+"""The names of the properties of which frames tell, as records have them: most messages have none of these."""
 
 
 class PushedHead(NamedTuple):
@@ -62,26 +71,42 @@ class Push(NamedTuple):
 
 
 def encode_pushed(push: Push, stored: Stored, out: list[bytes | memoryview]) -> int:
-    """Append the frame of one intact record to ``out`` as buffers, the body as a view of the record; return its size.
+    """Append the frame of one intact record to ``out`` as buffers, a long body as a view of the record; return its size.
 
     A priority that is no number, and a key that cannot be a word, stay out of the line.
     """
-    crc, flag, prefix, body, pairs = text_body(stored)
     opaque, message_id, topic, position, attempt, with_crc = push
-    length = len(prefix) + len(body)
-    line = f"message {length} {opaque} {message_id} {topic} {message_id.partition} {position} {attempt} {flag}"
-    if pairs:
-        priority, key = _priority(pairs.get(PRIORITY)), pairs.get(SHARDING_KEY)
-        if priority is not None:
-            line += f" priority={priority}"
-        if key is not None and is_word(key):
-            line += f" key={key}"
+    view, at, size, _ = stored
+    crc, flag, length = payload_fields(stored)
+    start = at + HEADER_SIZE
+    rest = bytes(view[start + length : at + size])
+    told, prefix = "", b""
+    body: bytes | memoryview = view[start : start + length]
+    if _ATTRIBUTE in rest or _PRIORITY in rest or _KEY in rest:
+        crc, flag, prefix, body, pairs = text_body(stored)
+        length = len(prefix) + len(body)
+        told = _told(pairs)
     if with_crc:
-        line += f" crc={crc}"
-    head = line.encode() + b"\r\n" + prefix
-    out.append(head)
-    out.append(body)
+        told += f" crc={crc}"
+    partition, ordinal, token = message_id
+    line = f"message {length} {opaque} {partition}-{ordinal}-{token} {topic} {partition} {position} {attempt} {flag}{told}\r\n"
+    head = line.encode() + prefix
+    if length <= MOST_COPIED:
+        out.append(head + body)
+    else:
+        out.append(head)
+        out.append(body)
     return len(head) + len(body)
+
+
+def _told(pairs: Mapping[str, str]) -> str:
+    """Return the words of a line for a message's priority and key."""
+    words, priority, key = "", _priority(pairs.get(PRIORITY)), pairs.get(SHARDING_KEY)
+    if priority is not None:
+        words += f" priority={priority}"
+    if key is not None and is_word(key):
+        words += f" key={key}"
+    return words
 
 
 def _priority(value: str | None) -> int | None:

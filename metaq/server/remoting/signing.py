@@ -1,26 +1,28 @@
-"""Sends whose senders are authenticated first."""
+"""Runs of requests whose senders are authenticated first."""
 
 from collections.abc import Sequence
 
 from metaq.errors import AccessDenied
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.server.access.authentication import Authentication
-from metaq.server.remoting.session import RemotingSession, SendsHandler, failure
+from metaq.server.remoting.admission import Admission
+from metaq.server.remoting.session import RemotingSession, RunHandler, failure
 
 
-def signed(authentication: Authentication, sends: SendsHandler) -> SendsHandler:
-    """Return a handler that authenticates the sender of each request before it calls ``sends``; without users, ``sends``
-    itself."""
+def signed(authentication: Authentication, needs: Admission, run: RunHandler) -> RunHandler:
+    """Return a handler that authenticates the sender of each request before it calls ``run``; without users, ``run`` itself."""
     if not authentication.has_users:
-        return sends
+        return run
 
     def identified(session: RemotingSession, requests: Sequence[RemotingCommand], at: int) -> int:
         request = requests[at]
+        if len(request.body) > needs.most_bytes:
+            return at  # checking its signature would read the whole body: it is refused before that
         try:
             authentication.identify(session, request)
         except AccessDenied as error:
             session.respond(request, failure(error))
             return at + 1
-        return at + sends(session, requests[at : at + 1], 0)
+        return at + run(session, requests[at : at + 1], 0)
 
     return identified

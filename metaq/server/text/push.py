@@ -16,7 +16,8 @@ from metaq.leases.state import ReceiptState
 from metaq.message import GroupPartition
 from metaq.protocol.text.commands import Ready, Subscribe, Unsubscribe
 from metaq.protocol.text.replies import BAD_REQUEST, MOVED, NOT_FOUND, OK, write_result
-from metaq.server.text.leases import FrameStyle, LeaseHandler, frames, lease_refusal
+from metaq.server.text.leaseanswers import FrameStyle, frames, lease_refusal
+from metaq.server.text.leases import LeaseHandler
 from metaq.server.text.session import TextSession
 from metaq.server.text.shares import Shares
 from metaq.server.wire.reads import StoreRead
@@ -263,7 +264,7 @@ class PushSubscription(StoreRead):
         for part in result.given:
             for ordinal in part.ordinals:
                 self._out[part.partition, ordinal] = result.pop_ms
-        out = frames(self._leases, wanted, result, self._style)
+        out = frames(self._leases.leases, wanted, result, self._style)
         messages = sum(len(part.ordinals) for part in result.given)
         self._leases.context.statistics.got(wanted.group.name, wanted.topic.name, messages, sum(map(len, out)))
         self._leases.leases.turns.after_append(partial(self._send, out))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+from metaq.engine.leases.leases import Leases
 from metaq.engine.leases.leasing import Leasing
 from metaq.engine.leases.planning import Plan, PopRequest
 from metaq.engine.leases.popping import PopResult
@@ -105,12 +106,6 @@ class PopRead(LineRead):
         context.topic_counters(self.wanted.topic.name).get_miss.add(1)
         self.give_nothing(is_full=is_full)
 
-    def count(self, result: PopResult) -> None:
-        """Count the messages that are given."""
-        messages = sum(len(part.ordinals) for part in result.given)
-        size = sum(len(each) for part in result.given for each in part.body)
-        self.leasing.leases.context.statistics.got(self.wanted.group.name, self.wanted.topic.name, messages, size)
-
     def give(self, result: PopResult) -> None:
         """Answer with messages once their leases are in the log."""
         raise NotImplementedError
@@ -118,3 +113,12 @@ class PopRead(LineRead):
     def give_nothing(self, *, is_full: bool) -> None:
         """Answer that there is nothing; ``is_full``: too many wait already."""
         raise NotImplementedError
+
+
+def count_given(leases: Leases, wanted: PopRequest, result: PopResult) -> None:
+    """Count the messages that a pop gives."""
+    messages = size = 0
+    for part in result.given:
+        messages += len(part.ordinals)
+        size += sum(map(len, part.body))
+    leases.context.statistics.got(wanted.group.name, wanted.topic.name, messages, size)

@@ -58,6 +58,7 @@ class ConsumeQueue:
         "_files",
         "_last",
         "_new_folder",
+        "_paths",
         "_units_per_file",
         "base",
         "cursors",
@@ -92,6 +93,7 @@ class ConsumeQueue:
         self._files = files
         self._units_per_file = file_bytes // UNIT_SIZE
         self._bases: list[int] = []  # first ordinal of each file, rising
+        self._paths: dict[int, Path] = {}  # of these files, once they were opened: to make a path takes longer than to read
         self.base = self.next = self.written = self.readable = 0
         self.text_end = self.readable_text_end = 0
         self.pending = bytearray()  # the units written … next
@@ -162,7 +164,7 @@ class ConsumeQueue:
         disk = self._files.disk
         for base in reversed(self._bases[index:]):  # newest first: a kill in between leaves a shorter queue, which is noticed
             self._files.forget(self._path(base))
-            disk.unlink(self._path(base))
+            disk.unlink(self._paths.pop(base))
             self.unsynced.discard(base)
         del self._bases[index:]
         disk.sync_directory(self.directory)
@@ -201,7 +203,10 @@ class ConsumeQueue:
     # -- files --------------------------------------------------------------------------------------------------------
 
     def _path(self, base: int) -> Path:
-        return self.directory / segment_name(base * UNIT_SIZE)
+        path = self._paths.get(base)
+        if path is None:
+            path = self._paths[base] = self.directory / segment_name(base * UNIT_SIZE)
+        return path
 
     def _open(self, base: int) -> File:
         return self._files.open(self._path(base))
@@ -265,6 +270,7 @@ class ConsumeQueue:
             self.base = self._bases[0]  # before the first wait, during which others read
             self.unsynced.discard(base)
             path = self._path(base)
+            del self._paths[base]
             self._files.forget(path)
             run(lambda path=path: disk.unlink(path))  # type: ignore[misc]
             run(lambda: disk.sync_directory(self.directory))  # one sync a file, so that a power cut leaves no hole

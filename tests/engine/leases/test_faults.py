@@ -42,7 +42,7 @@ def pop(broker: LeasedBroker, most: int = 32, *, order: bool = False) -> tuple[S
     request = broker.request(GROUP, 0, most, LEASE_MS, in_order=order)
     result = broker.take(request, broker.plan(request))
     assert result is not None
-    return (result.given[0].ordinals if result.given else []), result.pop_ms
+    return (list(result.given[0].ordinals) if result.given else []), result.pop_ms
 
 
 def record(broker: LeasedBroker, ordinal: int) -> bytes:

@@ -9,7 +9,8 @@ import pytest
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import Int32, decode_header
-from metaq.protocol.remoting.leases.pop import ALL_QUEUES, PopAnswer, PopMessage, Receipt
+from metaq.protocol.remoting.leases.pop import ALL_QUEUES, PopAnswer, PopMessage
+from metaq.protocol.remoting.leases.receipts import Receipt
 from tests.server.remoting.test_pops import GROUP, INVISIBLE_MS, TOPIC, Consumer, bodies, split
 
 LEASE_S: Final = INVISIBLE_MS / 1000

@@ -16,7 +16,7 @@ from metaq.engine.priorities.levels import prioritize
 from metaq.engine.writing import Draft, note, stage
 from metaq.protocol.properties import PRIORITY
 from metaq.protocol.remoting.codes import Response
-from metaq.protocol.remoting.leases.pop import Receipt
+from metaq.protocol.remoting.leases.receipts import Receipt
 from tests.server.remoting.test_pops import GROUP, INVISIBLE_MS, TOPIC, Consumer, bodies
 
 LEVELS: Final = 3
@@ -174,7 +174,7 @@ class PopMachine(RuleBasedStateMachine):
         assert sorted((self._levels[name] for name, _ in taken), reverse=True) == ready[:most]
         for name, receipt in taken:
             self._given[name] = receipt
-            self._ready_ms[name] = receipt.pop_ms + INVISIBLE_MS
+            self._ready_ms[name] = now_ms + INVISIBLE_MS  # not from pop_ms on, which is later where pops follow each other
 
     @precondition(lambda self: self._given)
     @rule()

@@ -31,9 +31,9 @@ from metaq.protocol.remoting.leases.pop import (
     PollingInfo,
     PopAnswer,
     PopMessage,
-    Receipt,
     receipts_of,
 )
+from metaq.protocol.remoting.leases.receipts import Receipt
 from metaq.protocol.text.messages import Stored
 from metaq.server.remoting.consuming.acks import AckHandler
 from metaq.server.remoting.consuming.pop import PopHandler
@@ -60,6 +60,7 @@ class Consumer:
         pops = PopHandler(context, self.leasing, self.parts.reads, self.parts.later)
         acks = AckHandler(context, self.leasing, self.parts.reads)
         self.parts.endpoint.answer({**pops.requests(), **acks.requests()})
+        self.parts.endpoint.answer_runs({Request.ACK_MESSAGE: acks.acks})
         puts = PutHandler(context, self.parts.turns).puts
         self.parts.endpoint.answer_text({}, puts, puts)
         self._producer, self.client = Text(self.parts), Remoting(self.parts)

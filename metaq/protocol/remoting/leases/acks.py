@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from metaq.errors import BadRequest
 from metaq.protocol.remoting import fastjson
-from metaq.protocol.remoting.leases.pop import Receipt
+from metaq.protocol.remoting.leases.receipts import Receipt
 
 MOST_ACKS: Final = 1024
 """Acks in one request."""

@@ -7,10 +7,8 @@ The answer to a pop has the records as they are in the log. Fields of its header
     orderCountInfo    MARK ' ' QUEUE ' ' TIMES { ';' … }                          the fewest deliveries of a message before this
                       MARK ' ' 'qo' QUEUE '%' OFFSET ' ' TIMES                    ... and where a message has more
 
-A client makes a *receipt* for each message from them, which it sends back with an ack or a change as ``extraInfo``::
-
-    START_OFFSET POP_MS INVISIBLE_MS TOKEN MARK BROKER QUEUE OFFSET [LOG_OFFSET]
-    └ of its queue                   └ reviveQid                    └ only proxies add it
+A client makes a *receipt* for each message from them (``metaq.protocol.remoting.leases.receipts``), which it sends back with an
+ack or a change.
 
 MARK says where a message comes from: 0 the topic itself, 1 and 2 the two kinds of retry topics of RocketMQ's own brokers. Here
 it is always 0. The same queue must not come twice in a field, and both fields about offsets must have the order of the body:
@@ -19,30 +17,23 @@ otherwise a Java client drops the whole answer.
 All requests have a field ``bname``, the broker that is meant, which may be absent.
 """
 
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from metaq.errors import BadRequest, ReceiptInvalid
+from metaq.errors import BadRequest
 from metaq.message import RETRY_PREFIX, TopicPartition
 from metaq.protocol.remoting.headers import Int32, parse_int
+from metaq.protocol.remoting.leases.receipts import OWN, SHOWN, Receipt
 
-OWN: Final = 0
 RETRY: Final = 1
 RETRY_V2: Final = 2
-"""The marks."""
+"""The marks of retry topics."""
 ALL_QUEUES: Final = -1
 """The ``queueId`` of a request that concerns all queues of the broker."""
 FROM_FIRST: Final = 0
 FROM_END: Final = 1
 """The values of ``initMode``: where a group begins that has no offset."""
-SHOWN: Final = 60
-
-_WHOLE: Final = "(0|[1-9][0-9]{0,18})"
-_RECEIPT: Final = re.compile(
-    rf"{_WHOLE} {_WHOLE} {_WHOLE} {_WHOLE} ([012]) ([^ ]{{1,255}}) {_WHOLE} {_WHOLE}(?: {_WHOLE})?", re.ASCII
-)
 
 
 # -- headers ----------------------------------------------------------------------------------------------------------
@@ -156,86 +147,7 @@ class PollingAnswer(NamedTuple):
     polling_num: int
 
 
-# -- the description of an answer -------------------------------------------------------------------------------------
-
-
-class PoppedQueue(NamedTuple):
-    """The messages of one queue in an answer."""
-
-    queue: int
-    offsets: Sequence[int]
-    """At least one, in the order of the body."""
-    times: Sequence[int] | None = None
-    """The number of earlier deliveries of each message, for clients that asked for order."""
-
-
-class Description(NamedTuple):
-    """The fields of an answer that describe its records."""
-
-    start_offset_info: str
-    msg_offset_info: str
-    order_count_info: str | None
-
-
-def describe_popped(popped: Sequence[PoppedQueue]) -> Description:
-    """Return the fields for the queues of an answer, in the order of its body. ``ValueError`` when a queue comes twice."""
-    if len({part.queue for part in popped}) != len(popped):
-        raise ValueError(f"a queue comes twice among {[part.queue for part in popped]}: clients would drop the answer")
-    counts = [entry for part in popped if part.times is not None for entry in _counts(part.queue, part.offsets, part.times)]
-    return Description(
-        ";".join(f"{OWN} {part.queue} {min(part.offsets)}" for part in popped),
-        ";".join(f"{OWN} {part.queue} {','.join(map(str, part.offsets))}" for part in popped),
-        ";".join(counts) or None,
-    )
-
-
-def _counts(queue: int, offsets: Sequence[int], times: Sequence[int]) -> list[str]:
-    fewest = min(times)
-    own = [f"{OWN} qo{queue}%{offset} {count}" for offset, count in zip(offsets, times, strict=True) if count > fewest]
-    return [f"{OWN} {queue} {fewest}", *own]
-
-
 # -- receipts ---------------------------------------------------------------------------------------------------------
-
-
-class Receipt(NamedTuple):
-    """The words that a consumer gives back with an ack or a change of a message."""
-
-    start_offset: int
-    pop_ms: int
-    invisible_ms: int
-    token: int
-    mark: int
-    broker_name: str
-    queue: int
-    offset: int
-    log_offset: int | None = None
-
-    def __str__(self) -> str:
-        words = self if self.log_offset is not None else self[:-1]
-        return " ".join(map(str, words))
-
-
-def decode_receipt(text: str) -> Receipt:
-    """Return a receipt in its written form. Raise ``ReceiptInvalid`` for anything else."""
-    found = _RECEIPT.fullmatch(text)
-    if found is None:
-        raise ReceiptInvalid(f"extraInfo is {text[:SHOWN]!r}, not the eight words of a receipt")
-    start, pop_ms, invisible_ms, token, mark, broker, queue, offset, log_offset = found.groups()
-    try:
-        return Receipt(
-            parse_int("startOffset", start),
-            parse_int("popTime", pop_ms),
-            parse_int("invisibleTime", invisible_ms),
-            parse_int("reviveQid", token, 32),
-            int(mark),
-            broker,
-            parse_int("queueId", queue, 32),
-            parse_int("queueOffset", offset),
-            None if log_offset is None else parse_int("commitLogOffset", log_offset),
-        )
-    except BadRequest as error:
-        raise ReceiptInvalid(f"extraInfo {text[:SHOWN]!r}: {error}") from error
 
 
 def receipts_of(answer: PopAnswer, broker_name: str, records: Iterable[tuple[TopicPartition, int]]) -> list[Receipt]:

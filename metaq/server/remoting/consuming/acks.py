@@ -1,21 +1,27 @@
 """The end of leases: acks (200051, 200151) and other times (200053)."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from metaq.engine.context import Context
 from metaq.engine.leases.leasing import Leasing
 from metaq.engine.leases.poison import Reason
 from metaq.engine.tables.groups import SAFE_ACKS
-from metaq.errors import Fenced, MessageIllegal, ReceiptInvalid, RequestFailed, StoreError, UnknownTopic
+from metaq.errors import Fenced, MessageIllegal, MetaqError, ReceiptInvalid, RequestFailed, StoreError, UnknownTopic
 from metaq.leases.events import Dead
 from metaq.leases.state import ReceiptState
 from metaq.leases.tokens import token_of
 from metaq.message import GroupPartition
-from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.codes import RESPONSE_FLAG, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import Int32, decode_header, encode_header
-from metaq.protocol.remoting.leases.acks import AckRow, BatchAckAnswer, decode_batch_ack
-from metaq.protocol.remoting.leases.pop import OWN, AckMessage, ChangeAnswer, ChangeInvisibleTime, Receipt, decode_receipt
+from metaq.protocol.remoting.leases.acks import AckRow, decode_batch_ack
+from metaq.protocol.remoting.leases.pop import (
+    AckMessage,
+    ChangeAnswer,
+    ChangeInvisibleTime,
+)
+from metaq.protocol.remoting.leases.receipts import OWN, Receipt, decode_receipt, is_plain
 from metaq.server.access.permissions import Action, Principal, demand
 from metaq.server.remoting.owed import owe
 from metaq.server.remoting.reads import RemotingRead
@@ -25,6 +31,8 @@ from metaq.store.files.filecache import Read
 
 REJECT: Final = -1
 """The invisible time of a message that should go to the dead letters at once."""
+
+ACK: Final = int(Request.ACK_MESSAGE)
 
 _WORDS: Final = {
     ReceiptState.OVER: "the lease is over",
@@ -43,6 +51,7 @@ class AckHandler:
         self.turns = leasing.leases.turns
         self._poison = leasing.poison
         self._reads = reads
+        self._broker_name = context.settings.broker_name
         self._due: dict[RemotingSession, list[tuple[Kept, Answer]]] = {}  # the answers of this turn
 
     def requests(self) -> dict[int, RequestHandler]:
@@ -55,7 +64,9 @@ class AckHandler:
     def ack(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """Finish a message (200051)."""
         header = decode_header(AckMessage, request.fields)
-        place, receipt = self._place(session.principal, header)
+        place, receipt = self._place(
+            session.principal, header.consumer_group, header.topic, header.queue_id, header.offset, header.extra_info
+        )
         if not self.leases.ack(place, receipt.pop_ms, receipt.offset, 1):
             state = self.leases.receipt_state(place, receipt.offset, receipt.pop_ms)
             if state is not ReceiptState.DONE:
@@ -63,6 +74,64 @@ class AckHandler:
             return DONE
         self._answer(session, request, DONE, place.group)
         return None
+
+    def acks(self, session: RemotingSession, requests: Sequence[RemotingCommand], at: int) -> int:
+        """Take the run of plain acks at ``at``; return where it ends.
+
+        The receipts of messages that one pop gave of one queue differ in the last word only. So what they have in common is
+        read and checked once, and they are finished by one event.
+        """
+        end = at
+        while end < len(requests):
+            taken = self._acks_of_pop(session, requests, end)
+            if not taken:
+                break
+            end += taken
+        return end
+
+    def _acks_of_pop(self, session: RemotingSession, requests: Sequence[RemotingCommand], at: int) -> int:
+        """Finish messages of one pop; return how many of the requests from ``at`` on are plain acks of such."""
+        fields = requests[at].fields
+        try:
+            group, topic, queue, info = fields["consumerGroup"], fields["topic"], fields["queueId"], fields["extraInfo"]
+            place, receipt = self._place(session.principal, group, topic, int(queue), int(fields["offset"]), info)
+        except (KeyError, ValueError, MetaqError):
+            return 0  # it is refused when it is handled by itself
+        if queue != str(receipt.queue) or receipt.log_offset is not None or self._wants_safe_acks(group):
+            return 0
+        common = info.removesuffix(fields["offset"])
+        offsets: list[int] = []
+        for request in requests[at:] if at else requests:
+            fields = request.fields
+            offset = fields.get("offset", "")
+            if (
+                request.code != ACK
+                or request.flag & RESPONSE_FLAG
+                or request.body
+                or fields.get("extraInfo") != common + offset
+                or fields.get("queueId") != queue
+                or fields.get("topic") != topic
+                or fields.get("consumerGroup") != group
+                or not is_plain(offset)
+            ):
+                break
+            offsets.append(int(offset))
+        if offsets:
+            answers = self._finish(place, receipt, offsets)
+            kept = session.owe_all(requests[at : at + len(offsets)])
+            self._due_of(session).extend(zip(kept, answers, strict=True))
+        return len(offsets)
+
+    def _finish(self, place: GroupPartition, receipt: Receipt, offsets: list[int]) -> list[Answer]:
+        """Finish messages of the pop that a receipt is of; return the answers."""
+        if self.leases.ack_all(place, receipt.pop_ms, offsets) == len(offsets):
+            return [DONE] * len(offsets)
+        answers = []
+        for offset in offsets:
+            state = self.leases.receipt_state(place, offset, receipt.pop_ms)
+            is_done = state is ReceiptState.DONE
+            answers.append(DONE if is_done else failure(_means_nothing(receipt._replace(offset=offset), state)))
+        return answers
 
     def ack_many(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """Finish messages of one or more pops (200151).
@@ -78,7 +147,7 @@ class AckHandler:
         if not batch.acks:
             raise RequestFailed(Response.NO_MESSAGE, "the request has no acks")
         done = sum([self._ack_row(row) for row in batch.acks])
-        answer = Answer(fields=encode_header(BatchAckAnswer(done)))
+        answer = Answer(fields={"done": str(done)})  # of BatchAckAnswer
         if not done:
             return answer
         self._answer(session, request, answer, *{row.group for row in batch.acks})
@@ -98,7 +167,9 @@ class AckHandler:
         extends the lease, and any other gives the message back: the request says no more, and only figures differ.
         """
         header = decode_header(ChangeInvisibleTime, request.fields)
-        place, receipt = self._place(session.principal, header)
+        place, receipt = self._place(
+            session.principal, header.consumer_group, header.topic, header.queue_id, header.offset, header.extra_info
+        )
         group = self._context.groups.ensure(header.consumer_group)
         if header.invisible_time == REJECT:
             self._reads.start(_Rejection(self, session, request, place, receipt))
@@ -128,37 +199,46 @@ class AckHandler:
             return
         self._poison.stage(place, receipt.offset, record, Reason.REJECTED)
 
-    def _place(self, principal: Principal, header: AckMessage | ChangeInvisibleTime) -> tuple[GroupPartition, Receipt]:
+    def _place(
+        self, principal: Principal, group: str, topic_name: str, queue: int, offset: int, info: str
+    ) -> tuple[GroupPartition, Receipt]:
         """Return where the message of a receipt is. Raise why the receipt is none, or why this broker cannot tell."""
-        demand(principal, Action.CONSUME, header.consumer_group)
-        demand(principal, Action.SUBSCRIBE, header.topic)
+        demand(principal, Action.CONSUME, group)
+        demand(principal, Action.SUBSCRIBE, topic_name)
         self._context.store.check_master()
-        topic = self._context.topics.get(header.topic)
+        topic = self._context.topics.get(topic_name)
         if topic is None:
-            raise UnknownTopic(f"the topic {header.topic[:255]} does not exist on this broker")
-        receipt = decode_receipt(header.extra_info)
-        if receipt.broker_name != self._context.settings.broker_name:
+            raise UnknownTopic(f"the topic {topic_name[:255]} does not exist on this broker")
+        receipt = decode_receipt(info)
+        if receipt.broker_name != self._broker_name:
             raise ReceiptInvalid(f"the receipt is of the broker {receipt.broker_name}")
-        if receipt.queue != header.queue_id or receipt.offset != header.offset:
+        if receipt.queue != queue or receipt.offset != offset:
             raise ReceiptInvalid("queueId and offset are not those of the receipt")
         if not 0 <= receipt.queue < topic.all_partitions:
             raise MessageIllegal(f"the topic {topic.name} has {topic.all_partitions} partitions, not {receipt.queue}")
         if receipt.mark != OWN:
             raise RequestFailed(Response.NO_MESSAGE, "the receipt is of a retry topic, which this broker does not pop from")
-        if receipt.token != token_of(self.leases.log.secret, header.consumer_group, header.topic, receipt.pop_ms):
+        if receipt.token != token_of(self.leases.log.secret, group, topic_name, receipt.pop_ms):
             raise RequestFailed(Response.NO_MESSAGE, "not a receipt of this broker")
-        return GroupPartition(header.consumer_group, header.topic, receipt.queue), receipt
+        return GroupPartition(group, topic_name, receipt.queue), receipt
 
     def _answer(self, session: RemotingSession, request: RemotingCommand, answer: Answer, *groups: str) -> None:
         """Answer once the change is in the log; as safe as a message, if one of the groups wants that (``lease_acks``)."""
         kept = session.owe(request)
-        known = [self._context.groups.get(name) for name in groups]
-        if any(group is not None and group.lease_acks == SAFE_ACKS for group in known):
+        if any(map(self._wants_safe_acks, groups)):
             owe(self.turns, session, kept, answer, 0)
-            return
+        else:
+            self._due_of(session).append((kept, answer))
+
+    def _wants_safe_acks(self, name: str) -> bool:
+        group = self._context.groups.get(name)
+        return group is not None and group.lease_acks == SAFE_ACKS
+
+    def _due_of(self, session: RemotingSession) -> list[tuple[Kept, Answer]]:
+        """Return the answers that a session gets once the append of this turn is done."""
         if not self._due:
             self.turns.after_append(self._pay)
-        self._due.setdefault(session, []).append((kept, answer))
+        return self._due.setdefault(session, [])
 
     def _pay(self, error: StoreError | None) -> None:
         """Answer: what cannot be stored for lack of room is kept in memory, but a master that was replaced changes nothing."""

@@ -1,20 +1,15 @@
 """Pops: 200050, with long polling, and the questions whether there is something to pop: 200052, 200054, 200055."""
 
-from functools import partial
 from typing import Final
 
-from metaq.address import Address
 from metaq.engine.context import Context
 from metaq.engine.leases.leasing import Leasing
 from metaq.engine.leases.planning import PopRequest
-from metaq.engine.leases.popping import GivenPart, PopResult
-from metaq.engine.leases.waiting import Waiting
 from metaq.engine.reading.collecting import collect_messages
 from metaq.engine.reading.filters import EVERY_MESSAGE, Filter, filter_of, parse_cached
 from metaq.engine.tables.groups import Group
 from metaq.engine.tables.topics import Topic
-from metaq.errors import AccessDenied, Fenced, RequestFailed, StoreError
-from metaq.leases.tokens import token_of
+from metaq.errors import AccessDenied, RequestFailed
 from metaq.message import TopicPartition
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
@@ -24,23 +19,21 @@ from metaq.protocol.remoting.leases.pop import (
     FROM_END,
     FROM_FIRST,
     Notification,
-    NotificationAnswer,
     PeekMessage,
     PollingAnswer,
     PollingInfo,
     PopAnswer,
     PopMessage,
-    PoppedQueue,
-    describe_popped,
 )
-from metaq.protocol.subscription import ExpressionKind
+from metaq.protocol.subscription import EVERYTHING, ExpressionKind
 from metaq.server.access.permissions import Action, demand
 from metaq.server.remoting.consuming.heartbeat import NO_SQL_FILTER
+from metaq.server.remoting.consuming.popanswers import give_records
+from metaq.server.remoting.consuming.popheader import read_pop_header
+from metaq.server.remoting.consuming.popwaits import NoticeWait, PopWait, partitions_of
 from metaq.server.remoting.consuming.pull import check_readable
 from metaq.server.remoting.later import Later
-from metaq.server.remoting.reads import RemotingRead
-from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler, failure
-from metaq.server.wire.pops import LineRead, PopRead
+from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler
 from metaq.server.wire.reads import StoreReads
 from metaq.store.files.filecache import Read
 
@@ -77,7 +70,7 @@ class PopHandler:
 
     def pop(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """Lease messages of one partition or of all (200050)."""
-        header = decode_header(PopMessage, request.fields)
+        header = read_pop_header(request.fields)
         group, topic = self._check(session, header.consumer_group, header.topic, header.queue_id)
         self.context.store.check_master()
         self.context.counters.get.add(1)
@@ -90,15 +83,14 @@ class PopHandler:
             raise RequestFailed(
                 Response.INVALID_PARAMETER, f"initMode is {header.init_mode}, neither {FROM_FIRST} nor {FROM_END}"
             )
-        client = str(Address(*session.address[:2]))
-        self.leasing.clocks.note(group.name, client, header.born_time, header.invisible_time)
+        self.leasing.clocks.note(group.name, session.address, header.born_time, header.invisible_time)
         online = self.context.clients.consumer_group(group.name)
         if online is not None and header.queue_id != ALL_QUEUES:
             online.reads(session, header.topic, header.queue_id)
         wanted = PopRequest(
             group=group,
             topic=topic,
-            partitions=_partitions(header.queue_id),
+            partitions=partitions_of(header.queue_id),
             most=header.max_msg_nums,
             invisible_ms=header.invisible_time,
             wanted=self._filter(header),
@@ -107,7 +99,11 @@ class PopHandler:
             attempt=_attempt_of(header),
         )
         wait_ms = self._wait_ms(header.poll_time, header.born_time)
-        _Pop(session, request).start(self.leasing, self.reads, wanted, wait_ms)
+        result = self.leasing.pops.now(wanted)
+        if result is not None:
+            give_records(self.leasing.leases, session, session.owe_all([request])[0], wanted, result)
+        else:
+            PopWait(session, request).start(self.leasing, self.reads, wanted, wait_ms)
         return None
 
     def _check(self, session: RemotingSession, group_name: str, topic_name: str, queue: int) -> tuple[Group, Topic]:
@@ -125,7 +121,7 @@ class PopHandler:
         return group, topic
 
     def _filter(self, header: PopMessage) -> Filter:
-        if not header.exp:
+        if not header.exp or (header.exp == EVERYTHING and header.exp_type in (None, "", ExpressionKind.TAG)):
             return EVERY_MESSAGE
         subscription = parse_cached(header.topic, header.exp, kind=header.exp_type or ExpressionKind.TAG)
         if subscription.kind is ExpressionKind.SQL92 and not self.context.settings.sql_filter:
@@ -179,7 +175,7 @@ class PopHandler:
         header = decode_header(Notification, request.fields)
         self._check(session, header.consumer_group, header.topic, header.queue_id)
         self.context.store.check_master()
-        _Notice(session, request).start(self.leasing, header, self._wait_ms(header.poll_time, header.born_time))
+        NoticeWait(session, request).start(self.leasing, header, self._wait_ms(header.poll_time, header.born_time))
         return None
 
     def polling(self, session: RemotingSession, request: RemotingCommand) -> Answer:
@@ -200,70 +196,3 @@ def _attempt_of(header: PopMessage) -> str | None:
         reason = f"attemptId has {len(header.attempt_id)} characters, more than {MOST_NAME_CHARS}"
         raise RequestFailed(Response.INVALID_PARAMETER, reason)
     return header.attempt_id or None
-
-
-def _partitions(queue: int) -> tuple[int, ...] | None:
-    """Return the partitions that a ``queueId`` means; ``None``: all."""
-    return None if queue == ALL_QUEUES else (queue,)
-
-
-def _noticed(*, has_message: bool, is_full: bool) -> Answer:
-    return Answer(fields=encode_header(NotificationAnswer(has_message, is_full)))
-
-
-class _Waits(LineRead, RemotingRead):
-    """A request of this protocol that may wait in line."""
-
-    def hold(self, place: Waiting) -> None:
-        self.session.closing.append(place.cancel)
-
-    def release(self, place: Waiting) -> None:
-        if place.cancel in self.session.closing:
-            self.session.closing.remove(place.cancel)
-
-
-class _Pop(PopRead, _Waits):
-    """A pop in progress."""
-
-    def give_nothing(self, *, is_full: bool) -> None:
-        answer = PopAnswer(self.clock.now_ms(), self.wanted.invisible_ms, Int32(0), 0)
-        code = Response.POLLING_FULL if is_full else Response.POLLING_TIMEOUT
-        self.session.settle(self._request, Answer(code, encode_header(answer), "there is nothing to pop"))
-
-    def give(self, result: PopResult) -> None:
-        wanted, leases = self.wanted, self.leasing.leases
-        token = token_of(leases.log.secret, wanted.group.name, wanted.topic.name, result.pop_ms)
-        queues = [_described(part, with_times=wanted.in_order) for part in result.given]
-        header = PopAnswer(result.pop_ms, wanted.invisible_ms, Int32(token), result.rest, *describe_popped(queues))
-        body = [each for part in result.given for each in part.body]
-        self.count(result)
-        answer = Answer(Response.SUCCESS, encode_header(header), "FOUND", body)
-        leases.turns.after_append(partial(self._answer, answer))
-
-    def _answer(self, answer: Answer, error: StoreError | None) -> None:
-        """Answer. Leases for which the disk has no room are kept in memory, but a master that was replaced gives none."""
-        self.session.settle(self._request, failure(error) if isinstance(error, Fenced) else answer)
-
-
-def _described(part: GivenPart, *, with_times: bool) -> PoppedQueue:
-    return PoppedQueue(part.partition, part.ordinals, part.times if with_times else None)
-
-
-class _Notice(_Waits):
-    """A question whether there is something to pop, in progress."""
-
-    def start(self, leasing: Leasing, header: Notification, wait_ms: int) -> None:
-        """Answer now, or once there are messages."""
-        self.begin(leasing, wait_ms)
-        self._header = header
-        self.look()
-
-    def look(self) -> None:
-        group, topic = self._header.consumer_group, self._header.topic
-        partitions = _partitions(self._header.queue_id)
-        is_ready = self.leasing.pops.is_ready(group, topic, partitions)
-        is_full = self.may_wait and not self.leasing.lines.has_room()
-        if not is_ready and self.may_wait and not is_full:
-            self.wait(group, topic, partitions)
-        else:
-            self.session.settle(self._request, _noticed(has_message=is_ready, is_full=is_full and not is_ready))

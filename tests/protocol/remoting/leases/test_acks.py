@@ -19,7 +19,7 @@ from metaq.protocol.remoting.leases.acks import (
     decode_batch_ack,
     encode_batch_ack,
 )
-from metaq.protocol.remoting.leases.pop import Receipt
+from metaq.protocol.remoting.leases.receipts import Receipt
 
 ROW: Final[dict[str, Any]] = {
     "c": "g", "t": "t", "r": "0", "so": 100, "q": 3, "rq": 4711, "pt": 1700000000123, "it": 60000, "b": "BQE=",

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from metaq.errors import BadRequest, ReceiptInvalid
 from metaq.message import TopicPartition
 from metaq.protocol.remoting.headers import Int32, decode_header, encode_header
+from metaq.protocol.remoting.leases.described import PoppedQueue, describe_popped
 from metaq.protocol.remoting.leases.pop import (
     AckMessage,
     ChangeAnswer,
@@ -20,12 +21,9 @@ from metaq.protocol.remoting.leases.pop import (
     PollingInfo,
     PopAnswer,
     PopMessage,
-    PoppedQueue,
-    Receipt,
-    decode_receipt,
-    describe_popped,
     receipts_of,
 )
+from metaq.protocol.remoting.leases.receipts import Receipt, decode_receipt
 
 RECEIPT = "100 1700000000123 60000 7654321 0 broker-a 3 117"
 PLACE = {"consumerGroup": "g", "topic": "t", "queueId": "3"}

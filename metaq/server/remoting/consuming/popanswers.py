@@ -1,0 +1,44 @@
+"""The answer to a pop that has got messages."""
+
+from functools import partial
+
+from metaq.engine.leases.leases import Leases
+from metaq.engine.leases.planning import PopRequest
+from metaq.engine.leases.popping import PopResult
+from metaq.errors import Fenced, StoreError
+from metaq.leases.tokens import token_of
+from metaq.protocol.remoting.codes import Response
+from metaq.protocol.remoting.leases.described import PoppedQueue, describe_popped
+from metaq.server.remoting.session import Answer, Kept, RemotingSession, failure
+from metaq.server.wire.pops import count_given
+from metaq.server.wire.session import Buffer
+
+
+def give_records(leases: Leases, session: RemotingSession, request: Kept, wanted: PopRequest, result: PopResult) -> None:
+    """Answer with messages once their leases are in the log."""
+    group, topic, given = wanted.group.name, wanted.topic.name, result.given
+    token = token_of(leases.log.secret, group, topic, result.pop_ms)
+    with_times = wanted.in_order
+    queues = [PoppedQueue(part.partition, part.ordinals, part.times if with_times else None) for part in given]
+    start_offset_info, msg_offset_info, order_count_info = describe_popped(queues)
+    fields = {  # of PopAnswer
+        "popTime": str(result.pop_ms),
+        "invisibleTime": str(wanted.invisible_ms),
+        "reviveQid": str(token),
+        "restNum": str(result.rest),
+        "startOffsetInfo": start_offset_info,
+        "msgOffsetInfo": msg_offset_info,
+    }
+    if order_count_info is not None:
+        fields["orderCountInfo"] = order_count_info
+    body: list[Buffer] = []
+    for part in given:
+        body += part.body
+    count_given(leases, wanted, result)
+    answer = Answer(Response.SUCCESS, fields, "FOUND", body)
+    leases.turns.after_append(partial(_answer, session, request, answer))
+
+
+def _answer(session: RemotingSession, request: Kept, answer: Answer, error: StoreError | None) -> None:
+    """Answer. Leases for which the disk has no room are kept in memory, but a master that was replaced gives none."""
+    session.pay(request, failure(error) if isinstance(error, Fenced) else answer)
