@@ -14,7 +14,17 @@ from metaq.engine.leases.waiting import Waiting
 from metaq.engine.reading.filters import EVERY_MESSAGE, Filter, filter_of, parse_cached
 from metaq.engine.tables.groups import SAFE_ACKS
 from metaq.engine.writing import note
-from metaq.errors import AccessDenied, BadRequest, Fenced, MetaqError, Overloaded, StoreError, UnknownTopic, WrongPartition
+from metaq.errors import (
+    AccessDenied,
+    BadRequest,
+    DiskFull,
+    Fenced,
+    MetaqError,
+    Overloaded,
+    StoreError,
+    UnknownTopic,
+    WrongPartition,
+)
 from metaq.leases.events import Dead
 from metaq.leases.state import ReceiptState
 from metaq.leases.tokens import bits_of
@@ -90,10 +100,10 @@ class LeaseHandler:
         context.topics.check(topic, READ)
         if partition is not None and partition >= topic.read_partitions:
             raise WrongPartition(f"the topic {topic.name} has {topic.read_partitions} partitions to read, not {partition}")
+        context.store.check_master()
         group = context.groups.ensure(command.group)
         if not group.consume_enable:
             raise AccessDenied(f"the group {group.name} may not consume (consumeEnable is false)")
-        context.store.check_master()
         invisible_ms = min(INVISIBLE_MS, group.max_invisible_ms) if command.invisible_ms is None else command.invisible_ms
         if invisible_ms > group.max_invisible_ms:
             limit = f"{group.max_invisible_ms} (max_invisible_ms of the group)"
@@ -141,6 +151,7 @@ class LeaseHandler:
         """End leases, and answer how many once that is in the log."""
         try:
             self.context.store.check_master()
+            self.context.store.check_healthy()
             found = self._leased(session, command)
             ended = [leased for leased in found if end(leased)]
         except MetaqError as error:
@@ -227,9 +238,9 @@ def _counted(command: Ack | Nack | Extend, count: int) -> bytes:
 
 
 def _answer(session: TextSession, command: Ack | Nack | Extend, reply: bytes, error: StoreError | None) -> None:
-    """Answer. Changes for which the disk has no room are kept in memory, but a master that was replaced makes none."""
+    """Answer. Only changes for which the disk has no room are kept in memory, and so acknowledged."""
     session.lease_changes -= 1
-    if isinstance(error, Fenced):
+    if error is not None and not isinstance(error, DiskFull):
         reply = lease_refusal(error, command.opaque)
     session.answer(1, 0, reply)
 

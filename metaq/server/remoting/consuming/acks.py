@@ -6,7 +6,7 @@ from metaq.engine.context import Context
 from metaq.engine.leases.leasing import Leasing
 from metaq.engine.leases.poison import Reason
 from metaq.engine.tables.groups import SAFE_ACKS
-from metaq.errors import Fenced, MessageIllegal, ReceiptInvalid, RequestFailed, StoreError, UnknownTopic
+from metaq.errors import DiskFull, MessageIllegal, ReceiptInvalid, RequestFailed, StoreError, UnknownTopic
 from metaq.leases.events import Dead
 from metaq.leases.state import ReceiptState
 from metaq.leases.tokens import token_of
@@ -75,6 +75,7 @@ class AckHandler:
             demand(session.principal, Action.CONSUME, row.group)
             demand(session.principal, Action.SUBSCRIBE, row.topic)
         self._context.store.check_master()
+        self._context.store.check_healthy()
         if not batch.acks:
             raise RequestFailed(Response.NO_MESSAGE, "the request has no acks")
         done = sum([self._ack_row(row) for row in batch.acks])
@@ -133,6 +134,7 @@ class AckHandler:
         demand(principal, Action.CONSUME, header.consumer_group)
         demand(principal, Action.SUBSCRIBE, header.topic)
         self._context.store.check_master()
+        self._context.store.check_healthy()
         topic = self._context.topics.get(header.topic)
         if topic is None:
             raise UnknownTopic(f"the topic {header.topic[:255]} does not exist on this broker")
@@ -161,11 +163,11 @@ class AckHandler:
         self._due.setdefault(session, []).append((kept, answer))
 
     def _pay(self, error: StoreError | None) -> None:
-        """Answer: what cannot be stored for lack of room is kept in memory, but a master that was replaced changes nothing."""
+        """Answer: only what cannot be stored for lack of room is kept in memory, and so acknowledged."""
         due, self._due = self._due, {}
         for session, answers in due.items():
-            refused = [(kept, failure(error)) for kept, _ in answers] if isinstance(error, Fenced) else answers
-            session.pay_all(refused)
+            is_kept = error is None or isinstance(error, DiskFull)
+            session.pay_all(answers if is_kept else [(kept, failure(error)) for kept, _ in answers])
 
 
 class _Rejection(RemotingRead):

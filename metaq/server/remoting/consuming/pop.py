@@ -78,8 +78,7 @@ class PopHandler:
     def pop(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """Lease messages of one partition or of all (200050)."""
         header = decode_header(PopMessage, request.fields)
-        group, topic = self._check(session, header.consumer_group, header.topic, header.queue_id)
-        self.context.store.check_master()
+        group, topic = self._check(session, header.consumer_group, header.topic, header.queue_id, of_master=True)
         self.context.counters.get.add(1)
         self.context.topic_counters(header.topic).get.add(1)
         _check_count(header.max_msg_nums)
@@ -110,10 +109,15 @@ class PopHandler:
         _Pop(session, request).start(self.leasing, self.reads, wanted, wait_ms)
         return None
 
-    def _check(self, session: RemotingSession, group_name: str, topic_name: str, queue: int) -> tuple[Group, Topic]:
-        """Return the group and the topic of a request; raise why they may not be used."""
+    def _check(
+        self, session: RemotingSession, group_name: str, topic_name: str, queue: int, *, of_master: bool = False
+    ) -> tuple[Group, Topic]:
+        """Return the group and the topic of a request; raise why they may not be used. Only a master makes the group."""
         demand(session.principal, Action.CONSUME, group_name)
-        group = self.context.groups.ensure(group_name)
+        if of_master:
+            self.context.store.check_master()
+        groups, is_master = self.context.groups, self.context.replicas.is_master
+        group = (groups.ensure if is_master else groups.imagine)(group_name)
         if not group.consume_enable:
             raise AccessDenied(f"the group {group.name} may not consume (consumeEnable is false)")
         check_readable(self.context, session.principal, topic_name, 0)
@@ -177,9 +181,19 @@ class PopHandler:
     def notify(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """Return whether there may be messages to pop, once there are or the time is over (200054)."""
         header = decode_header(Notification, request.fields)
-        self._check(session, header.consumer_group, header.topic, header.queue_id)
-        self.context.store.check_master()
-        _Notice(session, request).start(self.leasing, header, self._wait_ms(header.poll_time, header.born_time))
+        group, topic = self._check(session, header.consumer_group, header.topic, header.queue_id, of_master=True)
+        asked = PopRequest(
+            group=group,
+            topic=topic,
+            partitions=_partitions(header.queue_id),
+            most=1,
+            invisible_ms=0,
+            wanted=EVERY_MESSAGE,
+            from_first=True,
+            in_order=header.order,
+            attempt=_attempt_of(header),
+        )
+        _Notice(session, request).start(self.leasing, asked, self._wait_ms(header.poll_time, header.born_time))
         return None
 
     def polling(self, session: RemotingSession, request: RemotingCommand) -> Answer:
@@ -195,7 +209,7 @@ def _check_count(count: int) -> None:
         raise RequestFailed(Response.INVALID_PARAMETER, f"maxMsgNums is {count}, not from 1 to {MOST_MESSAGES}")
 
 
-def _attempt_of(header: PopMessage) -> str | None:
+def _attempt_of(header: PopMessage | Notification) -> str | None:
     if header.attempt_id is not None and len(header.attempt_id) > MOST_NAME_CHARS:
         reason = f"attemptId has {len(header.attempt_id)} characters, more than {MOST_NAME_CHARS}"
         raise RequestFailed(Response.INVALID_PARAMETER, reason)
@@ -252,18 +266,17 @@ def _described(part: GivenPart, *, with_times: bool) -> PoppedQueue:
 class _Notice(_Waits):
     """A question whether there is something to pop, in progress."""
 
-    def start(self, leasing: Leasing, header: Notification, wait_ms: int) -> None:
+    def start(self, leasing: Leasing, asked: PopRequest, wait_ms: int) -> None:
         """Answer now, or once there are messages."""
         self.begin(leasing, wait_ms)
-        self._header = header
+        self._asked = asked
         self.look()
 
     def look(self) -> None:
-        group, topic = self._header.consumer_group, self._header.topic
-        partitions = _partitions(self._header.queue_id)
-        is_ready = self.leasing.pops.is_ready(group, topic, partitions)
+        asked = self._asked
+        is_ready = self.leasing.pops.may_give(asked)
         is_full = self.may_wait and not self.leasing.lines.has_room()
         if not is_ready and self.may_wait and not is_full:
-            self.wait(group, topic, partitions)
+            self.wait(asked.group.name, asked.topic.name, asked.partitions)
         else:
             self.session.settle(self._request, _noticed(has_message=is_ready, is_full=is_full and not is_ready))
