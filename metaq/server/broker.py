@@ -338,7 +338,10 @@ class Broker:
         acks = AckHandler(self.context, self.leasing, self._reads)
         self._endpoint.answer_runs({Request.SEND_MESSAGE_V2: self._sends.sends, Request.ACK_MESSAGE: acks.acks})
         sent_back = SendBackHandler(self.context, self.turns, self._reads)
-        beats, consumers = HeartbeatHandler(self.context), ConsumerHandler(self.context, later, self._locks, self._offsets)
+        beats, consumers = (
+            HeartbeatHandler(self.context, self.leasing.lines),
+            ConsumerHandler(self.context, later, self._locks, self._offsets),
+        )
         families: list[Family] = [self._sends, decisions, pulls, sent_back, DelayHandler(self._schedule), self._identity]
         families += [pops, acks, *self._administration(later)]
         families.append(TimerAdminHandler(self.context, self.timers, self._cancels, self._recurring, later, self.run))

@@ -20,6 +20,8 @@ from metaq.protocol.remoting.leases.pop import (
     AckMessage,
     ChangeInvisibleTime,
     Notification,
+    PeekMessage,
+    PollingInfo,
     PopAnswer,
     PopMessage,
     receipts_of,
@@ -27,6 +29,7 @@ from metaq.protocol.remoting.leases.pop import (
 from metaq.server.replicas.masteronly import CODES
 from tests.server.remoting.test_priorities import change_attributes, check_attributes, shown_attributes
 from tests.support.admin import BROKER, ask, ask_body, connect, create_topic, fields_of, send
+from tests.support.admin import pull as pull_as
 from tests.support.broker import RegistryProcess, wait_until
 from tests.support.cluster import PATIENT, Cluster, ReplicaProcess, wait_caught_up
 from tests.support.consumer import Consumer, subscription
@@ -138,6 +141,29 @@ def test_a_slave_leases_nothing_and_ends_no_lease(cluster: Cluster) -> None:
     assert said(master, f"cancel {handle} 1") == (200, "cancelled")
     with connect(master) as client:
         ask(client, Request.ACK_MESSAGE, **encode_header(ack))
+
+
+def test_a_slave_makes_no_group(cluster: Cluster) -> None:
+    """SG-083, ES-015: whatever it is asked for in the name of one that its master does not have."""
+    master, slave = cluster.pair()
+    fill(master, slave, 2)
+    stranger = "stranger"
+    asked: tuple[tuple[Request, tuple[object, ...]], ...] = (
+        (Request.POP_MESSAGE, POP._replace(consumer_group=stranger)),
+        (Request.NOTIFICATION, Notification(stranger, "orders", Int32(0), 0, 0)),
+        (Request.PEEK_MESSAGE, PeekMessage("orders", Int32(0), Int32(8), stranger)),
+        (Request.POLLING_INFO, PollingInfo(stranger, "orders", Int32(0))),
+    )
+    with Consumer(slave, stranger) as consumer:
+        consumer.beat(subscription("orders"))
+    with connect(slave) as client:
+        assert pull_as(client, "orders", 0, group=stranger).code == Response.SUCCESS
+        codes = [client.call(code, encode_header(header)).code for code, header in asked]
+        assert codes == [Response.SERVICE_NOT_AVAILABLE] * 2 + [Response.SUCCESS] * 2
+        for line in (f"pop orders {stranger} 1", f"subscribe orders {stranger} 1"):
+            assert said(slave, line)[0] == 503
+        assert stranger.encode() not in ask(client, Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body
+        assert stranger.encode() not in ask(client, Request.GET_ALL_TOPIC_CONFIG).body
 
 
 def test_a_delayed_message_can_be_cancelled_once_its_put_is_answered(cluster: Cluster) -> None:

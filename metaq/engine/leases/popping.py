@@ -67,6 +67,8 @@ class Pops:
             del self._last[key]
             self._counts.pop(key, None)
         self._attempts.forget(topic=topic, group=group)
+        for pair in [pair for pair in self._leases.pairs() if pair[1] == topic]:
+            self._leases.forget(*pair)  # those that were begun in this turn have no offset yet, by which they would be found
 
     def is_ready(self, group: str, topic: str, partitions: Sequence[int] | None = None) -> bool:
         """Return whether a topic may have messages to give to a group."""
@@ -75,6 +77,19 @@ class Pops:
             return False
         wanted = range(known.read_partitions) if partitions is None else partitions
         return any(self._count_ready(GroupPartition(group, topic, number)) for number in wanted)
+
+    def may_give(self, request: PopRequest) -> bool:
+        """Return whether a pop may give messages: in order by partitions, also what an earlier one of its name has still."""
+        if not request.by_partition:
+            return self.is_ready(request.group.name, request.topic.name, request.partitions)
+        places = (GroupPartition(request.group.name, request.topic.name, each) for each in self._wanted(request))
+        return any(self._may_give_in_order(place, request.attempt) for place in places)
+
+    def _may_give_in_order(self, place: GroupPartition, attempt: str | None) -> bool:
+        state = self._leases.settled(place)
+        if state is None or not state.open:
+            return self._count_ready(place) > 0
+        return bool(self._attempts.held(place, attempt)) if state.leased else state.waiting > 0
 
     def _count_ready(self, place: GroupPartition) -> int:
         """Return how many messages wait or were never given; of a group without an offset, those of the whole partition."""
@@ -100,6 +115,8 @@ class Pops:
     def plan(self, request: PopRequest, read: Read) -> Plan:
         """Return what the pop takes. Raise ``ColdRead`` as ``read`` does."""
         plan: Plan = []
+        if self._context.topics.get(request.topic.name) is None:
+            return plan  # it was deleted while the pop waited
         wanted, room_bytes = request.most, request.most_bytes
         order, held = self._partitions(request, read), self._held(request)
         for partition in [*held, *[each for each in order if each not in held]] if held else order:
@@ -189,7 +206,9 @@ class Pops:
         return PopResult(pop_ms, given, rest)
 
     def _is_current(self, part: PlanPart) -> bool:
-        state = self._leases.get(part.place)
+        state, place = self._leases.get(part.place), part.place
+        if self._context.topics.get(place.topic) is None or part.next < self._store.queues[TopicPartition(*place[1:])].first:
+            return False  # it is of a topic that was deleted meanwhile, and perhaps made again
         return state is part.state and (state is None or state.version == part.version)
 
     def _take_part(self, request: PopRequest, part: PlanPart, pop_ms: int) -> None:

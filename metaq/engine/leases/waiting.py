@@ -21,14 +21,24 @@ Timer = Callable[[float], Any]
 class Waiting:
     """One consumer that waits."""
 
-    __slots__ = ("_again", "_line", "_timer", "number", "partitions")
+    __slots__ = ("_again", "_line", "_over", "_timer", "client", "number", "partitions")
 
     def __init__(
-        self, line: "_Line", number: int, partitions: Sequence[int] | None, again: Callable[[], None], timer: Any | None
+        self,
+        line: "_Line",
+        number: int,
+        partitions: Sequence[int] | None,
+        again: Callable[[], None],
+        timer: Any | None,
+        client: object | None,
+        over: Callable[[], None] | None,
     ) -> None:
         self._line: _Line | None = line
         self._again = again
+        self._over = over or again
         self._timer = timer
+        self.client = client
+        """The connection that waits, if it may leave its group before its time is over."""
         self.number = number
         """Its place in the line."""
         self.partitions = partitions
@@ -53,6 +63,11 @@ class Waiting:
         """Leave the line and look."""
         self.cancel()
         self._again()
+
+    def expire(self) -> None:
+        """Leave the line as at the end of its time."""
+        self.cancel()
+        self._over()
 
 
 class _Line:
@@ -124,11 +139,13 @@ class WaitingLines:
         again: Callable[[], None],
         partitions: Sequence[int] | None = None,
         seconds: float | None = None,
+        client: object | None = None,
+        over: Callable[[], None] | None = None,
     ) -> Waiting:
         """Take the place ``number`` in a line.
 
         ``again`` is called, once, when there may be messages in one of the partitions (``None``: in any), or after some
-        seconds.
+        seconds; or ``over`` in its place when the client leaves the group.
         """
         line = self._lines.get((group, topic))
         if line is None:
@@ -136,12 +153,19 @@ class WaitingLines:
             self._groups.setdefault(topic, set()).add(group)
         self.count += 1
         timer = None if seconds is None else self._timer(seconds)
-        one = Waiting(line, number, partitions, again, timer)
+        one = Waiting(line, number, partitions, again, timer, client, over)
         if timer is not None:
             timer.start(one.wake)
         line.add(one)
         self._set_timer(line)
         return one
+
+    def leave(self, client: object, group: str) -> None:
+        """Let a client that has left a group wait no longer."""
+        for line in [line for line in self._lines.values() if line.group == group]:
+            for one in line.members():
+                if one.client is client and one.waits:
+                    one.expire()
 
     def left(self, line: _Line) -> None:
         """Take note that somebody has left a line."""

@@ -191,12 +191,17 @@ class GroupTable:
     def ensure(self, name: str) -> Group:
         """Return the group, created on first use; raise ``RequestFailed`` with code 26 when that is not allowed."""
         group = self._groups.get(name)
+        return self.put(self.imagine(name)) if group is None else group
+
+    def imagine(self, name: str) -> Group:
+        """Return the group, or the one that ``ensure`` would create; raise what it raises when that is not allowed."""
+        group = self._groups.get(name)
         if group is not None:
             return group
         if not self.auto_create and not self.is_system(name):
             reason = f"the group {name[:MAX_TOPIC_LENGTH]} does not exist, and use does not create it (auto_create_groups)"
             raise RequestFailed(Response.SUBSCRIPTION_GROUP_NOT_EXIST, reason)
-        return self.put(Group(name))
+        return Group(name)
 
     def put(self, group: Group) -> Group:
         """Create or replace a group and return it.

@@ -10,7 +10,16 @@ from metaq.engine.leases.planning import PopRequest
 from metaq.engine.reading.filters import EVERY_MESSAGE, Filter, filter_of, parse_cached
 from metaq.engine.tables.groups import SAFE_ACKS
 from metaq.engine.writing import note
-from metaq.errors import AccessDenied, BadRequest, Fenced, MetaqError, Overloaded, StoreError, UnknownTopic, WrongPartition
+from metaq.errors import (
+    AccessDenied,
+    BadRequest,
+    DiskFull,
+    MetaqError,
+    Overloaded,
+    StoreError,
+    UnknownTopic,
+    WrongPartition,
+)
 from metaq.leases.events import Changed
 from metaq.leases.state import PartitionLeases
 from metaq.leases.tokens import Begun, begun_in, bits_in
@@ -80,10 +89,10 @@ class LeaseHandler:
         context.topics.check(topic, READ)
         if partition is not None and partition >= topic.read_partitions:
             raise WrongPartition(f"the topic {topic.name} has {topic.read_partitions} partitions to read, not {partition}")
+        context.store.check_master()
         group = context.groups.ensure(command.group)
         if not group.consume_enable:
             raise AccessDenied(f"the group {group.name} may not consume (consumeEnable is false)")
-        context.store.check_master()
         invisible_ms = min(INVISIBLE_MS, group.max_invisible_ms) if command.invisible_ms is None else command.invisible_ms
         if invisible_ms > group.max_invisible_ms:
             limit = f"{group.max_invisible_ms} (max_invisible_ms of the group)"
@@ -140,6 +149,7 @@ class LeaseHandler:
         count, groups = 0, set[str]()
         try:
             self.context.store.check_master()
+            self.context.store.check_healthy()
             places: dict[GroupPartition, list[Leased]] = {}
             for leased in self._leased(session, command):
                 places.setdefault(leased.place, []).append(leased)
@@ -234,9 +244,9 @@ def _filter(command: Pop | Subscribe) -> Filter:
 
 
 def _answer(session: TextSession, command: Ack | Nack | Extend, reply: bytes, error: StoreError | None) -> None:
-    """Answer. Changes for which the disk has no room are kept in memory, but a master that was replaced makes none."""
+    """Answer. Only changes for which the disk has no room are kept in memory, and so acknowledged."""
     session.lease_changes -= 1
-    if isinstance(error, Fenced):
+    if error is not None and not isinstance(error, DiskFull):
         reply = lease_refusal(error, command.opaque)
     session.answer(1, 0, reply)
 

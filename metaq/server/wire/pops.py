@@ -41,8 +41,16 @@ class LineRead(StoreRead):
         lines = self.leasing.lines
         self.number = self.number or lines.next_number()
         seconds = self.deadline_s - self.clock.monotonic()
-        again = self._again
-        place = lines.wait(group, topic, number=self.number, again=again, partitions=partitions, seconds=seconds)
+        place = lines.wait(
+            group,
+            topic,
+            number=self.number,
+            again=self._again,
+            partitions=partitions,
+            seconds=seconds,
+            client=self.session,
+            over=self._expire,
+        )
         self.place = place
         self.hold(place)
 
@@ -51,6 +59,10 @@ class LineRead(StoreRead):
         if place is not None:
             self.release(place)
         self.look()
+
+    def _expire(self) -> None:
+        self.deadline_s = self.clock.monotonic()
+        self._again()
 
     def look(self) -> None:
         """Look whether there is something now."""

@@ -329,6 +329,32 @@ def test_leases_that_were_left_do_not_take_an_offset_back(broker: LeasedBroker) 
     assert offset(broker.killed()) == 3
 
 
+def test_a_pop_leaves_nothing_of_a_topic_that_is_deleted_in_its_turn(broker: LeasedBroker) -> None:
+    """E-08, F-17: its group has no offset yet."""
+    put(broker, 2)
+    assert pop(broker)[0] == [0, 1]
+    broker.delete_topic()
+    assert (broker.leases.open, broker.leases.places(), offset(broker)) == (0, [], None)
+    assert broker.killed().leases.places() == []
+
+
+@pytest.mark.parametrize("made_again", [False, True])
+def test_a_pop_takes_nothing_of_a_topic_that_is_deleted_meanwhile(broker: LeasedBroker, made_again: bool) -> None:
+    """E-08, F-17: while it reads, or waits in line."""
+    put(broker, 2)
+    request = broker.request(GROUP, 0, 32, LEASE_MS)
+    plan = broker.plan(request)
+    broker.delete_topic()
+    if not made_again:
+        broker.context.topics.delete(TOPIC, {})
+    assert broker.take(request, plan) is None
+    result = broker.take(request, broker.plan(request))
+    assert result is not None and not result.given
+    broker.end_turn()
+    assert broker.leases.open == 0
+    assert broker.leases.places() == ([PLACE] if made_again else [])
+
+
 def test_places_of_a_deleted_topic_are_forgotten(broker: LeasedBroker) -> None:
     """E-08, F-17: what is open of it counts no more, and is given to nobody, now or after a kill."""
     put(broker, 2)

@@ -71,7 +71,7 @@ class Broker:
         drain = Drain(parts.context, leasing.leases, leasing.moves, run_here)
         handlers = (
             AssignmentHandler(parts.context, duties, drain, parts.later, self.registries),
-            HeartbeatHandler(parts.context),
+            HeartbeatHandler(parts.context, leasing.lines),
             GroupAdminHandler(parts.context, duties, parts.later),
             TopicsHandler(
                 parts.context, duties, parts.later, lambda name: parts.context.modes.forget(topic=name), lambda: None

@@ -9,7 +9,14 @@ import pytest
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import Int32, decode_header
-from metaq.protocol.remoting.leases.pop import ALL_QUEUES, PopAnswer, PopMessage
+from metaq.protocol.remoting.leases.pop import (
+    ALL_QUEUES,
+    AckMessage,
+    Notification,
+    NotificationAnswer,
+    PopAnswer,
+    PopMessage,
+)
 from metaq.protocol.remoting.leases.receipts import Receipt
 from tests.server.remoting.test_pops import GROUP, INVISIBLE_MS, TOPIC, Consumer, bodies, split
 
@@ -52,6 +59,46 @@ def test_the_same_attempt_gets_the_same_messages(consumer: Attempting) -> None:
     assert bodies(consumer.attempt("one", 2)) == ["a", "b"]
     assert consumer.attempt("one", 1) == []
     assert consumer.attempt("two") == []
+
+
+def test_a_notice_knows_what_an_attempt_would_get(consumer: Attempting) -> None:
+    """E-21: of a partition that is given in order, its holder's attempt gets the messages once more, others nothing."""
+    consumer.put("a", "b")
+
+    def has_message(name: str | None, queue: int = ALL_QUEUES, *, order: bool = True) -> bool:
+        notice = Notification(GROUP, TOPIC, Int32(queue), 0, 0, order=order, attempt_id=name)
+        answer = consumer.ask(Request.NOTIFICATION, notice)
+        assert answer is not None
+        return decode_header(NotificationAnswer, answer.fields).has_msg
+
+    assert has_message("one") and has_message(None)
+    ((_, receipt),) = consumer.attempt("one", 1)
+    assert has_message("one") and not has_message("two") and not has_message(None)
+    assert not has_message("one", 1)
+    assert has_message("two", order=False)
+    assert consumer.change(receipt, 5000).code == Response.SUCCESS
+    assert not has_message("one")  # given back: it is delayed
+    consumer.parts.advance(5)
+    assert has_message("one") and has_message("two")
+    ((_, receipt),) = consumer.attempt("two", 1)
+    assert consumer.ack(receipt) == Response.SUCCESS
+    assert has_message("one")
+    consumer.attempt("one")
+    assert has_message("one") and not has_message("two")
+
+
+def test_a_notice_that_waits_wakes_when_the_partition_is_free(consumer: Attempting) -> None:
+    consumer.put("a", "b")
+    ((_, receipt),) = consumer.attempt("one", 1)
+    waiting = Notification(GROUP, TOPIC, Int32(0), 60_000, 0, order=True, attempt_id="two")
+    assert consumer.ask(Request.NOTIFICATION, waiting) is None
+    consumer.put("c")
+    assert consumer.client.answers() == []
+    consumer.client.send(Request.ACK_MESSAGE, AckMessage(GROUP, TOPIC, Int32(0), str(receipt), receipt.offset))
+    consumer.parts.end_turn()
+    consumer.parts.end_turn()
+    told = [answer for answer in consumer.client.answers() if "hasMsg" in answer.fields]
+    assert [decode_header(NotificationAnswer, answer.fields).has_msg for answer in told] == [True]
 
 
 def test_what_is_done_is_not_given_again(consumer: Attempting) -> None:

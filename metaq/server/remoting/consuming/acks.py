@@ -7,7 +7,7 @@ from metaq.engine.context import Context
 from metaq.engine.leases.leasing import Leasing
 from metaq.engine.leases.poison import Reason
 from metaq.engine.tables.groups import SAFE_ACKS
-from metaq.errors import Fenced, MessageIllegal, MetaqError, ReceiptInvalid, RequestFailed, StoreError, UnknownTopic
+from metaq.errors import DiskFull, MessageIllegal, MetaqError, ReceiptInvalid, RequestFailed, StoreError, UnknownTopic
 from metaq.leases.events import Dead
 from metaq.leases.state import ReceiptState
 from metaq.leases.tokens import token_of
@@ -144,6 +144,7 @@ class AckHandler:
             demand(session.principal, Action.CONSUME, row.group)
             demand(session.principal, Action.SUBSCRIBE, row.topic)
         self._context.store.check_master()
+        self._context.store.check_healthy()
         if not batch.acks:
             raise RequestFailed(Response.NO_MESSAGE, "the request has no acks")
         done = sum([self._ack_row(row) for row in batch.acks])
@@ -206,6 +207,7 @@ class AckHandler:
         demand(principal, Action.CONSUME, group)
         demand(principal, Action.SUBSCRIBE, topic_name)
         self._context.store.check_master()
+        self._context.store.check_healthy()
         topic = self._context.topics.get(topic_name)
         if topic is None:
             raise UnknownTopic(f"the topic {topic_name[:255]} does not exist on this broker")
@@ -241,11 +243,12 @@ class AckHandler:
         return self._due.setdefault(session, [])
 
     def _pay(self, error: StoreError | None) -> None:
-        """Answer: what cannot be stored for lack of room is kept in memory, but a master that was replaced changes nothing."""
+        """Answer: only what cannot be stored for lack of room is kept in memory, and so acknowledged."""
         due, self._due = self._due, {}
         for session, answers in due.items():
-            refused = [(kept, failure(error)) for kept, _ in answers] if isinstance(error, Fenced) else answers
-            session.pay_all(refused)
+            if error is not None and not isinstance(error, DiskFull):
+                answers = [(kept, failure(error)) for kept, _ in answers]
+            session.pay_all(answers)
 
 
 class _Rejection(RemotingRead):

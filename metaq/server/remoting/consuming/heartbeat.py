@@ -5,6 +5,7 @@ from typing import Final
 import orjson
 
 from metaq.engine.context import Context
+from metaq.engine.leases.waiting import WaitingLines
 from metaq.engine.tables.topics import Topic
 from metaq.errors import RequestFailed
 from metaq.protocol.remoting.codes import INNER_PRODUCER, UNIT_SUBSCRIBED, Request, Response
@@ -25,8 +26,9 @@ EMPTY: Final = Answer(fields={})
 class HeartbeatHandler:
     """Handles heartbeats and unregistrations, and lists the members of groups."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, lines: WaitingLines) -> None:
         self._context = context
+        self._lines = lines
 
     def requests(self) -> dict[int, RequestHandler]:
         return {
@@ -64,7 +66,9 @@ class HeartbeatHandler:
                 demand(principal, Action.SUBSCRIBE, subscription.topic)
 
     def _make_group(self, data: ConsumerData) -> None:
-        """Make the group and its retry topic. A group that may not be created is still shown to administrators."""
+        """Make the group and its retry topic, at a master. A group that is not created is still shown to administrators."""
+        if not self._context.replicas.is_master:
+            return
         groups, topics = self._context.groups, self._context.topics
         try:
             group = groups.ensure(data.group)
@@ -75,11 +79,13 @@ class HeartbeatHandler:
             topics.put(Topic(group.retry_topic, count, count, sys_flag=UNIT_SUBSCRIBED * data.unit_mode))
 
     def unregister(self, session: RemotingSession, request: RemotingCommand) -> Answer:
-        """Remove a client from its groups (35)."""
+        """Remove a client from its groups (35); its pops that wait are answered."""
         header = decode_header(UnregisterClient, request.fields)
         if header.consumer_group:
             demand(session.principal, Action.CONSUME, header.consumer_group)
         self._context.clients.unregister(session, header.producer_group, header.consumer_group)
+        if header.consumer_group:
+            self._lines.leave(session, header.consumer_group)
         return EMPTY
 
     def members(self, session: RemotingSession, request: RemotingCommand) -> Answer:

@@ -71,8 +71,7 @@ class PopHandler:
     def pop(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """Lease messages of one partition or of all (200050)."""
         header = read_pop_header(request.fields)
-        group, topic = self._check(session, header.consumer_group, header.topic, header.queue_id)
-        self.context.store.check_master()
+        group, topic = self._check(session, header.consumer_group, header.topic, header.queue_id, of_master=True)
         self.context.counters.get.add(1)
         self.context.topic_counters(header.topic).get.add(1)
         _check_count(header.max_msg_nums)
@@ -106,10 +105,15 @@ class PopHandler:
             PopWait(session, request).start(self.leasing, self.reads, wanted, wait_ms)
         return None
 
-    def _check(self, session: RemotingSession, group_name: str, topic_name: str, queue: int) -> tuple[Group, Topic]:
-        """Return the group and the topic of a request; raise why they may not be used."""
+    def _check(
+        self, session: RemotingSession, group_name: str, topic_name: str, queue: int, *, of_master: bool = False
+    ) -> tuple[Group, Topic]:
+        """Return the group and the topic of a request; raise why they may not be used. Only a master makes the group."""
         demand(session.principal, Action.CONSUME, group_name)
-        group = self.context.groups.ensure(group_name)
+        if of_master:
+            self.context.store.check_master()
+        groups, is_master = self.context.groups, self.context.replicas.is_master
+        group = (groups.ensure if is_master else groups.imagine)(group_name)
         if not group.consume_enable:
             raise AccessDenied(f"the group {group.name} may not consume (consumeEnable is false)")
         check_readable(self.context, session.principal, topic_name, 0)
@@ -173,9 +177,19 @@ class PopHandler:
     def notify(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """Return whether there may be messages to pop, once there are or the time is over (200054)."""
         header = decode_header(Notification, request.fields)
-        self._check(session, header.consumer_group, header.topic, header.queue_id)
-        self.context.store.check_master()
-        NoticeWait(session, request).start(self.leasing, header, self._wait_ms(header.poll_time, header.born_time))
+        group, topic = self._check(session, header.consumer_group, header.topic, header.queue_id, of_master=True)
+        asked = PopRequest(
+            group=group,
+            topic=topic,
+            partitions=partitions_of(header.queue_id),
+            most=1,
+            invisible_ms=0,
+            wanted=EVERY_MESSAGE,
+            from_first=True,
+            in_order=header.order,
+            attempt=_attempt_of(header),
+        )
+        NoticeWait(session, request).start(self.leasing, asked, self._wait_ms(header.poll_time, header.born_time))
         return None
 
     def polling(self, session: RemotingSession, request: RemotingCommand) -> Answer:
@@ -191,7 +205,7 @@ def _check_count(count: int) -> None:
         raise RequestFailed(Response.INVALID_PARAMETER, f"maxMsgNums is {count}, not from 1 to {MOST_MESSAGES}")
 
 
-def _attempt_of(header: PopMessage) -> str | None:
+def _attempt_of(header: PopMessage | Notification) -> str | None:
     if header.attempt_id is not None and len(header.attempt_id) > MOST_NAME_CHARS:
         reason = f"attemptId has {len(header.attempt_id)} characters, more than {MOST_NAME_CHARS}"
         raise RequestFailed(Response.INVALID_PARAMETER, reason)

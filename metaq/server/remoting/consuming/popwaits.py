@@ -1,11 +1,12 @@
 """Pops, and questions whether there is something to pop, that wait: for the disk, for others, or in line for messages."""
 
 from metaq.engine.leases.leasing import Leasing
+from metaq.engine.leases.planning import PopRequest
 from metaq.engine.leases.popping import PopResult
 from metaq.engine.leases.waiting import Waiting
 from metaq.protocol.remoting.codes import Response
 from metaq.protocol.remoting.headers import Int32, encode_header
-from metaq.protocol.remoting.leases.pop import ALL_QUEUES, Notification, NotificationAnswer, PopAnswer
+from metaq.protocol.remoting.leases.pop import ALL_QUEUES, NotificationAnswer, PopAnswer
 from metaq.server.remoting.consuming.popanswers import give_records
 from metaq.server.remoting.reads import RemotingRead
 from metaq.server.remoting.session import Answer
@@ -38,19 +39,18 @@ class PopWait(PopRead, _Waits):
 class NoticeWait(_Waits):
     """A question whether there is something to pop, in progress."""
 
-    def start(self, leasing: Leasing, header: Notification, wait_ms: int) -> None:
+    def start(self, leasing: Leasing, asked: PopRequest, wait_ms: int) -> None:
         """Answer now, or once there are messages."""
         self.begin(leasing, wait_ms)
-        self._header = header
+        self._asked = asked
         self.look()
 
     def look(self) -> None:
-        group, topic = self._header.consumer_group, self._header.topic
-        partitions = partitions_of(self._header.queue_id)
-        is_ready = self.leasing.pops.is_ready(group, topic, partitions)
+        asked = self._asked
+        is_ready = self.leasing.pops.may_give(asked)
         is_full = self.may_wait and not self.leasing.lines.has_room()
         if not is_ready and self.may_wait and not is_full:
-            self.wait(group, topic, partitions)
+            self.wait(asked.group.name, asked.topic.name, asked.partitions)
         else:
             self.session.settle(self._request, _noticed(has_message=is_ready, is_full=is_full and not is_ready))
 

@@ -75,7 +75,8 @@ class PullHandler:
 
     def _check(self, session: RemotingSession, header: PullMessage) -> Group:
         demand(session.principal, Action.CONSUME, header.consumer_group)
-        group = self.context.groups.ensure(header.consumer_group)
+        groups, is_master = self.context.groups, self.context.replicas.is_master
+        group = (groups.ensure if is_master else groups.imagine)(header.consumer_group)
         if not group.consume_enable:
             raise AccessDenied(f"the group {group.name} may not consume (consumeEnable is false)")
         check_readable(self.context, session.principal, header.topic, header.queue_id)
