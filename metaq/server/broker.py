@@ -36,11 +36,7 @@ from metaq.engine.tables.loading import LoadedTables, load_tables
 from metaq.engine.tables.observed import Observed
 from metaq.engine.tables.offsets import OffsetTable
 from metaq.engine.tables.topics import FOLDER, TopicTable
-from metaq.engine.timers.cancelling import Cancels
-from metaq.engine.timers.delivery import Delivery
-from metaq.engine.timers.keeping import TimerKeeper
-from metaq.engine.timers.recurring import RecurringMessages, Runs
-from metaq.engine.timers.timers import Timers
+from metaq.engine.timers.timing import Timing
 from metaq.engine.turn import Turns
 from metaq.errors import MetaqError
 from metaq.protocol.record import host_bytes
@@ -153,12 +149,9 @@ class Broker:
         topics.changed = self._topic_changed
         self._schedule = Schedule(self.context, self.turns, self.holds, self._hub.loop, self.run)
         self.later = Later(self._reads)
-        self.timers = Timers(self.context, self.turns, self.run)
+        self._timing = Timing.open(self.context, self.turns, self.run)
+        self.timers = self._timing.timers
         self.dedupe = Dedupe(self.context, self.turns, self.timers, self.run)
-        self._cancels = Cancels(self.timers, self.run)
-        self._runs = Runs(self.context, self.run)
-        self._recurring = RecurringMessages(self.timers, self._cancels, self._runs)
-        self._delivery = Delivery(self.timers, self._runs, self.run)
         self._local: LocalBranches[Held] = LocalBranches(self._room)
         undecided = Tables(self.transactions, self._local, self._room, self.halves)
         self._operators = TransactionAdminHandler(self.context, self.turns, self.later, undecided, self.run)
@@ -312,7 +305,7 @@ class Broker:
         gets = GetHandler(self.context, self.holds, self._reads, self._hub.loop)
         admin = AdminHandler(self.context, self._endpoint, self._duties.save_topics, self._figures)
         puts = PutHandler(self.context, self.turns)
-        later = LaterHandler(self.context, puts, self.timers, self._cancels, self.dedupe)
+        later = LaterHandler(self.context, puts, self.timers, self._timing.cancels, self.dedupe)
         leases = LeaseHandler(self.context, self.leasing, self._reads)
         self._branches = TransactionHandler(
             self.context, self.turns, self._reads, puts, self.transactions, self._local, self.run
@@ -344,8 +337,8 @@ class Broker:
         )
         families: list[Family] = [self._sends, decisions, pulls, sent_back, DelayHandler(self._schedule), self._identity]
         families += [pops, acks, *self._administration(later)]
-        families.append(TimerAdminHandler(self.context, self.timers, self._cancels, self._recurring, later, self.run))
-        families.append(RecallHandler(self._cancels, later, self.settings.broker_name))
+        families.append(TimerAdminHandler(self.context, self._timing, later, self.run))
+        families.append(RecallHandler(self._timing.cancels, later, self.settings.broker_name))
         replies = ReplyHandler(self.context, self.turns, partitions)
         families += [beats, consumers, replies, QueryHandler(self.context, later), BulkHandler(self.context, self._reads)]
         routes = ClusterRoutes(self.registration, self.store.clock.monotonic)
@@ -393,8 +386,7 @@ class Broker:
         )
         self._endpoint.start()
         keeper = self._parts.keeper
-        timer_keeper = TimerKeeper(self.timers, self._runs, self.run)
-        keepers = (self._branches, self._check_back, self.epochs, timer_keeper, self._lease_keeper)
+        keepers = (self._branches, self._check_back, self.epochs, self._timing.keeper, self._lease_keeper)
         self._duties.start(keepers if keeper is None else (keeper,))
         for index in (self.timers, self.dedupe):
             index.start()
@@ -415,7 +407,7 @@ class Broker:
     def _start_writing(self) -> None:
         """Start the duties that only a master has: they append records to the log and save its tables."""
         self._schedule.start()
-        self._delivery.start()
+        self._timing.delivery.start()
         self._duties.every(SAVE_S, self._schedule.save)
         self._duties.every(APPEND_S, self._offsets.append)
         self._duties.every(self.settings.offset_snapshot_interval_ms / 1000, self._offsets.save)
@@ -463,8 +455,7 @@ class Broker:
         self.holds.stop()
         self._duties.pause()
         self._schedule.stop()
-        self._delivery.stop()
-        self.timers.stop()
+        self._timing.stop()
         self.dedupe.stop()
         self.holds.wake_all()
         self.leasing.lines.stop()

@@ -4,9 +4,7 @@ from functools import partial
 
 from metaq.engine.context import Context
 from metaq.engine.halfmessages import pairs_of
-from metaq.engine.timers.cancelling import Cancels
-from metaq.engine.timers.recurring import RecurringMessages
-from metaq.engine.timers.timers import Timers
+from metaq.engine.timers.timing import Timing
 from metaq.errors import BadRequest, StoreError
 from metaq.protocol import properties
 from metaq.protocol.record import decode_record
@@ -33,13 +31,9 @@ from metaq.timers.records import LATEST_MS, Key, key_of, parts_of
 class TimerAdminHandler:
     """Lists delayed messages; defines, lists and ends recurring ones."""
 
-    def __init__(
-        self, context: Context, timers: Timers, cancels: Cancels, recurring: RecurringMessages, later: Later, run: Run
-    ) -> None:
+    def __init__(self, context: Context, timing: Timing, later: Later, run: Run) -> None:
         self._store = context.store
-        self._timers = timers
-        self._cancels = cancels
-        self._recurring = recurring
+        self._timers, self._cancels, self._recurring = timing.timers, timing.cancels, timing.recurring
         self._later = later
         self._read = read_through(run)
 

@@ -246,9 +246,10 @@ class AckHandler:
         """Answer: only what cannot be stored for lack of room is kept in memory, and so acknowledged."""
         due, self._due = self._due, {}
         for session, answers in due.items():
-            if error is not None and not isinstance(error, DiskFull):
-                answers = [(kept, failure(error)) for kept, _ in answers]
-            session.pay_all(answers)
+            if error is None or isinstance(error, DiskFull):
+                session.pay_all(answers)
+            else:
+                session.pay_all([(kept, failure(error)) for kept, _ in answers])
 
 
 class _Rejection(RemotingRead):
