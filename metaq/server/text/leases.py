@@ -36,7 +36,7 @@ from metaq.protocol.text.commands import Ack, Extend, Nack, Pop, Subscribe
 from metaq.protocol.text.ids import MessageId, encode_token
 from metaq.protocol.text.messages import Stored
 from metaq.protocol.text.pushed import Push, encode_pushed
-from metaq.protocol.text.replies import NOT_FOUND, OK, write_result
+from metaq.protocol.text.replies import NOT_FOUND, NOTHING_TO_POP, OK, write_result
 from metaq.server.access.permissions import Action, demand
 from metaq.server.text.reads import TextRead
 from metaq.server.text.session import TextSession
@@ -295,7 +295,7 @@ class _Pop(PopRead, TextRead):
             self.settle(*out)
 
     def give_nothing(self, *, is_full: bool) -> None:
-        self.settle(write_result(NOT_FOUND, "there is nothing to pop", self._opaque))
+        self.settle(write_result(NOT_FOUND, NOTHING_TO_POP, self._opaque))
 
 
 class _Rejection(TextRead):
