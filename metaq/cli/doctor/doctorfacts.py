@@ -136,8 +136,11 @@ def look_further(
 
 
 def concerns(admin: Admin, group: str) -> bool:
-    """Return whether a group has members, or leases messages, now."""
-    return admin.members(group) is not None or any(leases_of(admin, broker, group, None) for broker in admin.masters())
+    """Return whether a group has members now, or leases messages and is not done with all of them."""
+    if admin.members(group) is not None:
+        return True
+    found = [leased for broker in admin.masters() for leased in leases_of(admin, broker, group, None)]
+    return any(leased.topic.waiting_consumers or any(row.lag for row in leased.places) for leased in found)
 
 
 def topic_look(admin: Admin, topic: str) -> TopicLook:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,13 +12,12 @@ from metaq.engine.leases.draining import Drain
 from metaq.engine.leases.keeping import LeaseKeeper
 from metaq.engine.leases.leasing import Leasing
 from metaq.engine.writing import Draft, note, stage
-from metaq.errors import DiskFailed, DiskFull, StoreError
 from metaq.message import TopicPartition
 from metaq.protocol import properties
 from metaq.protocol.record import Record, decode_record, is_intact
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
-from metaq.protocol.remoting.headers import Int32, UnregisterClient, decode_header
+from metaq.protocol.remoting.headers import Int32, decode_header
 from metaq.protocol.remoting.leases.acks import BatchAck, BatchAckAnswer, acks_of, encode_batch_ack
 from metaq.protocol.remoting.leases.pop import (
     ALL_QUEUES,
@@ -369,57 +367,6 @@ def test_a_reset_ends_all_leases(consumer: Consumer) -> None:
     assert bodies(again) == ["b", "c"]
     assert consumer.ack(again[0][1]) == Response.SUCCESS
     assert consumer.offset() == 2
-
-
-def test_pops_of_a_client_that_unregisters_wait_no_longer(consumer: Consumer) -> None:
-    """E-08: each is answered as at the end of its time; those of others, and of its other groups, go on."""
-    other = Remoting(consumer.parts)
-    header = PopMessage(GROUP, TOPIC, Int32(ALL_QUEUES), Int32(8), INVISIBLE_MS, 60_000, Int32(0))
-    notice = Notification(GROUP, TOPIC, Int32(0), 60_000, 0)
-    for client, code, asked in (
-        (consumer.client, Request.POP_MESSAGE, header),
-        (consumer.client, Request.NOTIFICATION, notice),
-        (consumer.client, Request.POP_MESSAGE, header._replace(consumer_group="audit")),
-        (other, Request.POP_MESSAGE, header),
-    ):
-        client.send(code, asked)
-    consumer.parts.end_turn()
-    assert consumer.leasing.lines.count == 4
-    consumer.client.send(Request.UNREGISTER_CLIENT, UnregisterClient("a@1", None, GROUP))
-    consumer.parts.end_turn()
-    codes = [answer.code for answer in consumer.client.answers()]
-    assert sorted(codes) == [Response.SUCCESS, Response.SUCCESS, Response.POLLING_TIMEOUT]
-    assert (consumer.leasing.lines.count, other.answers()) == (2, [])
-    consumer.put("a")
-    assert len(consumer.client.answers()) == len(other.answers()) == 1
-
-
-def test_nothing_is_acknowledged_after_a_failed_sync(consumer: Consumer) -> None:
-    """E-08, F-12: what is lost with the restart that must follow."""
-    consumer.put("a", "b")
-    (_, first), (_, second) = consumer.popped()
-    batch = encode_batch_ack(BatchAck(consumer.broker_name, tuple(acks_of(GROUP, TOPIC, [second]))))
-    consumer.parts.store.failure = DiskFailed("cannot sync")
-    assert consumer.ack(first) != Response.SUCCESS
-    assert consumer.change(first, 0).code != Response.SUCCESS
-    answer = consumer.ask(Request.BATCH_ACK_MESSAGE, body=batch)
-    assert answer is not None and answer.code != Response.SUCCESS
-    consumer.parts.store.failure = None
-    assert consumer.ack(first) == consumer.ack(second) == Response.SUCCESS
-
-
-def test_an_ack_is_refused_whose_append_fails(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """E-08, F-12: but for lack of room it is kept in memory."""
-    consumer.put("a", "b")
-    messages = consumer.popped()
-
-    def fail(error: StoreError) -> None:
-        raise error
-
-    for (_, receipt), error in zip(messages, (DiskFull("full"), DiskFailed("broken")), strict=True):
-        monkeypatch.setattr(consumer.parts.store, "append", partial(fail, error))
-        assert (consumer.ack(receipt) == Response.SUCCESS) == isinstance(error, DiskFull)
-    monkeypatch.undo()
 
 
 def test_questions(consumer: Consumer) -> None:

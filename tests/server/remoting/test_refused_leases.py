@@ -1,0 +1,73 @@
+"""Pops that wait no longer, and acks that are refused: the handlers alone."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from metaq.errors import DiskFailed, DiskFull, StoreError
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.headers import Int32, UnregisterClient
+from metaq.protocol.remoting.leases.acks import BatchAck, acks_of, encode_batch_ack
+from metaq.protocol.remoting.leases.pop import ALL_QUEUES, Notification, PopMessage
+from tests.server.remoting.test_pops import GROUP, INVISIBLE_MS, TOPIC, Consumer
+from tests.support.inprocess import Remoting
+
+
+@pytest.fixture
+def consumer(tmp_path: Path) -> Iterator[Consumer]:
+    consumer = Consumer(tmp_path / "data")
+    yield consumer
+    consumer.parts.close()
+
+
+def test_pops_of_a_client_that_unregisters_wait_no_longer(consumer: Consumer) -> None:
+    """E-08: each is answered as at the end of its time; those of others, and of its other groups, go on."""
+    other = Remoting(consumer.parts)
+    header = PopMessage(GROUP, TOPIC, Int32(ALL_QUEUES), Int32(8), INVISIBLE_MS, 60_000, Int32(0))
+    notice = Notification(GROUP, TOPIC, Int32(0), 60_000, 0)
+    for client, code, asked in (
+        (consumer.client, Request.POP_MESSAGE, header),
+        (consumer.client, Request.NOTIFICATION, notice),
+        (consumer.client, Request.POP_MESSAGE, header._replace(consumer_group="audit")),
+        (other, Request.POP_MESSAGE, header),
+    ):
+        client.send(code, asked)
+    consumer.parts.end_turn()
+    assert consumer.leasing.lines.count == 4
+    consumer.client.send(Request.UNREGISTER_CLIENT, UnregisterClient("a@1", None, GROUP))
+    consumer.parts.end_turn()
+    codes = [answer.code for answer in consumer.client.answers()]
+    assert sorted(codes) == [Response.SUCCESS, Response.SUCCESS, Response.POLLING_TIMEOUT]
+    assert (consumer.leasing.lines.count, other.answers()) == (2, [])
+    consumer.put("a")
+    assert len(consumer.client.answers()) == len(other.answers()) == 1
+
+
+def test_nothing_is_acknowledged_after_a_failed_sync(consumer: Consumer) -> None:
+    """E-08, F-12: what is lost with the restart that must follow."""
+    consumer.put("a", "b")
+    (_, first), (_, second) = consumer.popped()
+    batch = encode_batch_ack(BatchAck(consumer.broker_name, tuple(acks_of(GROUP, TOPIC, [second]))))
+    consumer.parts.store.failure = DiskFailed("cannot sync")
+    assert consumer.ack(first) != Response.SUCCESS
+    assert consumer.change(first, 0).code != Response.SUCCESS
+    answer = consumer.ask(Request.BATCH_ACK_MESSAGE, body=batch)
+    assert answer is not None and answer.code != Response.SUCCESS
+    consumer.parts.store.failure = None
+    assert consumer.ack(first) == consumer.ack(second) == Response.SUCCESS
+
+
+def test_an_ack_is_refused_whose_append_fails(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E-08, F-12: but for lack of room it is kept in memory."""
+    consumer.put("a", "b")
+    messages = consumer.popped()
+
+    def fail(error: StoreError) -> None:
+        raise error
+
+    for (_, receipt), error in zip(messages, (DiskFull("full"), DiskFailed("broken")), strict=True):
+        monkeypatch.setattr(consumer.parts.store, "append", partial(fail, error))
+        assert (consumer.ack(receipt) == Response.SUCCESS) == isinstance(error, DiskFull)
+    monkeypatch.undo()
