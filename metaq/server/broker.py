@@ -331,16 +331,13 @@ class Broker:
         acks = AckHandler(self.context, self.leasing, self._reads)
         self._endpoint.answer_runs({Request.SEND_MESSAGE_V2: self._sends.sends, Request.ACK_MESSAGE: acks.acks})
         sent_back = SendBackHandler(self.context, self.turns, self._reads)
-        beats, consumers = (
-            HeartbeatHandler(self.context, self.leasing.lines),
-            ConsumerHandler(self.context, later, self._locks, self._offsets),
-        )
+        consumers = ConsumerHandler(self.context, later, self._locks, self._offsets)
         families: list[Family] = [self._sends, decisions, pulls, sent_back, DelayHandler(self._schedule), self._identity]
-        families += [pops, acks, *self._administration(later)]
+        families += [pops, acks, HeartbeatHandler(self.context, self.leasing.lines), *self._administration(later)]
         families.append(TimerAdminHandler(self.context, self._timing, later, self.run))
         families.append(RecallHandler(self._timing.cancels, later, self.settings.broker_name))
         replies = ReplyHandler(self.context, self.turns, partitions)
-        families += [beats, consumers, replies, QueryHandler(self.context, later), BulkHandler(self.context, self._reads)]
+        families += [consumers, replies, QueryHandler(self.context, later), BulkHandler(self.context, self._reads)]
         routes = ClusterRoutes(self.registration, self.store.clock.monotonic)
         drain = Drain(self.context, self.leasing.leases, self.leasing.moves, self.run)
         families.append(AssignmentHandler(self.context, self._duties, drain, later, routes))

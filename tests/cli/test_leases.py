@@ -1,5 +1,6 @@
 """What operators see of leases: on the command line, in stats, in metrics, and in the export of offsets."""
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -186,6 +187,63 @@ def test_why(person: Person, cli: Cli) -> None:
     assert found["consumers"] == ["no consumer is connected"]
     person.say(f"subscribe {person.topic} {person.group} ready=0 7")
     assert why(cli, person.group, code=OK) == {}
+
+
+def test_take_finish_and_give_back(broker: BrokerProcess, cli: Cli) -> None:
+    """E-04: what is taken stays taken when the command is over, until it is finished or given back."""
+    with Person(broker, "by-hand") as person:
+        person.say(f"create {person.topic} 1 1")
+        person.put(b"a", b"b", b"c", b"\xff")
+    place = ("--broker", broker.address)
+    taken = (person.group, person.topic)
+    first, second, third = cli.rows("lease", "pop", *taken, "--count", "3", "--invisible", "10m", *place)
+    assert [(row["body"], row["attempt"], row["partition"]) for row in (first, second, third)] == [
+        ("a", 1, 0),
+        ("b", 1, 0),
+        ("c", 1, 0),
+    ]
+    assert cli.row("lease", "pop", *taken, "--count", "3", *place)["body_base64"] == "/w=="
+    assert cli.rows("lease", "pop", *taken, *place) == []
+    assert "nothing to take" in cli.run("lease", "pop", *taken, "--wait", "1s", *place).stderr
+    assert cli.run("lease", "ack", *taken, first["id"], *place).stdout == "1 of 1 messages finished\n"
+    again = cli.run("lease", "ack", *taken, first["id"], second["id"], *place, code=1)
+    assert again.stdout == "1 of 2 messages finished; the others were finished, or given again, before\n"
+    assert cli.row("lease", "ack", *taken, first["id"], *place, code=1) == {"asked": 1, "done": 0}
+    assert "1 of 1 messages given back" in cli.run("lease", "nack", *taken, third["id"], "--delay", "1h", *place).stdout
+    assert cli.rows("lease", "pop", *taken, *place) == []
+    assert cli.row("lease", "list", *taken)["delayed"] == 1
+
+
+def test_give_back_and_give_up(broker: BrokerProcess, cli: Cli) -> None:
+    """E-04: at once, and for ever."""
+    with Person(broker, "given-up") as person:
+        person.say(f"create {person.topic} 1 1")
+        person.put(b"a")
+    place, taken = ("--broker", broker.address), (person.group, person.topic)
+    row = cli.row("lease", "pop", *taken, *place)
+    assert cli.row("lease", "nack", *taken, row["id"], *place) == {"asked": 1, "done": 1}
+    row = cli.row("lease", "pop", *taken, *place)
+    assert row["attempt"] == 2
+    cli.run("lease", "nack", *taken, row["id"], "--dead", "--delay", "1m", *place, code=2)
+    assert "1 of 1 messages sent to the dead" in cli.run("lease", "nack", *taken, row["id"], "--dead", *place).stdout
+    assert [letter["body"] for letter in cli.rows("dlq", "show", person.group)] == ["a"]
+    for wrong in (("nonsense",), ()):
+        cli.run("lease", "ack", *taken, *wrong, *place, code=2)
+    assert "does not exist" in cli.run("lease", "pop", person.group, "no-topic", *place, code=1).stderr
+
+
+def test_the_doctor_finds_groups_that_lease(person: Person, cli: Cli) -> None:
+    """MY-033: also those of the text protocol, which have no members; those that are done with everything are left out."""
+
+    def is_found() -> bool:
+        lines = cli.run_any("doctor", "--watch", "0", "--json").stdout.splitlines()
+        return any(json.loads(line)["check"] == f"group {person.group}" for line in lines)
+
+    assert is_found()
+    for name in [*person.ids, *person.pop(9)]:
+        person.say(f"ack {name} 1")
+    left = cli.rows("lease", "show", person.group, person.topic, "0")
+    assert is_found() == bool(left)
 
 
 FIGURES = PlaceRow("orders", 0, 0, 100, 120, 70, 40, 20, 20, 10, 1)

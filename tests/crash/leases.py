@@ -100,7 +100,8 @@ class Life:
             for group in GROUPS:
                 row = {"groupName": group, "retryMaxTimes": MOST_TIMES}
                 ask(client, Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, fastjson.encode(row))
-        time.sleep(1.5)  # the tables of topics and groups are written once a second
+        saved = self.broker.data / "config" / "subscriptionGroup.json"
+        wait_until(lambda: saved.exists() and all(group in saved.read_text() for group in GROUPS), DEADLINE_S, "saved tables")
         for _ in range(kills):
             self._work(self._rng.uniform(0.05, 0.8))
             self.counts["kills"] += 1

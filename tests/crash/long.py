@@ -49,6 +49,7 @@ RUNS: Final = [
     Run("flips", 20_000),
     Run("full", 500, seed=1, spread=False),
     Run("syncs", 5_000),
+    Run("leasesyncs", 3_000),
     Run("halves", 20_000),
     Run("transactions", 200_000),
     Run("ahead", 20_000),

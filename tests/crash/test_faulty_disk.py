@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tests.crash import flips, full, power, syncs, torn
+from tests.crash import flips, full, leasesyncs, power, syncs, torn
 from tests.support.samples import seed_of_tree
 
 
@@ -19,6 +19,7 @@ def test_a_few_of_each() -> None:
     assert flips.run(seed, 30).cases >= 30
     full.one_case(1 + seed % 500)
     assert syncs.run(seed, 30).cases >= 30
+    assert leasesyncs.run(seed, 5).cases >= 5
 
 
 @pytest.mark.slow
@@ -55,3 +56,10 @@ def test_a_full_disk_refuses_and_recovers_by_itself() -> None:
 def test_a_failed_sync_acknowledges_nothing() -> None:
     """500 syncs that fail: nothing they should cover is acknowledged, nothing more is taken, a restart loses nothing."""
     assert syncs.run(seed_of_tree(), 500).cases >= 500
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_failed_sync_undoes_no_lease() -> None:
+    """F-12: 100 syncs that fail: no put or dead letter afterwards, and the next opening gives all that is not finished."""
+    assert leasesyncs.run(seed_of_tree(), 100).cases >= 100

@@ -355,7 +355,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     "groups",
     multiple=True,
     metavar="GROUP",
-    help="Check this group; may be repeated.  [default: all that consume now]",
+    help="Check this group; may be repeated.  [default: all that have members or leases now]",
 )
 @click.option(
     "--watch",

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from metaq.cli.common import connect_registry
-from metaq.cli.doctor.groupfacts import GroupFacts, collect, watch
+from metaq.cli.doctor.groupfacts import GroupFacts, collect, leases_of, watch
 from metaq.client import Admin
 from metaq.client.admin.views import BrokerIdentity, BrokerView, TopicView
 from metaq.errors import ClientError, Refused
@@ -61,7 +61,7 @@ class DoctorFacts(NamedTuple):
 
 
 def gather_facts(registry: str, topics: tuple[str, ...], groups: tuple[str, ...], watch_s: float) -> DoctorFacts:
-    """Ask for all facts. Without ``groups``, every group that has members now is looked at."""
+    """Ask for all facts. Without ``groups``, every group that has members or leases now is looked at."""
     with connect_registry(registry) as client:
         admin = client.admin()
         states = tuple(registry_state(address) for address in admin.registries)
@@ -136,8 +136,11 @@ def look_further(
 
 
 def concerns(admin: Admin, group: str) -> bool:
-    """Return whether a group has members now."""
-    return admin.members(group) is not None
+    """Return whether a group has members now, or leases messages and is not done with all of them."""
+    if admin.members(group) is not None:
+        return True
+    found = [leased for broker in admin.masters() for leased in leases_of(admin, broker, group, None)]
+    return any(leased.topic.waiting_consumers or any(row.lag for row in leased.places) for leased in found)
 
 
 def topic_look(admin: Admin, topic: str) -> TopicLook:

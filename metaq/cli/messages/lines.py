@@ -155,12 +155,16 @@ def describe(message: Message) -> dict[str, Any]:
     fields: dict[str, Any] = message._asdict()
     if (error := fields.pop("error")) is not None:
         fields["error"] = str(error)
+    del fields["body"]
+    return fields | body_fields(message.body)
+
+
+def body_fields(body: bytes) -> dict[str, str]:
+    """Return a body as members of JSON: ``body``, or ``body_base64`` when it is not UTF-8."""
     try:
-        fields["body"] = message.body.decode()
+        return {"body": body.decode()}
     except UnicodeDecodeError:
-        del fields["body"]
-        fields["body_base64"] = base64.b64encode(message.body).decode()
-    return fields
+        return {"body_base64": base64.b64encode(body).decode()}
 
 
 @click.command()

@@ -4,7 +4,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Final, NamedTuple, Self
@@ -14,13 +14,15 @@ from metaq.client.connecting.access import Access, Tls
 from metaq.client.connecting.forks import renewed_in_children
 from metaq.client.message import milliseconds, unix_ms
 from metaq.client.text.connection import Exchange, TextConnection
+from metaq.client.text.leasing import PoppedMessage, pop
 from metaq.client.text.subscription import TextSubscription
 from metaq.errors import BadRequest, ClientError, ConnectionFailed, Refused, RequestTimeout, TooLate, UnknownHandle
 from metaq.message import Message, PutResult, TextPosition
-from metaq.protocol.text.commands import BROKER_CHOOSES, END_OF_LOG, Due, PutOptions, Subscribe
+from metaq.protocol.text.commands import BROKER_CHOOSES, END_OF_LOG, Ack, Due, Nack, Pop, PutOptions, Subscribe
+from metaq.protocol.text.ids import MessageId
 from metaq.protocol.text.messages import decode_text_messages, join_attribute
 from metaq.protocol.text.replies import CONFLICT, MOVED, NOT_FOUND, OK, VALUE, Reply
-from metaq.protocol.text.writing import write_get, write_line, write_offset, write_put
+from metaq.protocol.text.writing import write_ack, write_get, write_line, write_nack, write_offset, write_put
 
 DEFAULT_PORT: Final = 8123
 DEFAULT_GROUP: Final = "metaq"
@@ -316,6 +318,51 @@ class TextClient:
             opaque="",
         )
         return TextSubscription(TextConnection(self._host, self._port, self.timeout_s, self._access), command, self.timeout_s)
+
+    def pop(
+        self,
+        topic: str,
+        group: str,
+        most: int = 1,
+        *,
+        invisible: timedelta | None = None,
+        wait: timedelta = timedelta(0),
+        attribute: str | None = None,
+        from_first: bool = True,
+    ) -> Sequence[PoppedMessage]:
+        """Lease up to ``most`` messages to a group, and wait up to ``wait`` for the first; none when there is nothing.
+
+        They stay leased for the time ``invisible``, a minute by default, whatever becomes of this client: ``ack`` and ``nack``
+        take their ids. ``from_first`` as for ``subscribe``. ``Refused`` with the broker's reason.
+        """
+        for field, name in (("topic", topic), ("group", group), *((("attribute", attribute),) if attribute else ())):
+            _check_name(field, name)
+        invisible_ms = None if invisible is None else milliseconds(invisible)
+        command = Pop(topic, group, most, invisible_ms, milliseconds(wait), from_first, attribute, "")
+        connection = TextConnection(self._host, self._port, self.timeout_s, self._access)
+        try:
+            return pop(connection, command, self.timeout_s)
+        finally:
+            connection.lose("the pop is over")
+
+    def ack(self, topic: str, group: str, ids: Sequence[MessageId]) -> int:
+        """Finish messages that a group has leased; return how many: those that were not finished, or given again, before."""
+        return self._end(topic, group, lambda opaque: write_ack(Ack(tuple(ids), topic, group, str(opaque))))
+
+    def nack(self, topic: str, group: str, ids: Sequence[MessageId], *, delay: timedelta | None = None) -> int:
+        """Give messages back, to be given again at once or after a delay; return how many were leased."""
+        delay_ms = None if delay is None else milliseconds(delay)
+        return self._end(topic, group, lambda opaque: write_nack(Nack(tuple(ids), delay_ms, False, topic, group, str(opaque))))
+
+    def reject(self, topic: str, group: str, ids: Sequence[MessageId]) -> int:
+        """Send messages to the dead letters of the group; return how many were leased."""
+        return self._end(topic, group, lambda opaque: write_nack(Nack(tuple(ids), None, True, topic, group, str(opaque))))
+
+    def _end(self, topic: str, group: str, write: Callable[[int], bytes]) -> int:
+        _check_name("topic", topic)
+        _check_name("group", group)
+        reply = self.ask(write)
+        return 0 if reply.code == NOT_FOUND else _number(_ok(reply))
 
     def create(self, topic: str, partitions: int) -> int:
         """Create a topic, or give it more partitions, and return the number of partitions that it has now."""

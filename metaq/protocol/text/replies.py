@@ -15,6 +15,8 @@ MOVED: Final = 301
 BAD_REQUEST: Final = 400
 FORBIDDEN: Final = 403
 NOT_FOUND: Final = 404
+NOTHING_TO_POP: Final = "there is nothing to pop"
+"""The text of the 404 that tells an empty pop from a topic that does not exist."""
 CONFLICT: Final = 409
 ERROR: Final = 500
 UNAVAILABLE: Final = 503

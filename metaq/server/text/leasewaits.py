@@ -12,7 +12,7 @@ from metaq.errors import MetaqError
 from metaq.leases.events import Dead
 from metaq.leases.state import ReceiptState
 from metaq.protocol.text.commands import Nack
-from metaq.protocol.text.replies import NOT_FOUND, write_result
+from metaq.protocol.text.replies import NOT_FOUND, NOTHING_TO_POP, write_result
 from metaq.server.text.leaseanswers import Leased, counted, give_frames, push_others
 from metaq.server.text.reads import TextRead
 from metaq.server.text.session import TextSession
@@ -33,7 +33,7 @@ class HeldPop(PopRead, TextRead):
         give_frames(self.leasing.leases, self.session, self._opaque, self.wanted, result)
 
     def give_nothing(self, *, is_full: bool) -> None:
-        self.settle(write_result(NOT_FOUND, "there is nothing to pop", self._opaque))
+        self.settle(write_result(NOT_FOUND, NOTHING_TO_POP, self._opaque))
 
 
 class RejectionWait(TextRead):

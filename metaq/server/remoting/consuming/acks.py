@@ -245,11 +245,9 @@ class AckHandler:
     def _pay(self, error: StoreError | None) -> None:
         """Answer: only what cannot be stored for lack of room is kept in memory, and so acknowledged."""
         due, self._due = self._due, {}
+        refusal = None if error is None or isinstance(error, DiskFull) else failure(error)
         for session, answers in due.items():
-            if error is None or isinstance(error, DiskFull):
-                session.pay_all(answers)
-            else:
-                session.pay_all([(kept, failure(error)) for kept, _ in answers])
+            session.pay_all(answers if refusal is None else [(kept, refusal) for kept, _ in answers])
 
 
 class _Rejection(RemotingRead):

@@ -1,4 +1,4 @@
-"""Pops and acks that end otherwise: the client leaves, or the disk fails. The handlers alone."""
+"""Pops that wait no longer, and acks that are refused: the handlers alone."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -1,4 +1,4 @@
-"""Headers of index files, as verification sees them."""
+"""The headers of the key index, as verify compares them with the items behind them."""
 
 from pathlib import Path
 
