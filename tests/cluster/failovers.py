@@ -8,8 +8,9 @@ import time
 from typing import Final
 
 from metaq.protocol.remoting.codes import Request
-from tests.cluster.life import Fault, Life
+from tests.cluster.life import CLIENTS, Fault, Life
 from tests.cluster.lives import main, run_lives
+from tests.cluster.promised import PROMISED
 from tests.crash.command import Result, expect
 
 ROUNDS: Final = 30
@@ -18,6 +19,8 @@ ROUNDS: Final = 30
 
 class Failovers(Life):
     """A life whose faults hit processes."""
+
+    clients = (*CLIENTS, *PROMISED)
 
     def faults(self) -> dict[Fault, int]:
         return {self.kill_master: 14, self.kill_two_masters: 2, self.stop_master: 3, self.hand_over: 3, self.kill_slave: 2}

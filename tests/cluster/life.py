@@ -16,8 +16,9 @@ from typing import ClassVar, Final
 from metaq.client import TextClient
 from metaq.protocol.remoting.codes import Request
 from metaq.store.recovery.verify import verify
+from tests.cluster import promised
 from tests.cluster.history import TOPICS, History, Progress
-from tests.cluster.load import Consumer, Load, Putter, Reader, Sender
+from tests.cluster.load import Consumer, Load, Putter, Reader, Sender, Worker
 from tests.cluster.transactional import CHECKS, Brancher, HalfSender
 from tests.crash.command import expect
 from tests.support.admin import ask
@@ -78,6 +79,7 @@ class Life:
 
     proxied: ClassVar[bool] = False
     kind: ClassVar[type[Member]] = Member
+    clients: ClassVar[tuple[type[Worker], ...]] = CLIENTS
     flags: ClassVar[tuple[str, ...]] = ()
     """Of all replicas."""
     durabilities: ClassVar[tuple[str, ...]] = ("replica", "replica", "disk+replica")
@@ -136,8 +138,9 @@ class Life:
         with TextClient(master.host, master.port) as client:
             for topic, partitions in TOPICS.items():
                 client.create(topic, partitions)
+        promised.create(master.host, master.port)
         self.wait(lambda: all(map(_knows_topics, self.group.members.values())), "all replicas know the topics")
-        self.load.start(CLIENTS)
+        self.load.start(self.clients)
 
     # -- rounds -------------------------------------------------------------------------------------------------------
 
@@ -209,7 +212,8 @@ class Life:
     def _end(self) -> None:
         """Decide what is undecided, stop the clients, and compare everything."""
         self.doing = "end"
-        self.wait(self.load.settled, "all transactions are decided")
+        self.load.closing.set()
+        self.wait(self.load.settled, "all transactions are decided, and all promises kept")
         self.load.stop()
         self.load.check()
         with Talk(self.group.wait_master()) as talk:
@@ -219,6 +223,8 @@ class Life:
         members = list(self.group.members.values())
         for member in members:
             self.history.check(member.host, member.port)
+            for worker in self.load.workers:
+                worker.check(member.host, member.port)
         begin, end = self._same
         for member in members[1:]:
             compare_logs(members[0].data, member.data, begin, end)
@@ -227,7 +233,8 @@ class Life:
             expect("Traceback" not in member.stderr(), "no surprises", _surprise(member.stderr()))
             report = verify(member.data)
             expect(not report.damages and not report.quarantined_bytes, "nothing is damaged", member.number, report)
-        self.counts.update(self.history.counts)
+        for counts in (self.history.counts, *(worker.counted() for worker in self.load.workers)):
+            self.counts.update(counts)
 
     def last_fault(self) -> None:
         """Something after which no client goes on."""
@@ -246,7 +253,8 @@ class Life:
 def _knows_topics(member: Member) -> bool:
     try:
         with RemotingClient(member.host, member.port) as client:
-            return all(f'"{topic}"'.encode() in ask(client, Request.GET_ALL_TOPIC_CONFIG).body for topic in TOPICS)
+            known = ask(client, Request.GET_ALL_TOPIC_CONFIG).body
+            return all(f'"{topic}"'.encode() in known for topic in (*TOPICS, *promised.TOPICS))
     except ROLE_CHANGES:
         return False
 

@@ -54,6 +54,8 @@ class Load:
         self.ended = threading.Event()
         self.transactions = threading.Event()
         """Set: new transactions are begun, too."""
+        self.closing = threading.Event()
+        """Set: nothing new is begun that comes to its end later."""
         self.failures: list[str] = []
         self._seed = seed
         self.workers: list[Worker] = []
@@ -133,6 +135,13 @@ class Worker(threading.Thread):
     def settled(self) -> bool:
         """Return whether every transaction that this client has begun is decided."""
         return True
+
+    def check(self, host: str, port: int) -> None:
+        """Compare what a replica has at the end with what this client was answered. Raises ``Violation``."""
+
+    def counted(self) -> dict[str, int]:
+        """Return what happened to this client's messages."""
+        return {}
 
     def connect(self) -> None:
         raise NotImplementedError

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from tests.cluster.life import Fault, Life
+from tests.cluster.life import CLIENTS, Fault, Life
 from tests.cluster.lives import main, run_lives
+from tests.cluster.promised import PROMISED
 from tests.crash.command import Result
 from tests.support.group import Member
 from tests.support.proxy import Direction, Proxy
@@ -23,6 +24,7 @@ class Partitions(Life):
     """A life whose faults hit the connections between processes."""
 
     proxied = True
+    clients = (*CLIENTS, *PROMISED)
 
     def faults(self) -> dict[Fault, int]:
         return {

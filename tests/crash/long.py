@@ -68,6 +68,7 @@ RUNS: Final = [
     Run("suspects", 20_000, package="tests.cluster"),
     Run("failovers", 600, spread=False, package="tests.cluster"),
     Run("partitions", 600, spread=False, package="tests.cluster"),
+    Run("newslaves", 50, spread=False, package="tests.cluster"),
     Run("powercuts", 2_000, spread=False, package="tests.cluster"),
     Run("replication_garbage", 100_000, spread=False, package="tests.cluster"),
     Run("fullcopy", 5_000, spread=False, package="tests.cluster"),
