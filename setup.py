@@ -93,6 +93,7 @@ COMPILED = [
     "metaq/protocol/remoting/leases/described.py",
     "metaq/protocol/remoting/leases/receipts.py",
     "metaq/server/remoting/consuming/acks.py",
+    "metaq/store/fence.py",
     "metaq/store/log/commitlog.py",
     "metaq/store/log/segments.py",
     "metaq/store/log/walk.py",
