@@ -103,6 +103,7 @@ COMPILED = [
     "metaq/server/text/session.py",
     "metaq/server/wire/pace.py",
     "metaq/server/wire/session.py",
+    "metaq/store/fence.py",
     "metaq/store/files/filecache.py",
     "metaq/store/index/indexfile.py",
     "metaq/store/log/commitlog.py",

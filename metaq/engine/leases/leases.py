@@ -149,7 +149,7 @@ class Leases:
             self.counts.meaningless += bits.bit_count()
             return 0
         before = state.open
-        event = Acked(pop_ms, first, bits)
+        event: Acked = tuple.__new__(Acked, (pop_ms, first, bits))  # at a third of the cost of its own constructor
         self._apply(place, [event])
         done = before - state.open
         self.counts.meaningless += bits.bit_count() - done

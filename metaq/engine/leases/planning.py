@@ -134,8 +134,9 @@ class Planner:
 
     def plan(self, request: PopRequest, partition: int, most: int, most_bytes: int, read: Read) -> PlanPart | None:
         """Return what the pop takes from a partition; ``None`` when there is nothing. Raise ``ColdRead`` as ``read`` does."""
-        place = GroupPartition(request.group.name, request.topic.name, partition)
-        queue = self._store.queues.get(TopicPartition(place.topic, partition))
+        topic_name = request.topic.name
+        place = _new(GroupPartition, (request.group.name, topic_name, partition))
+        queue = self._store.queues.get(_new(TopicPartition, (topic_name, partition)))
         if queue is None or not queue.readable:
             return None
         least = self._store.first(queue, read)[0]
@@ -207,7 +208,7 @@ class Planner:
     ) -> Fresh:
         """Return messages that were never given, from ``first`` on."""
         if not request.by_key:
-            return Fresh(collect_messages(self._store, queue, first, most, request.wanted, read, most_bytes))
+            return _new(Fresh, (collect_messages(self._store, queue, first, most, request.wanted, read, most_bytes), (), None))
         busy, lines_room = (None, MOST_LINED) if state is None else (state.keys, MOST_LINED - state.lined)
         reader = KeyedReader(self._store, queue, request.wanted, read)
         return Fresh(*reader.collect(first, most, most_bytes, busy, lines_room))

@@ -93,7 +93,7 @@ class Pops:
 
     def _count_ready(self, place: GroupPartition) -> int:
         """Return how many messages wait or were never given; of a group without an offset, those of the whole partition."""
-        queue = self._store.queues.get(TopicPartition(place.topic, place.partition))
+        queue = self._store.queues.get(_new(TopicPartition, (place.topic, place.partition)))
         if queue is None or not queue.readable:
             return 0
         state = self._leases.settled(place)
@@ -203,7 +203,7 @@ class Pops:
             key = request.group.name, request.topic.name
             self._counts[key] += request.topic.has_priorities
             self._last[key] = given[0].partition
-        return PopResult(pop_ms, given, rest)
+        return _new(PopResult, (pop_ms, given, rest))
 
     def _is_current(self, part: PlanPart) -> bool:
         state, place = self._leases.get(part.place), part.place
@@ -248,7 +248,7 @@ def _fresh_event(fresh: Collected, pop_ms: int, due_ms: int) -> LeaseEvent:
         return Passed(fresh.following)
     first = ordinals[0]
     if isinstance(ordinals, range):
-        return Popped(pop_ms, due_ms, first, len(ordinals), (1 << len(ordinals)) - 1)
+        return _new(Popped, (pop_ms, due_ms, first, len(ordinals), (1 << len(ordinals)) - 1))
     bits = 0
     for ordinal in ordinals:
         bits |= 1 << (ordinal - first)
@@ -264,3 +264,12 @@ def _given(part: PlanPart) -> GivenPart:
         return _new(GivenPart, (partition, fresh.ordinals, first_times, fresh.body))
     ordinals, times = [*again.ordinals, *fresh.ordinals], again.times + first_times
     return _new(GivenPart, (partition, ordinals, times, again.records + fresh.body))
+
+
+def count_given(context: Context, request: PopRequest, result: PopResult) -> None:
+    """Count the messages that a pop gives."""
+    messages = size = 0
+    for part in result.given:
+        messages += len(part.ordinals)
+        size += sum([len(each) for each in part.body])
+    context.statistics.got(request.group.name, request.topic.name, messages, size)

@@ -21,6 +21,9 @@ MOST_EXAMINED_BYTES: Final = 4 * 1024 * 1024
 MOST_S: Final = 0.008
 """Processor seconds of one read with an SQL92 expression, during which the loop does nothing else; then the read ends."""
 
+_new: Final = tuple.__new__
+"""Makes a named tuple at a third of the cost of its own constructor."""
+
 
 class Collected(NamedTuple):
     """The messages that were found in a partition."""
@@ -48,7 +51,7 @@ def collect_messages(
     slices, following = store.reader.hot_slices(queue, ordinal, most, most_bytes, read)
     if slices:
         body += slices
-        return Collected(body, range(ordinal, following), following)
+        return _new(Collected, (body, range(ordinal, following), following))
     ordinals: list[int] = []
     size = 0
     for stored in store.records(queue, ordinal, most_bytes, read):

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from metaq.engine.leases.keyed import records_of
 from metaq.engine.leases.leases import Leases
 from metaq.engine.leases.planning import PopRequest
-from metaq.engine.leases.popping import PopResult
+from metaq.engine.leases.popping import PopResult, count_given
 from metaq.errors import Fenced, MetaqError, StoreError, UnknownTopic
 from metaq.leases.tokens import begun_in, bits_in
 from metaq.message import GroupPartition
@@ -18,7 +18,6 @@ from metaq.protocol.text.messages import Stored
 from metaq.protocol.text.pushed import Push, encode_pushed
 from metaq.protocol.text.replies import NOT_FOUND, OK, write_result
 from metaq.server.text.session import TextSession
-from metaq.server.wire.pops import count_given
 from metaq.server.wire.session import Buffer
 
 NO_OFFSET: Final = -1
@@ -58,7 +57,7 @@ def frames(leases: Leases, wanted: PopRequest, result: PopResult, style: FrameSt
 
 def give_frames(leases: Leases, session: TextSession, opaque: str, wanted: PopRequest, result: PopResult) -> None:
     """Answer a pop, which the session owes, with messages once their leases are in the log."""
-    count_given(leases, wanted, result)
+    count_given(leases.context, wanted, result)
     out = frames(leases, wanted, result, FrameStyle(opaque))
     out.append(write_result(OK, str(sum([len(part.ordinals) for part in result.given])), opaque))
     leases.turns.after_append(partial(_answer, session, opaque, out))

@@ -7,10 +7,9 @@ stopped get as much time as they do.
 """
 
 import time
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from metaq.engine.figures.metrics import Histogram
-from metaq.server.wire.session import Session
 
 TURN_S: Final = 0.01
 """Seconds of processor time. A turn may exceed it by one request and by work begun in other ways."""
@@ -22,6 +21,14 @@ NEXT: Final = 1
 """Watcher priority for connections that were stopped: they go on right after the turn begins, before new input is read."""
 
 
+class Stopped(Protocol):
+    """A connection that was stopped."""
+
+    def flush(self) -> None:
+        """Go on."""
+        ...
+
+
 class Pace:
     """Measures the turns of the loop in which it is started."""
 
@@ -29,7 +36,7 @@ class Pace:
         self._loop = loop
         self._watcher: Any = None
         self._timer: Any = None
-        self._put_off: dict[Session, None] = {}
+        self._put_off: dict[Stopped, None] = {}
         self._began = 0.0
         self._from = self._from_by_clock = 0.0  # start of the time that counts against this turn's requests
         self.times = Histogram(TURN_BOUNDS)
@@ -68,7 +75,7 @@ class Pace:
             return False  # the usual case; the monotonic clock is ten times as fast to read as the processor time
         return time.thread_time() - self._from > TURN_S
 
-    def put_off(self, session: Session) -> None:
+    def put_off(self, session: Stopped) -> None:
         """Have the session go on in one of the next turns."""
         if not self._put_off:
             self._timer.start(self._go_on)

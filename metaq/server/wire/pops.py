@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Final
 
-from metaq.engine.leases.leases import Leases
 from metaq.engine.leases.leasing import Leasing
 from metaq.engine.leases.planning import Plan, PopRequest
 from metaq.engine.leases.popping import PopResult
@@ -125,12 +124,3 @@ class PopRead(LineRead):
     def give_nothing(self, *, is_full: bool) -> None:
         """Answer that there is nothing; ``is_full``: too many wait already."""
         raise NotImplementedError
-
-
-def count_given(leases: Leases, wanted: PopRequest, result: PopResult) -> None:
-    """Count the messages that a pop gives."""
-    messages = size = 0
-    for part in result.given:
-        messages += len(part.ordinals)
-        size += sum(map(len, part.body))
-    leases.context.statistics.got(wanted.group.name, wanted.topic.name, messages, size)

@@ -17,6 +17,8 @@ from metaq.errors import ReceiptInvalid
 OWN: Final = 0
 """The mark of a message that comes from the topic itself."""
 SHOWN: Final = 60
+_new: Final = tuple.__new__
+"""Makes a named tuple at a third of the cost of its own constructor."""
 
 _WHOLE: Final = "(0|[1-9][0-9]{0,18})"
 _RECEIPT: Final = re.compile(
@@ -53,7 +55,7 @@ def decode_receipt(text: str) -> Receipt:
     if (start | pop_ms | invisible_ms | offset | (log_offset or 0)) >> 63 or (token | queue) >> 31:  # none is negative
         reason = "its numbers have at most 63 bits, the fourth and the seventh 31"
         raise ReceiptInvalid(f"extraInfo is {text[:SHOWN]!r}, not a receipt: {reason}")
-    return Receipt(start, pop_ms, invisible_ms, token, int(words[4]), words[5], queue, offset, log_offset)
+    return _new(Receipt, (start, pop_ms, invisible_ms, token, int(words[4]), words[5], queue, offset, log_offset))
 
 
 def is_plain(word: str) -> bool:

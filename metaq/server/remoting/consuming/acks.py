@@ -33,6 +33,8 @@ REJECT: Final = -1
 """The invisible time of a message that should go to the dead letters at once."""
 
 ACK: Final = int(Request.ACK_MESSAGE)
+_new: Final = tuple.__new__
+"""Makes a named tuple at a third of the cost of its own constructor."""
 
 _WORDS: Final = {
     ReceiptState.OVER: "the lease is over",
@@ -222,7 +224,7 @@ class AckHandler:
             raise RequestFailed(Response.NO_MESSAGE, "the receipt is of a retry topic, which this broker does not pop from")
         if receipt.token != token_of(self.leases.log.secret, group, topic_name, receipt.pop_ms):
             raise RequestFailed(Response.NO_MESSAGE, "not a receipt of this broker")
-        return GroupPartition(group, topic_name, receipt.queue), receipt
+        return _new(GroupPartition, (group, topic_name, receipt.queue)), receipt
 
     def _answer(self, session: RemotingSession, request: RemotingCommand, answer: Answer, *groups: str) -> None:
         """Answer once the change is in the log; as safe as a message, if one of the groups wants that (``lease_acks``)."""

@@ -1,17 +1,20 @@
 """The answer to a pop that has got messages."""
 
 from functools import partial
+from typing import Final
 
 from metaq.engine.leases.leases import Leases
 from metaq.engine.leases.planning import PopRequest
-from metaq.engine.leases.popping import PopResult
+from metaq.engine.leases.popping import PopResult, count_given
 from metaq.errors import Fenced, StoreError
 from metaq.leases.tokens import token_of
 from metaq.protocol.remoting.codes import Response
 from metaq.protocol.remoting.leases.described import PoppedQueue, describe_popped
 from metaq.server.remoting.session import Answer, Kept, RemotingSession, failure
-from metaq.server.wire.pops import count_given
 from metaq.server.wire.session import Buffer
+
+_new: Final = tuple.__new__
+"""Makes a named tuple at a third of the cost of its own constructor."""
 
 
 def give_records(leases: Leases, session: RemotingSession, request: Kept, wanted: PopRequest, result: PopResult) -> None:
@@ -19,7 +22,7 @@ def give_records(leases: Leases, session: RemotingSession, request: Kept, wanted
     group, topic, given = wanted.group.name, wanted.topic.name, result.given
     token = token_of(leases.log.secret, group, topic, result.pop_ms)
     with_times = wanted.in_order
-    queues = [PoppedQueue(part.partition, part.ordinals, part.times if with_times else None) for part in given]
+    queues = [_new(PoppedQueue, (part.partition, part.ordinals, part.times if with_times else None)) for part in given]
     start_offset_info, msg_offset_info, order_count_info = describe_popped(queues)
     fields = {  # of PopAnswer
         "popTime": str(result.pop_ms),
@@ -34,7 +37,7 @@ def give_records(leases: Leases, session: RemotingSession, request: Kept, wanted
     body: list[Buffer] = []
     for part in given:
         body += part.body
-    count_given(leases, wanted, result)
+    count_given(leases.context, wanted, result)
     answer = Answer(Response.SUCCESS, fields, "FOUND", body)
     leases.turns.after_append(partial(_answer, session, request, answer))
 
