@@ -16,15 +16,8 @@ from metaq.protocol.properties import UNIQUE_KEY
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import Int32, decode_header, encode_header, with_letters
-from metaq.protocol.remoting.leases.pop import (
-    ALL_QUEUES,
-    FROM_FIRST,
-    AckMessage,
-    PopAnswer,
-    PopMessage,
-    Receipt,
-    receipts_of,
-)
+from metaq.protocol.remoting.leases.pop import ALL_QUEUES, FROM_FIRST, AckMessage, PopAnswer, PopMessage, receipts_of
+from metaq.protocol.remoting.leases.receipts import Receipt
 from metaq.protocol.text.commands import Due, PutOptions
 from metaq.protocol.text.replies import OK, UNAVAILABLE, Reply
 from metaq.protocol.text.writing import write_line, write_put
