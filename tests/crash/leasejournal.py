@@ -58,6 +58,15 @@ class Delivery(NamedTuple):
     receipt: Receipt
 
 
+class Kept(NamedTuple):
+    """A delivery that is finished later, after a kill perhaps."""
+
+    group: str
+    delivery: Delivery
+    from_ms: int
+    """Not before this time, which may be after the end of the lease."""
+
+
 @dataclass
 class Known:
     """What one group knows of a message."""
@@ -92,8 +101,7 @@ class Journal:
         self._known: dict[tuple[str, int], Known] = {}
         self._acked: dict[str, set[int]] = {group: set() for group in GROUPS}
         self._letters = dict.fromkeys(GROUPS, 0)
-        self.kept: list[tuple[str, Delivery]] = []
-        """Deliveries that are finished later, after a kill perhaps."""
+        self.kept: list[Kept] = []
         self.counts: Counter[str] = Counter()
 
     # -- what is sent -------------------------------------------------------------------------------------------------
@@ -238,16 +246,20 @@ class Consumer:
             elif choice < 0.77:
                 self._change(delivery, REJECT)
             elif choice < 0.9:
-                self._journal.kept.append((self._group, delivery))
+                self._journal.kept.append(Kept(self._group, delivery, 0 if choice < 0.84 else self._end_of(delivery)))
 
     def _finish_kept(self) -> None:
-        kept = self._journal.kept
-        for group, delivery in [each for each in list(kept) if each[0] == self._group][:3]:
+        kept, now = self._journal.kept, now_ms()
+        for each in [each for each in list(kept) if each.group == self._group and each.from_ms <= now][:3]:
             try:
-                kept.remove((group, delivery))
+                kept.remove(each)
             except ValueError:
                 continue  # another consumer has it
-            self._ack(delivery)
+            self._ack(each.delivery)
+
+    def _end_of(self, delivery: Delivery) -> int:
+        """Return a time when the lease has ended, unless it was made longer."""
+        return delivery.receipt.pop_ms + delivery.receipt.invisible_ms + SLACK_MS
 
     def _pop(self) -> list[Delivery]:
         most, invisible_ms = self._rng.choice((1, 8, 32)), self._rng.choice(INVISIBLE_MS)

@@ -39,6 +39,7 @@ from metaq.server.remoting.consuming.acks import AckHandler
 from metaq.server.remoting.consuming.heartbeat import HeartbeatHandler
 from metaq.server.remoting.consuming.pop import PopHandler
 from metaq.server.text.put import PutHandler
+from metaq.store.files.disk import Disk
 from metaq.store.files.filecache import read_here, run_here
 from metaq.store.queues.consumequeue import ConsumeQueue
 from tests.support.inprocess import Parts, Remoting, Text
@@ -52,8 +53,8 @@ PLAIN: Final[Mapping[str, object]] = {"partitions": 2}
 class Consumer:
     """A broker in which messages are leased, and a client of it."""
 
-    def __init__(self, data: Path, topic: Mapping[str, object] = PLAIN) -> None:
-        self.parts = Parts(data, topics={TOPIC: topic})
+    def __init__(self, data: Path, topic: Mapping[str, object] = PLAIN, disk: Disk | None = None) -> None:
+        self.parts = Parts(data, disk, topics={TOPIC: topic})
         context = self.parts.context
         self.leasing = Leasing.open(context, self.parts.turns, self.parts.loop.timer)
         self.keeper = LeaseKeeper(self.leasing.leases, self.leasing.poison, self.parts.end_turn, run_here)

@@ -1,7 +1,7 @@
 """Pops that wait no longer, and acks that are refused: the handlers alone."""
 
+import os
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,34 @@ from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import Int32, UnregisterClient
 from metaq.protocol.remoting.leases.acks import BatchAck, acks_of, encode_batch_ack
 from metaq.protocol.remoting.leases.pop import ALL_QUEUES, Notification, PopMessage
+from metaq.store.files.disk import RealDisk, RealFile
 from tests.server.remoting.test_pops import GROUP, INVISIBLE_MS, TOPIC, Consumer
 from tests.support.inprocess import Remoting
+
+
+class BreakingFile(RealFile):
+    """A file to which nothing is written while the disk has an error."""
+
+    __slots__ = ("_disk",)
+
+    def __init__(self, path: Path, fd: int, disk: "BreakingDisk") -> None:
+        super().__init__(path, fd)
+        self._disk = disk
+
+    def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        if self._disk.error is not None:
+            raise self._disk.error
+        super().write(data, offset)
+
+
+class BreakingDisk(RealDisk):
+    """The real one with such files."""
+
+    error: StoreError | None = None
+
+    def open(self, path: Path) -> RealFile:
+        plain = super().open(path)  # which closes its own descriptor
+        return BreakingFile(path, os.dup(plain._fd), self)
 
 
 @pytest.fixture
@@ -59,15 +85,14 @@ def test_nothing_is_acknowledged_after_a_failed_sync(consumer: Consumer) -> None
     assert consumer.ack(first) == consumer.ack(second) == Response.SUCCESS
 
 
-def test_an_ack_is_refused_whose_append_fails(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("error", "is_kept"), [(DiskFull("full"), True), (DiskFailed("broken"), False)])
+def test_an_ack_is_refused_whose_append_fails(tmp_path: Path, error: StoreError, is_kept: bool) -> None:
     """E-08, F-12: but for lack of room it is kept in memory."""
-    consumer.put("a", "b")
-    messages = consumer.popped()
-
-    def fail(error: StoreError) -> None:
-        raise error
-
-    for (_, receipt), error in zip(messages, (DiskFull("full"), DiskFailed("broken")), strict=True):
-        monkeypatch.setattr(consumer.parts.store, "append", partial(fail, error))
-        assert (consumer.ack(receipt) == Response.SUCCESS) == isinstance(error, DiskFull)
-    monkeypatch.undo()
+    disk = BreakingDisk()
+    consumer = Consumer(tmp_path / "data", disk=disk)
+    consumer.put("a")
+    ((_, receipt),) = consumer.popped()
+    disk.error = error
+    assert (consumer.ack(receipt) == Response.SUCCESS) == is_kept
+    disk.error = None
+    consumer.parts.close()
