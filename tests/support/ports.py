@@ -14,7 +14,7 @@ SHARES: Final = 4
 """Each process of the tests has its own. All are below those that the kernel gives to whoever asks for any or connects."""
 BLOCK: Final = 10
 """The last port of a block says whose it is: what a process has bound, and nobody may bind beside it."""
-KEPT: Final = 100
+KEPT: Final = 30
 """Blocks that a process keeps; older ones it gives back. A share has 300 for a process of the tests and those it starts."""
 
 _share: Final = int("".join(filter(str.isdecimal, os.environ.get("PYTEST_XDIST_WORKER", ""))) or 0) % SHARES
@@ -27,8 +27,7 @@ _kept: Final[deque[socket.socket]] = deque()
 def free_ports(count: int) -> range:
     """Ports beside one another, less than ``BLOCK``, that nobody listens on, and no other caller in any process is given."""
     assert count < BLOCK
-    while True:
-        base = next(_circle)
+    for base in itertools.islice(_circle, len(_bases)):
         found = range(base, base + count)
         claim = socket.socket()
         try:
@@ -43,6 +42,7 @@ def free_ports(count: int) -> range:
         if len(_kept) > KEPT:
             _kept.popleft().close()
         return found
+    raise AssertionError(f"all ports of {_bases} are taken: more processes than {len(_bases) // KEPT} share them")
 
 
 def hold_port(port: int = 0) -> socket.socket:
