@@ -25,7 +25,8 @@ test: .venv/.stamp-dev
 test-slow: .venv/.stamp-dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist load --maxschedchunk 1 -m slow
 
-test-all: test test-slow
+# Both forms.
+test-all: test test-slow test-compiled
 
 test-long: .venv/.stamp-dev
 	$(BIN)/python -m tests.crash.long

@@ -124,12 +124,15 @@ COMPILED = [
 
 
 def extensions() -> list[Any]:
-    """The compiled modules when COMPILE_METAQ=1 asks for them (`make compile`); needs mypy and a C compiler."""
+    """Return the compiled modules when COMPILE_METAQ=1 asks for them: `make compile`, and build_metaq.py for wheels."""
     if os.environ.get("COMPILE_METAQ") != "1":
         return []
     from mypyc.build import mypycify  # noqa: PLC0415 - only there when it is asked for
 
-    return list(mypycify(COMPILED, opt_level="3", group_name="metaq.compiled"))
+    # Whatever is installed here, what comes from the dependencies has no types: so all wheels of a version are the same.
+    types = ["--config-file=", "--no-site-packages", "--ignore-missing-imports", f"--cache-dir={os.devnull}"]
+    # Debug information is two thirds of the extension and a third of the time, and names the folder it was built in.
+    return list(mypycify([*types, *COMPILED], opt_level="3", debug_level="0", group_name="metaq.compiled"))
 
 
 setup(
@@ -184,6 +187,7 @@ setup(
             *ZOOKEEPER,
             "SQLAlchemy>=2.0",
             "build>=1.2",
+            "cibuildwheel>=3.0",
             "hypothesis>=6.100",
             "import-linter>=2.16",
             "prometheus-client>=0.20",
@@ -195,6 +199,7 @@ setup(
             "trustme>=1.1",
             "types-PyYAML>=6.0",
             "types-gevent>=24.2",
+            "types-setuptools>=68",
             "zope.sqlalchemy>=3.1",
         ],
     },

@@ -19,16 +19,21 @@ from tests.deploy.systems import Systems
 from tests.support.sshd import SshHost
 
 ROOT: Final = Path(__file__).parents[2]
-SOURCES: Final = ("setup.py", "pyproject.toml", "README.md", "pyspark_metaq.py", "metaq")
+SOURCES: Final = ("setup.py", "build_metaq.py", "pyproject.toml", "README.md", "pyspark_metaq.py", "metaq")
 SECOND: Final = "0.1.999"
 
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """This source tree, and all that it needs with ZooKeeper, as ``fab deploy`` makes them."""
+    """This source tree, and all that it needs with ZooKeeper, as ``fab deploy`` makes them.
+
+    It is not compiled, which takes minutes: ``tests.packaging`` does that.
+    """
     folder = tmp_path_factory.mktemp("build")
     settings = ClusterSettings.model_validate({"package": str(ROOT), "hosts": {"none": None}})
-    release = build(Cluster(settings, ()), folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMPILE_METAQ", "0")
+        release = build(Cluster(settings, ()), folder)
     add = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(release.wheels), "kazoo"]
     subprocess.run(add, check=True)
     return release.wheels
@@ -48,7 +53,7 @@ def second_wheels(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     version.write_text("\n".join(f'__version__ = "{SECOND}"' if line.startswith("__version__") else line for line in lines))
     shutil.copytree(wheels, built, ignore=shutil.ignore_patterns("metaq_broker-*"))
     make = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(built), str(source)]
-    subprocess.run(make, check=True)
+    subprocess.run(make, check=True, env={**os.environ, "COMPILE_METAQ": "0"})
     return built
 
 

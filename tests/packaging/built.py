@@ -42,7 +42,7 @@ class Serving(NamedTuple):
 
 def clean_environment(**more: str) -> dict[str, str]:
     """This one's, without metaq's settings and without what leads Python to this project."""
-    ours = ("METAQ_", "PYTHON", "VIRTUAL_ENV")
+    ours = ("METAQ_", "PYTHON", "VIRTUAL_ENV", "COMPILE_METAQ")
     return {**{name: value for name, value in os.environ.items() if not name.startswith(ours)}, **more}
 
 
@@ -68,13 +68,18 @@ def copy(names: Iterable[str], to: Path) -> Path:
     return to
 
 
-def build(folder: Path) -> tuple[Path, Path]:
+def build(folder: Path, **environment: str) -> tuple[Path, Path]:
     """The sdist, and the wheel that is made of it."""
     source = copy([name for name in tracked() if not name.startswith(("tests/", "benchmarks/"))], folder / "source")
-    run(sys.executable, "-m", "build", "--outdir", folder / "dist", source, cwd=folder)
+    run(sys.executable, "-m", "build", "--outdir", folder / "dist", source, cwd=folder, **environment)
     (sdist,) = (folder / "dist").glob("*.tar.gz")
-    (wheel,) = (folder / "dist").glob("*.whl")
-    return sdist, wheel
+    return sdist, wheel_in(folder / "dist")
+
+
+def wheel_in(folder: Path) -> Path:
+    """The only wheel in a folder."""
+    (wheel,) = folder.glob("*.whl")
+    return wheel
 
 
 def install(wheel: Path, environment: Path) -> Path:
