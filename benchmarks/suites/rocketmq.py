@@ -60,7 +60,7 @@ def run(bench: Bench) -> Report:
                 _measure(bench, taken, system, way)
     settings: Mapping[str, str] = {
         "rounds": f"{rounds}, both systems in turn in each; figures are medians, ratios are ratios of medians",
-        "seconds a cell": f"{seconds} after {warmup} of warm-up, fresh servers; RocketMQ: after {JAVA_WARMUP_SECONDS} s of load",
+        "seconds a cell": f"{seconds} after {warmup} of warm-up, fresh servers; RocketMQ after {JAVA_WARMUP_SECONDS} s of load",
         "level": "MEMORY, RocketMQ with ASYNC_FLUSH: the page cache has it before the reply",
         "frames": "the same for both: JSON header; KEYS, UNIQ_KEY, WAIT, TAGS; in batches UNIQ_KEY and TAGS of each message",
         "processor time": "of the whole server process, user and system, from before its load until after it",
