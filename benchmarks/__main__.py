@@ -15,6 +15,7 @@ from benchmarks.bench import Bench
 from benchmarks.peers import all_systems
 from benchmarks.programs import BUILD
 from benchmarks.report import Report, describe_machine, print_report, save
+from benchmarks.rocketmq.broker import rocketmq as rocketmq_broker
 from benchmarks.suites import (
     backlog,
     connections,
@@ -24,6 +25,7 @@ from benchmarks.suites import (
     recovery,
     remoting,
     replication,
+    rocketmq,
     spark,
     targets,
     timers,
@@ -33,6 +35,7 @@ from benchmarks.suites import (
 SUITES: dict[str, Callable[[Bench], Report]] = {
     "targets": targets.run,
     "remoting": remoting.run,
+    "rocketmq": rocketmq.run,
     "transactions": transactions.run,
     "replication": replication.run,
     "metrics": metrics.run,
@@ -79,7 +82,7 @@ def main(
     console = Console(stderr=True)
     table_console = Console(width=None if sys.stdout.isatty() else FILE_COLUMNS)
     chosen = list(SUITES) if not suites or "all" in suites else list(dict.fromkeys(suites))
-    known = all_systems(nullbroker.resolve() if nullbroker else None)
+    known = [*all_systems(nullbroker.resolve() if nullbroker else None), rocketmq_broker()]
     if systems is not None:
         names = {name.strip() for name in systems.split(",")}
         unknown = names - {system.name for system in known}

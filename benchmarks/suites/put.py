@@ -32,7 +32,7 @@ def run(bench: Bench) -> Report:
     cells: list[Mapping[str, object]] = []
     tables = []
     for level in Level:
-        systems = [system for system in bench.systems if system.level is level and bench.usable(system)]
+        systems = [system for system in bench.systems if system.puts and system.level is level and bench.usable(system)]
         figures: dict[tuple[Step, str], list[Load]] = defaultdict(list)
         for number_, step in product(range(1, rounds + 1), grid):
             plan = LoadPlan(step[1], step[2], step[0], seconds=seconds, warmup_seconds=warmup)

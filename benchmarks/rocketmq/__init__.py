@@ -1,0 +1,1 @@
+"""The unmodified RocketMQ broker as a peer."""
