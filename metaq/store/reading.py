@@ -6,10 +6,10 @@ only after their checksum, topic, partition and ordinal were verified: a flipped
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from metaq.message import TextPosition, TopicPartition
-from metaq.protocol.record import HEADER, HEADER_SIZE, MAGIC, MAX_TOPIC_LENGTH, identity, is_intact, store_ms
+from metaq.protocol.record import HEADER, HEADER_SIZE, MAGIC, MAX_TOPIC_LENGTH, View, identity, is_intact, store_ms
 from metaq.protocol.text.messages import Stored, text_size
 from metaq.store.files.filecache import Read
 from metaq.store.log.commitlog import CommitLog
@@ -27,6 +27,16 @@ NOWHERE: Final = 1 << 63
 """A log offset after all those that a unit can hold."""
 
 Unit = tuple[int, int, int]
+"""Log offset, size and tag hash of a record."""
+
+
+class HotRun(NamedTuple):
+    """Readable records that follow each other in their partition, all in the map of one segment."""
+
+    view: View
+    base: int
+    """The log offset at which the map begins."""
+    units: list[Unit]
 
 
 class Reader:
@@ -67,6 +77,28 @@ class Reader:
                     yield from run
                     index += len(run)
             ordinal += len(units)
+
+    def hot_run(self, queue: ConsumeQueue, ordinal: int, most: int, since: int, read: Read) -> HotRun | None:
+        """Return records from ``ordinal`` on, at most ``most``; ``None`` where ``records`` would have to verify what it reads.
+
+        They were written at or after the log offset ``since``.
+        """
+        if not queue.live_from <= ordinal < queue.readable:
+            return None
+        log = self._log
+        units: list[Unit] = list(UNIT.iter_unpack(queue.units(ordinal, min(most, queue.readable - ordinal), read)))
+        hot = max(log.hot_from(), since)  # only now that nothing waits any more
+        first = units[0][0] if units else -1
+        segment = log.find(first) if first >= hot else None
+        if segment is None:
+            return None
+        count, end = 0, segment.end
+        for offset, _, _ in units:
+            if not hot <= offset < end:  # the run ends here, or the unit is damaged
+                break
+            count += 1
+        del units[count:]
+        return HotRun(log.view(segment), segment.base, units)
 
     def hot_slices(
         self, queue: ConsumeQueue, ordinal: int, most: int, most_bytes: int, read: Read

@@ -24,3 +24,28 @@ def test_a_hot_read_crosses_from_file_to_file_to_memory(tmp_path: Path) -> None:
     for most in (3, 18, 22):
         assert store.reader.hot_slices(queue, 0, most, SEGMENT, read_here)[1] == most
     store.close()
+
+
+def test_a_run_of_hot_records_ends_with_its_segment(tmp_path: Path) -> None:
+    """SG-043: and begins where it is wanted from; what another epoch wrote is not in it."""
+    store, _ = open_store(tmp_path / "data", SETTINGS, ManualClock())
+    count = 40  # more than a segment holds
+    for _ in range(count):
+        put(store, "t", bytes(700))
+    store.sync()
+    queue = store.queue("t", 0)
+    ordinal = 0
+    seen: list[int] = []
+    while ordinal < count:
+        run = store.reader.hot_run(queue, ordinal, count, 0, read_here)
+        assert run is not None
+        segment = store.log.find(run.units[0][0])
+        assert segment is not None and run.base == segment.base
+        assert all(segment.base <= offset < segment.end for offset, _, _ in run.units)
+        seen += [offset for offset, _, _ in run.units]
+        ordinal += len(run.units)
+    assert seen == [queue.unit(each, read_here)[0] for each in range(count)]
+    assert len(store.log.segments) > 1
+    assert store.reader.hot_run(queue, 0, count, seen[0] + 1, read_here) is None
+    assert store.reader.hot_run(queue, count, count, 0, read_here) is None
+    store.close()

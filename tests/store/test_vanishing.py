@@ -80,6 +80,16 @@ def read_slices(store: MessageStore, read: Read) -> None:
         ordinal = max(following, ordinal + 1)
 
 
+def read_runs(store: MessageStore, read: Read) -> None:
+    queue = store.queue(TOPIC, 0)
+    ordinal = queue.base
+    while ordinal < queue.readable:
+        run = store.reader.hot_run(queue, ordinal, MESSAGES, 0, read)
+        if run is None:
+            store.reader.record(queue, ordinal, read)
+        ordinal = max(ordinal + 1 if run is None else ordinal + len(run.units), queue.base)
+
+
 def read_times(store: MessageStore, read: Read) -> None:
     queue = store.queue(TOPIC, 0)
     store.reader.at_time(queue, store.clock.now_ms() - 5_000, read)
@@ -108,7 +118,7 @@ def read_bulk(store: MessageStore, read: Read) -> None:
 
 
 @pytest.mark.parametrize("hot_bytes", [0, 20_000, 1 << 30])
-@pytest.mark.parametrize("look", [read_records, read_slices, read_times, read_places, read_pieces, read_bulk])
+@pytest.mark.parametrize("look", [read_records, read_slices, read_runs, read_times, read_places, read_pieces, read_bulk])
 def test_retention_while_a_reader_waits(
     store: MessageStore, clock: ManualClock, look: Callable[[MessageStore, Read], None], hot_bytes: int
 ) -> None:
@@ -147,6 +157,13 @@ def test_a_unit_that_leads_nowhere(store: MessageStore) -> None:
             missed.append(ordinal)
         ordinal = max(following, ordinal + 1)
     assert missed == hit
+    assert [
+        ordinal for ordinal in range(queue.readable) if store.reader.hot_run(queue, ordinal, 1, 0, read_here) is None
+    ] == hit
+    for ordinal in range(queue.readable):
+        run = store.reader.hot_run(queue, ordinal, MESSAGES, 0, read_here)
+        for stored, (offset, size, _) in zip(found[ordinal:], [] if run is None else run.units, strict=False):
+            assert stored is not None and (stored.log_offset, stored.size) == (offset, size)
     for ordinal in hit:
         assert reader.hot(queue, ordinal, 1, ALL, read_here) is None
         assert reader.cold(queue, ordinal, 1, ALL, read_here).size == 0

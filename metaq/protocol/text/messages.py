@@ -125,6 +125,40 @@ def encode_stored(stored: Stored, overhead: int, base: int, out: list[bytes | me
     return HEADER_SIZE_TEXT + total
 
 
+def encode_run(
+    view: View, start: int, units: list[tuple[int, int, int]], overhead: int, base: int, limit: int, out: list[bytes | View]
+) -> tuple[int, int]:
+    """Append the text forms of records as ``encode_stored`` does, the first and as many more as ``limit`` bytes have room for.
+
+    ``view`` is a part of the log from the offset ``start`` on; ``units`` are log offset, size and tag hash of the records.
+    Return how many were appended, and their size.
+    """
+    taken = total = 0
+    unpack, pack = _PLAIN_FIELDS.unpack_from, HEADER.pack
+    for log_offset, size, _ in units:
+        at = log_offset - start
+        length: int
+        crc, flag, sys_flag, length = unpack(view, at)
+        if size - length != overhead or flag & 1 or sys_flag:
+            before = len(out)
+            more = encode_stored(Stored(view, at, size, log_offset), overhead, base, out)
+            if taken and total + more > limit:
+                del out[before:]
+                break
+        else:
+            more = HEADER_SIZE_TEXT + length
+            if taken and total + more > limit:
+                break
+            body_at = at + HEADER_SIZE
+            out.append(pack(length, crc, base | log_offset, flag))
+            out.append(view[body_at : body_at + length])
+        taken += 1
+        total += more
+        if total >= limit:
+            break
+    return taken, total
+
+
 class TextBody(NamedTuple):
     """A record's message without its place. In the text form ``prefix``, which holds the attribute, precedes ``body``."""
 

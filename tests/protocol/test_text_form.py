@@ -1,0 +1,43 @@
+"""The text form of many records, which gets are answered with."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.checksum import crc32
+from metaq.protocol.properties import MESSAGE_ID
+from metaq.protocol.text.messages import Stored, encode_run, encode_stored, plain_overhead
+from tests.support.wire import stored_record
+
+TOPIC = "orders"
+BASE = 3 << 47
+START = 100
+"""The log offset at which the part of the log begins."""
+PROPERTIES = st.sampled_from([b"", b"TAGS\x01paid\x02", MESSAGE_ID.encode() + b"\x0112345\x02", b"KEYS\x01k\x02"])
+MESSAGES = st.lists(st.tuples(st.binary(max_size=60), st.sampled_from([0, 1, 6, -2]), PROPERTIES), min_size=1, max_size=12)
+
+
+@given(MESSAGES, st.integers(1, 1200))
+def test_a_run_is_encoded_as_each_of_its_records(messages: list[tuple[bytes, int, bytes]], limit: int) -> None:
+    """SG-043: the first of any size, then as many as fit."""
+    log, units = b"", []
+    for body, flag, properties in messages:
+        data = stored_record(
+            TOPIC, body, crc32(body) & 0x7FFFFFFF, flag=flag, log_offset=START + len(log), properties=properties
+        )
+        units.append((START + len(log), len(data), 0))
+        log += data
+    view, overhead = memoryview(log), plain_overhead(TOPIC)
+    expected: list[bytes | memoryview] = []
+    taken = total = 0
+    for offset, size, _ in units:
+        one: list[bytes | memoryview] = []
+        more = encode_stored(Stored(view, offset - START, size, offset), overhead, BASE, one)
+        if taken and total + more > limit:
+            break
+        expected += one
+        taken, total = taken + 1, total + more
+        if total >= limit:
+            break
+    out: list[bytes | memoryview] = []
+    assert encode_run(view, START, units, overhead, BASE, limit, out) == (taken, total)
+    assert b"".join(out) == b"".join(expected)
