@@ -7,7 +7,7 @@ generated from them.
 
 import difflib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self
 
@@ -193,7 +193,7 @@ class Settings:
     )
     max_open_files: int = declare(512, ge=8, description="store files that are open at once")
 
-    keep_hours: float = _live(72, gt=0, le=MOST_HOURS, description="age at which a segment expires")
+    keep_hours: float = _live(72.0, gt=0, le=MOST_HOURS, description="age at which a segment expires")
     delete_hour: int = _live(4, ge=0, le=23, description="hour of the day (UTC) in which expired segments are deleted")
     clean_ratio: float = _live(0.75, gt=0, le=1, description="disk use above which expired segments are deleted at any hour")
     force_ratio: float = _live(
@@ -301,8 +301,8 @@ class Settings:
     def merged(self, changes: Mapping[str, Any]) -> Self:
         """Return these settings with ``changes`` applied; ``ConfigError`` when they do not fit together."""
         try:
-            return replace(self, **changes)
-        except ValueError as error:
+            return made(type(self), {**vars(self), **changes})
+        except WrongFields as error:
             raise ConfigError(str(error)) from error
 
 

@@ -7,9 +7,9 @@ dict of other such dataclasses by name. Values come from YAML, or as text from f
 import enum
 import math
 import types
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import MISSING, Field, field, fields
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, field, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -34,6 +34,8 @@ class Rules(NamedTuple):
     multiple_of: int | None = None
     live: bool = False
     """True when the value can change while the process runs."""
+    convert: Callable[[Any], Any] | None = None
+    """Converts a value, or each entry of a dict; raises ``ValueError``. For kinds that this module does not know."""
 
 
 class Declared(NamedTuple):
@@ -68,18 +70,18 @@ def declare(
     le: float | None = None,
     multiple_of: int | None = None,
     live: bool = False,
+    convert: Callable[[Any], Any] | None = None,
+    repr: bool = True,
 ) -> Any:
-    """Return a field of a frozen dataclass, as ``dataclasses.field`` does."""
-    rules = {_RULES: Rules(description, ge, gt, le, multiple_of, live)}
+    """Return a field of a frozen dataclass, as ``dataclasses.field`` does; without ``repr`` it is never shown."""
+    rules = {_RULES: Rules(description, ge, gt, le, multiple_of, live, convert)}
     if isinstance(default, dict):
-        return field(default_factory=dict, metadata=rules)
-    return field(default=default, metadata=rules)
+        return field(default_factory=dict, metadata=rules, repr=repr)
+    return field(default=default, metadata=rules, repr=repr)
 
 
-@cache
-def declared(kind: Hashable) -> Mapping[str, Declared]:
+def declared(kind: type[Any]) -> Mapping[str, Declared]:
     """Return the fields of a class by name, in their order."""
-    assert isinstance(kind, type)
     hints, known = get_type_hints(kind), fields(kind)
     return {each.name: Declared(hints[each.name], _default(each), each.metadata[_RULES]) for each in known}
 
@@ -126,7 +128,8 @@ def _value(annotation: Any, value: Any, rules: Rules) -> Any:
             return None
     origin = get_origin(annotation)
     if origin is dict:
-        return _entries(get_args(annotation)[1], value)
+        kind = get_args(annotation)[1]
+        return _entries(partial(_object, kind) if rules.convert is None else rules.convert, value)
     if origin is Literal:
         return _word(get_args(annotation), value)
     if issubclass(annotation, enum.Enum):
@@ -134,18 +137,26 @@ def _value(annotation: Any, value: Any, rules: Rules) -> Any:
     return _within(rules, _KINDS[annotation](value))
 
 
-def _entries(kind: type[Any], value: Any) -> dict[str, Any]:
+def _object(kind: type[Any], value: Any) -> Any:
+    if isinstance(value, kind):
+        return value
+    if not isinstance(value, Mapping):
+        raise ValueError("Input should be a valid dictionary")
+    return made(kind, value)
+
+
+def _entries(convert: Callable[[Any], Any], value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError("Input should be a valid dictionary")
     found: dict[str, Any] = {}
     problems: list[Problem] = []
     for name, entry in value.items():
         try:
-            if not isinstance(entry, Mapping | kind):
-                raise WrongFields([Problem((), "Input should be a valid dictionary")])
-            found[str(name)] = made(kind, entry) if isinstance(entry, Mapping) else entry
+            found[str(name)] = convert(entry)
         except WrongFields as error:
             problems += [Problem((str(name), *place), reason) for place, reason in error.problems]
+        except ValueError as error:
+            problems.append(Problem((str(name),), str(error)))
     if problems:
         raise WrongFields(problems)
     return found
@@ -224,7 +235,9 @@ def plain(thing: Any) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: plain(entry) for name, entry in value.items()}
+        return {name: _plain(entry) for name, entry in value.items()}
+    if is_dataclass(value):
+        return plain(value)
     if isinstance(value, enum.Enum):
         return value.value
     return str(value) if isinstance(value, Path) else value

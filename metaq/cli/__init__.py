@@ -9,7 +9,6 @@ import click
 
 from metaq import __version__
 from metaq.cli.common import FAILED, INTERRUPTED, NOT_CONNECTED, OUTPUT_CLOSED, REFUSED, USAGE, CommandLogin, login_options
-from metaq.client import PutManyFailed
 from metaq.errors import (
     ConfigError,
     ConnectionFailed,
@@ -51,6 +50,8 @@ _ROUTE_CODES: Final = {
 
 def exit_code(error: MetaqError) -> int:
     """Return the process's exit code for an error that ended a command."""
+    from metaq.client import PutManyFailed  # noqa: PLC0415 - a broker needs no client
+
     if isinstance(error, PutManyFailed):
         return exit_code(error.reason)
     if isinstance(error, SendFailed):

@@ -86,6 +86,8 @@ def _table(fields: Mapping[str, Declared], live: frozenset[str] | None) -> Itera
 def _default(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
     return str(value) if value != "" else '`""`'
 
 

@@ -156,7 +156,7 @@ class Authentication:
         secret = None if user is None else user.secret
         is_new = secret is None or caller.principal is not principal
         taken = self._guesses.take(address, name) if is_new else ()
-        proof = self._own_secret if secret is None else secret.get_secret_value()
+        proof = self._own_secret if secret is None else secret
         right = is_signed_with(proof, request.fields, request.body)
         if secret is None or principal is None or not right:
             if not is_new:
@@ -277,7 +277,7 @@ class Authentication:
         """
         taken = self._guesses.take(address, name)
         user = self._users.get(name)
-        known = user.secret.get_secret_value() if user is not None and user.secret is not None and user.admin else None
+        known = user.secret if user is not None and user.secret is not None and user.admin else None
         secret = known or secrets.token_hex(32)
         if not proves(secret):
             return None

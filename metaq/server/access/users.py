@@ -32,13 +32,14 @@ import secrets
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Any, Final
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, SecretStr, ValidationError, model_validator
 
 from metaq.errors import ConfigError
+from metaq.fields import WrongFields, declare, made
 from metaq.protocol.remoting.signature import Credentials
 from metaq.server.access.permissions import ANONYMOUS, Permission
 
@@ -71,30 +72,24 @@ def written_permission(permission: Permission) -> str:
     return "|".join(str(word.name) for word in Permission if word in permission) or "DENY"
 
 
-Granted = Annotated[Permission, BeforeValidator(parse_permission), PlainSerializer(written_permission)]
-
-
-class User(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class User:
     """One entry of the file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    secret: str | None = declare(None, description="signs requests, and is a password too", repr=False)
+    password: str | None = declare(None, description="a hash made by ``hashed``", repr=False)
+    admin: bool = declare(False, description="whether everything is allowed")
+    topics: dict[str, Permission] = declare({}, description="permissions by topic", convert=parse_permission)
+    groups: dict[str, Permission] = declare({}, description="permissions by group", convert=parse_permission)
 
-    secret: SecretStr | None = None
-    password: SecretStr | None = None
-    """A hash made by ``hashed``."""
-    admin: bool = False
-    topics: dict[str, Granted] = {}
-    groups: dict[str, Granted] = {}
-
-    @model_validator(mode="after")
-    def _has_one_proof(self) -> Self:
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` unless there is one proof at most, and it is a good one."""
         if self.secret is not None and self.password is not None:
             raise ValueError("has a secret and a password; one of them is enough")
-        if self.secret is not None and not LEAST_SECRET <= len(self.secret.get_secret_value()) <= MOST_PASSWORD:
+        if self.secret is not None and not LEAST_SECRET <= len(self.secret) <= MOST_PASSWORD:
             raise ValueError(f"the secret must have {LEAST_SECRET} to {MOST_PASSWORD} characters")
         if self.password is not None:
-            _parts(self.password.get_secret_value())
-        return self
+            _parts(self.password)
 
     def proves(self, password: str) -> bool:
         """Return whether this is the password.
@@ -102,20 +97,18 @@ class User(BaseModel):
         With a hash that takes some 40 ms of a processor, without the interpreter's lock.
         """
         if self.secret is not None:
-            return hmac.compare_digest(self.secret.get_secret_value().encode(), password.encode())
+            return hmac.compare_digest(self.secret.encode(), password.encode())
         if self.password is None:
             return False
-        log2_n, salt, expected = _parts(self.password.get_secret_value())
+        log2_n, salt, expected = _parts(self.password)
         return hmac.compare_digest(_scrypt(password, log2_n, salt), expected)
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+@dataclass(frozen=True, kw_only=True)
+class _UsersFile:
+    users: dict[str, User] = declare({}, description="the users by name")
 
-    users: dict[str, User] = {}
-
-    @model_validator(mode="after")
-    def _has_good_names(self) -> Self:
+    def __post_init__(self) -> None:
         for name, user in self.users.items():
             if not is_name(name):
                 raise ValueError("a user's name must have 1 to 64 letters, digits, . _ and -")
@@ -124,7 +117,6 @@ class _File(BaseModel):
                 raise ValueError(f"{ANONYMOUS} means clients without a login: it cannot have a secret, a password or admin")
             if name != ANONYMOUS and not has_proof:
                 raise ValueError(f"{name} has neither a secret nor a password")
-        return self
 
 
 def is_name(name: str) -> bool:
@@ -144,7 +136,7 @@ def no_user() -> User:
 
     Takes some 40 ms.
     """
-    return User(password=SecretStr(hashed(secrets.token_hex(16))))
+    return User(password=hashed(secrets.token_hex(16)))
 
 
 def _parts(text: str) -> tuple[int, bytes, bytes]:
@@ -186,13 +178,11 @@ def load_users(path: Path) -> dict[str, User]:
     except ConfigError as error:
         raise ConfigError(f"users_file {path}: {error}") from None
     try:
-        return _File.model_validate(content or {}).users
-    except ValidationError as error:
-        problems = [
-            f"{'.'.join(map(str, problem['loc']))}: {problem['msg'].removeprefix('Value error, ')}"
-            for problem in error.errors(include_input=False)
-        ]
-        raise ConfigError(f"users_file {path}: {'; '.join(problems)}") from None
+        if not isinstance(content, Mapping | None):
+            raise ConfigError(f"users_file {path}: not a users file: it should have `users:` with names below it")
+        return made(_UsersFile, content or {}).users
+    except WrongFields as error:
+        raise ConfigError(f"users_file {path}: {error}") from None
 
 
 def _content(text: str) -> Any:
@@ -267,12 +257,11 @@ def editing(path: Path) -> Iterator[dict[str, User]]:
 
 
 def _row(user: User) -> dict[str, Any]:
-    row = user.model_dump(exclude_defaults=True)
-    proofs = {"secret": user.secret, "password": user.password}
-    return {
-        **{name: proof.get_secret_value() for name, proof in proofs.items() if proof is not None},
-        **{name: value for name, value in row.items() if name not in proofs},
-    }
+    """Return what the file says of a user: what differs from the defaults."""
+    grants = {"topics": user.topics, "groups": user.groups}
+    row: dict[str, Any] = {"secret": user.secret, "password": user.password, "admin": user.admin}
+    row |= {name: {each: written_permission(right) for each, right in rights.items()} for name, rights in grants.items()}
+    return {name: value for name, value in row.items() if value}
 
 
 def credentials(users: Mapping[str, User], option: str, name: str) -> Credentials:
@@ -283,4 +272,4 @@ def credentials(users: Mapping[str, User], option: str, name: str) -> Credential
     user = users.get(name)
     if user is None or user.secret is None:
         raise ConfigError(f"{option} {name!r} is not a user with a secret in the users file")
-    return Credentials(name, user.secret.get_secret_value())
+    return Credentials(name, user.secret)
