@@ -9,12 +9,10 @@ import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, Self
-
-import yaml
+from typing import Any, Final, Literal, Self
 
 from metaq.errors import ConfigError
-from metaq.fields import WrongFields, declare, declared, made
+from metaq.fields import Given, WrongFields, declare, declared, made
 from metaq.message import LONGEST_WINDOW_MS, Durability
 
 ENVIRONMENT_PREFIX: Final = "METAQ_"
@@ -52,8 +50,6 @@ MIB: Final = 1024**2
 GIB: Final = 1024**3
 MOST_HOURS: Final = 1_000_000
 """The longest retention that can be set: 114 years."""
-_WRONG_VALUES: Final = (ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
-"""The errors, apart from its own, that the YAML library raises for text that does not fit its tag or its form."""
 
 
 def _live(default: Any, **rules: Any) -> Any:
@@ -312,14 +308,6 @@ LIVE: Final = frozenset(name for name, field in FIELDS.items() if field.rules.li
 """The settings that a running process can adopt; the others need a restart."""
 
 
-class Given(NamedTuple):
-    """The value of a setting, and where it was set."""
-
-    value: Any
-    origin: str
-    """``FILE:LINE``, ``METAQ_NAME`` or ``--name``."""
-
-
 def gather_settings(
     file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any], names: Collection[str] = FIELDS
 ) -> dict[str, Given]:
@@ -329,7 +317,11 @@ def gather_settings(
     because they are meant for other processes. ``ConfigError`` when the file cannot be read, or when a name is unknown: it
     names the line or the variable.
     """
-    given = {} if file is None else _checked(read_yaml(file), names)
+    given: dict[str, Given] = {}
+    if file is not None:
+        from metaq.configfile import read_yaml  # noqa: PLC0415 - brings YAML, which a broker with flags alone does not need
+
+        given = _checked(read_yaml(file), names)
     variables = {
         name[len(ENVIRONMENT_PREFIX) :].lower(): Given(value, name)
         for name, value in environment.items()
@@ -358,42 +350,6 @@ def load(
 ) -> Settings:
     """Return the settings in force, as ``gather_settings`` finds them; ``ConfigError`` says what is wrong and where."""
     return check(gather_settings(file, environment, flags, names))
-
-
-def write_value(value: Any) -> str:
-    """Return a setting's value as it is written in a configuration file, on one line."""
-    return (
-        yaml.safe_dump(value, default_flow_style=True, width=1 << 20, allow_unicode=True).removesuffix("\n...\n").rstrip("\n")
-    )
-
-
-def read_yaml(file: Path) -> dict[str, Given]:
-    """Return the settings in a YAML file; ``ConfigError`` when it cannot be read or is not a list of ``name: value`` lines."""
-    try:
-        with file.open(encoding="utf-8") as stream:
-            loader = yaml.SafeLoader(stream)
-            node = loader.get_single_node()
-        if node is None:
-            return {}
-        if not isinstance(node, yaml.MappingNode):
-            raise ConfigError(f"{file} is not a list of `setting: value` lines")
-        given: dict[str, Given] = {}
-        for key, value in node.value:
-            name, line = str(key.value), key.start_mark.line + 1
-            if name in given:  # YAML would silently take the last one
-                raise ConfigError(f"{name} is set twice, in {given[name].origin} and in line {line}")
-            given[name] = Given(_constructed(loader, name, value, f"{file}:{line}"), f"{file}:{line}")
-    except (OSError, yaml.YAMLError, *_WRONG_VALUES) as error:
-        raise ConfigError(f"cannot read the configuration file {file}: {error}") from error
-    return given
-
-
-def _constructed(loader: yaml.SafeLoader, name: str, node: yaml.Node, origin: str) -> Any:
-    try:
-        return loader.construct_object(node, deep=True)
-    except _WRONG_VALUES as error:
-        value = repr(node.value[:60]) if isinstance(node, yaml.ScalarNode) else "the value"
-        raise ConfigError(f"{name}: {value} cannot be read as {node.tag.rpartition(':')[2]} ({origin})") from error
 
 
 def _checked(given: dict[str, Given], names: Collection[str]) -> dict[str, Given]:

@@ -53,6 +53,14 @@ class Problem(NamedTuple):
     reason: str
 
 
+class Given(NamedTuple):
+    """A value, and where it was set."""
+
+    value: Any
+    origin: str
+    """``FILE:LINE``, ``METAQ_NAME`` or ``--name``."""
+
+
 class WrongFields(Exception):
     """Values that are refused."""
 

@@ -9,7 +9,8 @@ from typing import Final
 import pytest
 import yaml
 
-from metaq.config import ENVIRONMENT_OF_CLIENTS, FIELDS, LIVE, Settings, check, gather_settings, load, write_value
+from metaq.config import ENVIRONMENT_OF_CLIENTS, FIELDS, LIVE, Settings, check, gather_settings, load
+from metaq.configfile import write_value
 from metaq.engine.parts import retention_rules, room
 from metaq.errors import ConfigError
 from metaq.fields import made

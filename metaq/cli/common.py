@@ -110,7 +110,8 @@ class CommandLogin(NamedTuple):
         if given:
             return given
         if self.users_file:
-            from metaq.server.access.users import credentials, load_users  # noqa: PLC0415 - gevent, which other commands need not
+            from metaq.server.access.users import credentials  # noqa: PLC0415 - the others are for commands with a users file
+            from metaq.server.access.usersfile import load_users  # noqa: PLC0415
 
             return credentials(load_users(Path(self.users_file)), "--user", self.user).secret
         typed: str = click.prompt(f"Password of {self.user}", hide_input=True, err=True)

@@ -28,7 +28,8 @@ from typing import Annotated, Any, Final, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from metaq.address import LOOPBACK, Address, parse_address, parse_listen
-from metaq.config import FIELDS, REGISTRY_SETTINGS, Settings, load, read_yaml
+from metaq.config import FIELDS, REGISTRY_SETTINGS, Settings, load
+from metaq.configfile import read_yaml
 from metaq.deploy.unit import ABSOLUTE_PATH
 from metaq.errors import ConfigError
 from metaq.protocol.remoting.codes import FAST_PORT_BELOW

@@ -12,7 +12,8 @@ from metaq.cli.admin import CONFIG, parse_config
 from metaq.cli.common import broker_option, connect_text, examples, json_option, print_json
 from metaq.cli.host.configdoc import page
 from metaq.cli.host.settings import config_option, setting_options
-from metaq.config import FIELDS, Settings, check, gather_settings, write_value
+from metaq.config import FIELDS, Settings, check, gather_settings
+from metaq.configfile import write_value
 from metaq.errors import ConfigError
 from metaq.fields import made, plain
 

@@ -17,13 +17,12 @@ from metaq.server.access.users import (
     LEAST_SECRET,
     MOST_PASSWORD,
     User,
-    editing,
     hashed,
     is_name,
-    load_users,
     parse_permission,
     written_permission,
 )
+from metaq.server.access.usersfile import editing, load_users
 
 
 @click.group()

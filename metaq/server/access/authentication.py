@@ -25,7 +25,7 @@ from metaq.protocol.remoting.signature import ACCESS_KEY, Credentials, is_signed
 from metaq.replication.peers import Peers
 from metaq.server.access.guesses import Guesses, Taken
 from metaq.server.access.permissions import ANONYMOUS, ANYBODY, Principal
-from metaq.server.access.users import MOST_PASSWORD, User, credentials, load_users, no_user
+from metaq.server.access.users import MOST_PASSWORD, User, credentials, no_user
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Authentication:
         if self._path is not None:
             self.anonymous = self._principals[ANONYMOUS] = Principal(ANONYMOUS)
             self._stamp = self._stamp_now(self._path)
-            self._take(load_users(self._path))
+            self._take(_load(self._path))
             self._nobody = no_user()
 
     @property
@@ -97,7 +97,7 @@ class Authentication:
         if self._path is None:
             return
         try:
-            users = load_users(self._path)
+            users = _load(self._path)
         except ConfigError as error:
             if str(error) != self._problem:
                 logger.error("users not reloaded, those before stay reason=%s", error)
@@ -283,3 +283,10 @@ class Authentication:
             return None
         self._guesses.was_right(address, name, taken)
         return secret
+
+
+def _load(path: Path) -> dict[str, User]:
+    """Return the users in the file. Raise ``ConfigError``."""
+    from metaq.server.access.usersfile import load_users  # noqa: PLC0415 - brings YAML, which a broker without users does not need
+
+    return load_users(path)

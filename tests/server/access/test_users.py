@@ -9,7 +9,8 @@ import pytest
 from metaq.errors import AccessDenied, ConfigError
 from metaq.server.access.guesses import ALL_TIMES, MOST_BUCKETS, Guesses
 from metaq.server.access.permissions import Action, Permission, Principal, allowed, demand, denied
-from metaq.server.access.users import User, credentials, hashed, load_users, save_users, written_permission
+from metaq.server.access.users import User, credentials, hashed, written_permission
+from metaq.server.access.usersfile import load_users, save_users
 from tests.support.users import write_users
 
 
