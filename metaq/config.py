@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from metaq.errors import ConfigError
-from metaq.fields import Given, WrongFields, declare, declared, made
+from metaq.fields import Given, WrongFields, declare, declared, from_values
 from metaq.message import LONGEST_WINDOW_MS, Durability
 
 ENVIRONMENT_PREFIX: Final = "METAQ_"
@@ -297,7 +297,7 @@ class Settings:
     def merged(self, changes: Mapping[str, Any]) -> Self:
         """Return these settings with ``changes`` applied; ``ConfigError`` when they do not fit together."""
         try:
-            return made(type(self), {**vars(self), **changes})
+            return from_values(type(self), {**vars(self), **changes})
         except WrongFields as error:
             raise ConfigError(str(error)) from error
 
@@ -335,7 +335,7 @@ def gather_settings(
 def check(given: Mapping[str, Given]) -> Settings:
     """Return the settings in force; ``ConfigError`` names each setting that is wrong, the problem, and where it was set."""
     try:
-        return made(Settings, {name: said.value for name, said in given.items()})
+        return from_values(Settings, {name: said.value for name, said in given.items()})
     except WrongFields as error:
         problems = []
         for place, reason in error.problems:

@@ -98,7 +98,7 @@ def _default(each: Field[Any]) -> Any:
     return each.default if each.default_factory is MISSING else each.default_factory()
 
 
-def made(kind: type[T], values: Mapping[str, Any]) -> T:
+def from_values(kind: type[T], values: Mapping[str, Any]) -> T:
     """Return an object of the class with these values, and the defaults of the others.
 
     Raise ``WrongFields`` with all values that are wrong, or with the ``ValueError`` of the class's own ``__post_init__``.
@@ -150,7 +150,7 @@ def _object(kind: type[Any], value: Any) -> Any:
         return value
     if not isinstance(value, Mapping):
         raise ValueError("Input should be a valid dictionary")
-    return made(kind, value)
+    return from_values(kind, value)
 
 
 def _entries(convert: Callable[[Any], Any], value: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from metaq.config import ENVIRONMENT_OF_CLIENTS, FIELDS, LIVE, Settings, check, 
 from metaq.configfile import write_value
 from metaq.engine.parts import retention_rules, room
 from metaq.errors import ConfigError
-from metaq.fields import made
+from metaq.fields import from_values
 from tests.docs.examples import ROOT
 
 FILE: Final = "max_topics: 30\n\nmax_groups: 40\ntopics:\n  made: {partitions: 2}\n"
@@ -101,7 +101,7 @@ def test_no_setting_is_a_secret() -> None:
 
 def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
     """MQ-103."""
-    assert load(written(tmp_path, "# nothing\n"), {}, {}) == made(Settings, {})
+    assert load(written(tmp_path, "# nothing\n"), {}, {}) == from_values(Settings, {})
 
 
 def test_a_value_is_written_as_it_is_read() -> None:

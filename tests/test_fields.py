@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.fields import Problem, WrongFields, declare, declared, made, plain
+from metaq.fields import Problem, WrongFields, declare, declared, from_values, plain
 
 
 class Colour(enum.StrEnum):
@@ -45,7 +45,7 @@ class Thing:
 def test_text_is_taken_as_the_kind_of_the_field() -> None:
     """MQ-103: flags and environment variables have nothing else."""
     texts = {"count": "4", "share": "1", "on": "yes", "name": "a", "place": "b", "way": "down", "colour": "blue", "least": "0"}
-    thing = made(Thing, {**texts, "parts": {"p": {"size": "2"}}, "codes": {"x": "ff"}})
+    thing = from_values(Thing, {**texts, "parts": {"p": {"size": "2"}}, "codes": {"x": "ff"}})
     assert thing == Thing(
         count=4,
         share=1.0,
@@ -58,9 +58,9 @@ def test_text_is_taken_as_the_kind_of_the_field() -> None:
         parts={"p": Part(size=2)},
         codes={"x": 255},
     )
-    assert made(Thing, plain(thing) | {"codes": {"x": "ff"}}) == thing
-    assert made(Thing, {}) == Thing()
-    assert "hush" not in repr(made(Thing, {"secret": "hush"}))
+    assert from_values(Thing, plain(thing) | {"codes": {"x": "ff"}}) == thing
+    assert from_values(Thing, {}) == Thing()
+    assert "hush" not in repr(from_values(Thing, {"secret": "hush"}))
 
 
 @pytest.mark.parametrize(
@@ -97,14 +97,14 @@ def test_text_is_taken_as_the_kind_of_the_field() -> None:
 def test_what_is_wrong_is_named_with_the_reason(values: dict[str, Any], reason: str) -> None:
     """MQ-103, SG-103."""
     with pytest.raises(WrongFields) as caught:
-        made(Thing, values)
+        from_values(Thing, values)
     assert str(caught.value) == reason
 
 
 def test_all_problems_are_reported_at_once() -> None:
     """MQ-103: whoever mends a file does not want to start again for each line."""
     with pytest.raises(WrongFields) as caught:
-        made(Thing, {"count": "x", "parts": {"p": {"size": 0}, "q": {"size": 99}}, "on": "x"})
+        from_values(Thing, {"count": "x", "parts": {"p": {"size": 0}, "q": {"size": 99}}, "on": "x"})
     assert [problem.place for problem in caught.value.problems] == [
         ("count",),
         ("parts", "p", "size"),
@@ -122,11 +122,11 @@ def test_all_problems_are_reported_at_once() -> None:
 def test_whatever_comes_is_taken_or_refused(values: dict[str, Any]) -> None:
     """MQ-103: never any other error; what is taken is taken again as it was."""
     try:
-        thing = made(Thing, {name: value for name, value in values.items() if name != "codes"})
+        thing = from_values(Thing, {name: value for name, value in values.items() if name != "codes"})
     except WrongFields as error:
         assert error.problems
     else:
-        assert made(Thing, plain(thing)) == thing
+        assert from_values(Thing, plain(thing)) == thing
 
 
 def test_a_field_says_what_was_declared() -> None:

@@ -21,6 +21,7 @@ from metaq.errors import (
     SendFailed,
     UnknownHandle,
 )
+from metaq.form import FORM
 from metaq.protocol.remoting.codes import Response
 from metaq.protocol.text.replies import NOT_FOUND
 
@@ -126,7 +127,7 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, message="%(prog)s %(version)s")
+@click.version_option(__version__, message=f"%(prog)s %(version)s ({FORM})")
 @login_options
 @click.pass_context
 def commands(context: click.Context, user: str, users_file: str, tls_ca: str) -> None:

@@ -15,7 +15,7 @@ from metaq.cli.host.settings import config_option, setting_options
 from metaq.config import FIELDS, Settings, check, gather_settings
 from metaq.configfile import write_value
 from metaq.errors import ConfigError
-from metaq.fields import made, plain
+from metaq.fields import from_values, plain
 
 RUNNING = "metaq"
 """The section of ``stats config`` that holds the settings under their names."""
@@ -57,7 +57,7 @@ def _of_broker(broker: Address) -> dict[str, Any]:
     with connect_text(broker) as client:
         values = parse_config(client.stats(CONFIG))[RUNNING]
     known = {name: value for name, value in values.items() if name in FIELDS}  # a broker of another version has other settings
-    return {name: value for name, value in plain(made(Settings, known)).items() if name in known}
+    return {name: value for name, value in plain(from_values(Settings, known)).items() if name in known}
 
 
 def _print(values: Mapping[str, Any], origins: Mapping[str, str], *, as_json: bool) -> None:

@@ -11,7 +11,7 @@ import click
 from metaq.cli.common import FAILED, PASSWORD_VARIABLE, Decorated, examples, json_option
 from metaq.cli.tables import Row, print_rows
 from metaq.errors import ConfigError
-from metaq.fields import WrongFields, made
+from metaq.fields import WrongFields, from_values
 from metaq.server.access.permissions import ANONYMOUS, Permission
 from metaq.server.access.users import (
     LEAST_SECRET,
@@ -85,7 +85,7 @@ def _asked(name: str) -> str:
 
 def _made(name: str, row: dict[str, object]) -> User:
     try:
-        return made(User, row)
+        return from_values(User, row)
     except WrongFields as error:
         raise ConfigError(f"{name}: {error}") from None
 

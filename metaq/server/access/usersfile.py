@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from metaq.errors import ConfigError
-from metaq.fields import WrongFields, declare, made
+from metaq.fields import WrongFields, declare, from_values
 from metaq.server.access.permissions import ANONYMOUS
 from metaq.server.access.users import User, is_name, written_permission
 
@@ -59,7 +59,7 @@ def load_users(path: Path) -> dict[str, User]:
     try:
         if not isinstance(content, Mapping | None):
             raise ConfigError(f"users_file {path}: not a users file: it should have `users:` with names below it")
-        return made(_UsersFile, content or {}).users
+        return from_values(_UsersFile, content or {}).users
     except WrongFields as error:
         raise ConfigError(f"users_file {path}: {error}") from None
 
