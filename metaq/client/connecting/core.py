@@ -19,7 +19,7 @@ from metaq.client.connecting.link import Links
 from metaq.client.connecting.presence import level_of
 from metaq.client.connecting.routing import Routes
 from metaq.client.connecting.scheduler import Scheduler, Task
-from metaq.client.connecting.transport import Asked, ClientAnswer, Greet, Outcome, RemotingRequest, Transport, ask, call
+from metaq.client.connecting.transport import Asked, ClientAnswer, Greet, Outcome, RemotingRequest, Transport, ask
 from metaq.errors import ClientClosed, ClientError, ConnectionFailed, MetaqError, ProtocolError, Refused
 from metaq.protocol.inflating import MAX_INFLATED_BYTES
 from metaq.protocol.remoting.codes import Request, Response
@@ -196,7 +196,7 @@ class Core:
         failure = ConnectionFailed(f"no route names broker {broker_name}")
         for address in self.routes.replicas(broker_name).values():
             try:
-                return call(self.transport, address, request, deadline)
+                return self.transport.call(address, request, deadline)
             except ConnectionFailed as error:
                 failure = error
                 self.look_for_masters()

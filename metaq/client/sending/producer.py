@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from datetime import datetime, timedelta
 from types import MappingProxyType, TracebackType
@@ -11,6 +12,7 @@ from typing import Final, Self
 from metaq.client import checks
 from metaq.client.connecting.core import Core
 from metaq.client.connecting.forks import renewed_in_children
+from metaq.client.connecting.scheduler import Scheduler
 from metaq.client.connecting.transport import Outcome
 from metaq.client.message import (
     CORRELATION_ID,
@@ -160,8 +162,7 @@ class Producer(GroupProducer):
         own = _own(delay_level, delay, deliver_at, priority)
         once = Once(dedupe_id, or_elsewhere)
         outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, own, once)
-        future: Future[SendResult] = Future()
-        future.set_running_or_notify_cancel()
+        future = SendFuture(self._core.scheduler)
         _AsyncSend(self._core, Sending(outgoing, self._choice, deadline), future).step()
         return future
 
@@ -315,10 +316,28 @@ class Producer(GroupProducer):
         return deliver(self._core.transport, self._choice, outgoing, deadline)
 
 
+class SendFuture(Future[SendResult]):
+    """The future of a send. Its callbacks run on the threads of the client, not on the one that reads its connection."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__()
+        self._scheduler = scheduler
+        self._calls: deque[Callable[[Future[SendResult]], object]] = deque()
+        self.set_running_or_notify_cancel()
+
+    def add_done_callback(self, fn: Callable[[Future[SendResult]], object]) -> None:
+        """Have ``fn`` called with this future when it is done, also if it is done already."""
+        self._calls.append(fn)
+        super().add_done_callback(lambda _: self._scheduler.run(self._call_next))
+
+    def _call_next(self) -> None:
+        self._calls.popleft()(self)
+
+
 class _AsyncSend:
     """The attempts of one asynchronous send, each made when the previous one is known to have failed."""
 
-    def __init__(self, core: Core, sending: Sending, future: Future[SendResult]) -> None:
+    def __init__(self, core: Core, sending: Sending, future: SendFuture) -> None:
         self._core = core
         self._sending = sending
         self._future = future
@@ -330,17 +349,15 @@ class _AsyncSend:
                 self._core.scheduler.after(self._sending.pause_s, self.step)
                 return
             try:
-                self._core.transport.submit(attempt.address, attempt.request, self._sending.deadline, self._answered)
+                transport = self._core.transport
+                transport.submit(attempt.address, attempt.request, self._sending.deadline, self._answered, soon=True)
             except ClientError as error:
                 self._answered(error)
         except MetaqError as error:
             self._future.set_exception(error)
 
     def _answered(self, outcome: Outcome) -> None:
-        """Take an answer on a thread that reads a connection; user callbacks, which may take time, run on other threads."""
-        self._core.scheduler.run(lambda: self._took(outcome))
-
-    def _took(self, outcome: Outcome) -> None:
+        """Take an answer, on a thread that must not be blocked."""
         try:
             results = self._sending.took(outcome)
         except MetaqError as error:

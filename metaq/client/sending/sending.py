@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from metaq.client.connecting.health import BrokerHealth
 from metaq.client.connecting.routing import DEFAULT_QUEUES, Routes
-from metaq.client.connecting.transport import Outcome, RemotingRequest, Transport, call, refusal
+from metaq.client.connecting.transport import Outcome, RemotingRequest, Transport, refusal
 from metaq.client.message import SendResult, SendStatus
 from metaq.errors import (
     BrokerBusy,
@@ -277,7 +277,7 @@ def deliver(transport: Transport, choice: QueueChoice, outgoing: Outgoing, deadl
             continue
         outcome: Outcome
         try:
-            outcome = call(transport, attempt.address, attempt.request, deadline)
+            outcome = transport.call(attempt.address, attempt.request, deadline)
         except ClientError as error:
             outcome = error
         results = sending.took(outcome)
