@@ -16,6 +16,7 @@ stays with the message wherever it goes. Clients in other languages fill it in o
 import datetime
 import ipaddress
 import struct
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from metaq.errors import BadRequest
@@ -24,6 +25,7 @@ from metaq.message import LogOffset
 _PLACE: Final = struct.Struct(">iq")  # port, log offset
 _SENDER: Final = struct.Struct(">HIIH")  # process, number, milliseconds, counter
 _ADDRESS_SIZES: Final = (4, 16)
+_DAY_MS: Final = 86_400_000
 
 assert _PLACE.size == _SENDER.size == 12
 
@@ -101,10 +103,16 @@ def sent_ms(unique: UniqueId, now_ms: int) -> int:
 
 
 def _month_begin_ms(now_ms: int) -> int:
-    now = datetime.datetime.fromtimestamp(now_ms // 1000, datetime.UTC)
-    return int(now.replace(day=1, hour=0, minute=0, second=0).timestamp()) * 1000
+    return _month_begin_of_day(now_ms // _DAY_MS)
 
 
+@lru_cache(maxsize=16)
+def _month_begin_of_day(day: int) -> int:
+    now = datetime.datetime.fromtimestamp(day * _DAY_MS // 1000, datetime.UTC)
+    return int(now.replace(day=1).timestamp()) * 1000
+
+
+@lru_cache(maxsize=256)
 def _packed(address: str) -> bytes:
     try:
         return ipaddress.ip_address(address).packed

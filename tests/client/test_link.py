@@ -126,7 +126,7 @@ def test_who_sends_calls_no_callback() -> None:
 
         with served:
             ask()
-            link._outgoing.shutdown(socket.SHUT_WR)  # now sending fails, and whoever reads has not heard of it
+            link._connection.outgoing.shutdown(socket.SHUT_WR)  # now sending fails, and whoever reads has not heard of it
             with contextlib.suppress(ConnectionFailed):  # or it is told, as the first one is
                 ask()
             outcome, thread = told.get(timeout=DEADLINE_S)

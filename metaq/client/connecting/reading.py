@@ -21,7 +21,7 @@ from metaq.client.connecting.transport import Waiter
 from metaq.errors import ProtocolError
 from metaq.protocol.remoting.frames import FrameReader, RemotingCommand
 
-_RECEIVE_BYTES: Final = 256 * 1024
+_RECEIVE_BYTES: Final = 64 * 1024
 """Large, because a reader may wait up to 5 ms for the interpreter's lock, and should then receive everything that came."""
 _REST_S: Final = 0.002
 """The time without a caller that reads after which the reader's own thread reads again. A request of the broker may wait so long
