@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
+from weakref import WeakSet
 
 import orjson
 
@@ -62,6 +63,14 @@ class GroupMember(Protocol):
     def close(self) -> None: ...
 
 
+class Sender(Protocol):
+    """A holder of messages that wait to be sent."""
+
+    def close(self) -> None:
+        """Send what waits, and return when the outcome is known."""
+        ...
+
+
 class Guide(Protocol):
     """A watcher that keeps the list of registries up to date."""
 
@@ -105,6 +114,7 @@ class Core:
         self._guard = threading.Lock()  # guards what follows
         self._producers: dict[str, int] = {}
         self._consumers: dict[str, GroupMember] = {}
+        self._senders: WeakSet[Sender] = WeakSet()
         self._looking = False
         self._awake = False
         self.closed = False
@@ -234,6 +244,11 @@ class Core:
         if is_last:
             self._unregister(UnregisterClient(self.id, producer_group=group))
 
+    def add_sender(self, sender: Sender) -> None:
+        """Close a sender before the connections are closed."""
+        with self._guard:
+            self._senders.add(sender)
+
     def add_consumer(self, member: GroupMember) -> None:
         """Name a consumer in heartbeats from now on, and pass requests of brokers about its group to it.
 
@@ -340,13 +355,20 @@ class Core:
             self.scheduler.run(lambda: answer(_answered(member, request)))
 
     def close(self) -> None:
-        """Close the consumers first, because they still have offsets to save, then unregister and close the connections."""
+        """Close the consumers first, because they still have offsets to save, then what has messages to send.
+
+        Then unregister, and close the connections.
+        """
         with self._guard:
             if self.closed:
                 return
             self.closed = True
         for member in self._members():
             member.close()
+        with self._guard:
+            senders = list(self._senders)
+        for sender in senders:
+            sender.close()
         with self._guard:
             producers = list(self._producers)
             self._producers.clear()

@@ -24,8 +24,8 @@ from metaq.protocol.remoting.frames import FrameReader, RemotingCommand
 _RECEIVE_BYTES: Final = 64 * 1024
 """Large, because a reader may wait up to 5 ms for the interpreter's lock, and should then receive everything that came."""
 _REST_S: Final = 0.002
-"""The time without a caller that reads after which the reader's own thread reads again. A request of the broker may wait so long
-after a caller's answer; a broker that has made one is always read."""
+"""The time without a caller that reads after which the reader's own thread reads again. A request of the broker may wait so
+long after a caller's answer; a broker that has made one is always read."""
 _LONGEST_WAIT_S: Final = 86400.0
 """The longest time for which a poll is asked to wait; the kernel takes no more than 24 days."""
 
@@ -172,7 +172,7 @@ class Reader:
         return self._receive()
 
     def _await_callers(self) -> None:
-        """Wait a moment, or until it has something to do; then it reads again, unless a caller does or has done so meanwhile."""
+        """Wait a moment, or until it has something to do; then it reads again, unless a caller reads, or has read meanwhile."""
         leads = self._leads
         self._changed.wait(_REST_S)
         if self._led and self._leads == leads:

@@ -31,7 +31,7 @@ class Writer:
         """Calls to the writer's own thread: true to write, false to end."""
         self._is_called = False
         self._guard = threading.Lock()  # guards the start of the thread
-        self._thread: threading.Thread | None = None
+        self._own_thread: threading.Thread | None = None
 
     def write(self, frame: bytes, deadline: float) -> None:
         """Write what waits, and the frame after it.
@@ -54,7 +54,7 @@ class Writer:
         self._waiting.append(frame)
         if not self._is_called:
             self._is_called = True
-            if self._thread is None:
+            if self._own_thread is None:
                 self._start()
             self._calls.put(True)
 
@@ -85,10 +85,10 @@ class Writer:
 
     def _start(self) -> None:
         with self._guard:
-            if self._thread is None:
+            if self._own_thread is None:
                 name = f"metaq-write-{self._connection.address}"
-                self._thread = threading.Thread(target=self._write_on_call, name=name, daemon=True)
-                self._thread.start()
+                self._own_thread = threading.Thread(target=self._write_on_call, name=name, daemon=True)
+                self._own_thread.start()
 
     def _write_on_call(self) -> None:
         while self._calls.get():

@@ -13,8 +13,9 @@ from typing import Final, NamedTuple
 from metaq.client.connecting.health import BrokerHealth
 from metaq.client.connecting.routing import DEFAULT_QUEUES, Routes
 from metaq.client.connecting.transport import Outcome, RemotingRequest, Transport, refusal
-from metaq.client.message import SendResult, SendStatus
+from metaq.client.message import SendResult, SendStatus, compressed, properties_text
 from metaq.errors import (
+    BadRequest,
     BrokerBusy,
     ClientError,
     ConnectionFailed,
@@ -25,18 +26,21 @@ from metaq.errors import (
     SendFailed,
 )
 from metaq.message import DEFAULT_TOPIC, MessageQueue, QueueOffset
+from metaq.protocol.properties import KEYS, UNIQUE_KEY
 from metaq.protocol.record import java_hash
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 
 logger = logging.getLogger(__name__)
 
+MAX_BODY_BYTES: Final = 4 * 1024 * 1024
+"""The largest body of a message, or of a batch as a whole, that brokers take with their default settings."""
 MAX_TRIES: Final = 3
 """The most tries that may have reached a broker, each of which may have stored the message. Others are limited only by time."""
 _PAUSE_S: Final = 0.1
 """The pause before the second try at the same broker; it doubles with each further try, and varies at random."""
 _LONGEST_PAUSE_S: Final = 1.0
-_ELSEWHERE: Final = frozenset(
+ELSEWHERE: Final = frozenset(
     {
         Response.SYSTEM_ERROR,
         Response.SERVICE_NOT_AVAILABLE,
@@ -61,6 +65,9 @@ class Once(NamedTuple):
     """Whether another broker may get the message when the one of the id gave no answer."""
 
 
+NOT_ONCE: Final = Once()
+
+
 class Outgoing(NamedTuple):
     """A message, or several as one batch, as it is sent."""
 
@@ -76,7 +83,7 @@ class Outgoing(NamedTuple):
     """The queue that it must go to, whatever the key."""
     keys: Sequence[str] = ()
     """The keys of its messages, for the log."""
-    once: Once = Once()
+    once: Once = NOT_ONCE
 
 
 class Attempt(NamedTuple):
@@ -172,7 +179,7 @@ class Sending:
         error = refusal(outcome)
         if outcome.code in _STALE_ROUTE:
             self._choice.routes.forget(self._outgoing.topic)
-        if outcome.code not in _ELSEWHERE and not isinstance(error, BrokerBusy):
+        if outcome.code not in ELSEWHERE and not isinstance(error, BrokerBusy):
             raise error
         self._choice.health.failed(broker, now)
         self._may_leave = not self._is_silent or self._outgoing.once.or_elsewhere
@@ -243,6 +250,10 @@ class QueueChoice:
         alone = bool(outgoing.ordering_key or outgoing.queue) or queues[0].broker_name == queues[-1].broker_name
         return Attempt(queue, address, RemotingRequest(outgoing.code, fields, outgoing.body), alone)
 
+    def of_key(self, topic: str, key: str, deadline: float) -> MessageQueue:
+        """Return the queue to which messages with an ordering key go now. ``RouteNotFound``."""
+        return _of_key(key, self.routes.writable(topic, deadline))
+
     def _in_turn(self, queues: Sequence[MessageQueue], failed_broker: str) -> MessageQueue:
         now = time.monotonic()
         start = next(self._turns)
@@ -284,6 +295,31 @@ def deliver(transport: Transport, choice: QueueChoice, outgoing: Outgoing, deadl
         if results is not None:
             return results
         time.sleep(sending.pause_s)
+
+
+def compose(
+    group: str,
+    topic: str,
+    body: bytes,
+    properties: Mapping[str, str],
+    sys_flag: int = 0,
+    *,
+    ordering_key: str | None = None,
+    once: Once = NOT_ONCE,
+) -> Outgoing:
+    """Return one message as it is sent, its body compressed if that makes it shorter; ``BadRequest`` if it is too large."""
+    packed, packing = compressed(body)
+    check_size(packed, "a message")
+    fields = send_fields(group, topic, properties_text(properties), sys_flag | packing)
+    keys = tuple(properties[KEYS].split()) if KEYS in properties else ()
+    ids = (properties[UNIQUE_KEY],)
+    return Outgoing(topic, fields, packed, Request.SEND_MESSAGE_V2, ids, ordering_key, keys=keys, once=once)
+
+
+def check_size(body: bytes, what: str) -> None:
+    """Refuse a body that brokers do not take with their default settings."""
+    if len(body) > MAX_BODY_BYTES:
+        raise BadRequest(f"{what} of {len(body)} bytes is over the limit of {MAX_BODY_BYTES}")
 
 
 def send_fields(group: str, topic: str, properties: str, sys_flag: int = 0, flag: int = 0) -> dict[str, str]:
