@@ -72,13 +72,17 @@ def decode_offset_id(text: str) -> OffsetId:
     return OffsetId(address, port, LogOffset(log_offset))
 
 
-def make_unique_id(address: str, process: int, number: int, now_ms: int, counter: int) -> str:
-    """Return the id that a Java client in UTC makes: 32 or 56 upper-case digits.
+def unique_id_prefix(address: str, process: int, number: int) -> str:
+    """Return what the unique ids of a sender begin with; ``BadRequest`` when the address is not an IP address.
 
-    ``process``, ``number`` and ``counter`` lose the bits above their width. ``BadRequest`` when the address is no IP address.
+    ``process`` and ``number`` lose the bits above their width.
     """
-    month_ms = now_ms - _month_begin_ms(now_ms)
-    return (_packed(address) + _SENDER.pack(process & 0xFFFF, number & 0xFFFFFFFF, month_ms, counter & 0xFFFF)).hex().upper()
+    return f"{_packed(address).hex().upper()}{process & 0xFFFF:04X}{number & 0xFFFFFFFF:08X}"
+
+
+def make_unique_id(prefix: str, now_ms: int, counter: int) -> str:
+    """Return the id that a Java client in UTC makes: 32 or 56 upper-case digits. ``counter`` loses the bits above its width."""
+    return f"{prefix}{now_ms - _month_begin_ms(now_ms):08X}{counter & 0xFFFF:04X}"
 
 
 def decode_unique_id(text: str) -> UniqueId:
@@ -112,7 +116,6 @@ def _month_begin_of_day(day: int) -> int:
     return int(now.replace(day=1).timestamp()) * 1000
 
 
-@lru_cache(maxsize=256)
 def _packed(address: str) -> bytes:
     try:
         return ipaddress.ip_address(address).packed

@@ -40,7 +40,7 @@ from metaq.client.sending.sending import (
 )
 from metaq.errors import BadRequest
 from metaq.message import MessageQueue
-from metaq.protocol.properties import CLUSTER, DEDUPE_ID, REPLY_TO, SHARDING_KEY
+from metaq.protocol.properties import CLUSTER, DEDUPE_ID, REPLY_TO, SHARDING_KEY, UNIQUE_KEY
 from metaq.protocol.remoting.batch import BatchItem, encode_batch
 from metaq.protocol.remoting.codes import Request
 
@@ -242,15 +242,17 @@ class Producer(GroupProducer):
         for number, message in enumerate(_several(messages)):
             if not isinstance(message, bytes | OutgoingMessage):
                 raise checks.wrong(f"messages[{number}]", message, "bytes, or a metaq.OutgoingMessage")
-            body, tag, keys, properties, priority = (
-                message if isinstance(message, OutgoingMessage) else OutgoingMessage(message)
-            )
+            unique_id = self._core.unique_ids.next()
+            ids.append(unique_id)
+            if isinstance(message, bytes):
+                items.append(BatchItem(0, message, f"{UNIQUE_KEY}\x01{unique_id}\x02"))
+                continue
+            body, tag, keys, properties, priority = message
             checks.priority(priority)
             checks.message(body, tag, properties)
             keys = checks.keys(keys)
             all_keys += [keys] if isinstance(keys, str) else keys
-            ids.append(self._core.unique_ids.next())
-            pairs = message_properties(ids[-1], tag, keys, properties, priority_properties(priority))
+            pairs = message_properties(unique_id, tag, keys, properties, priority_properties(priority))
             items.append(BatchItem(0, body, properties_text(pairs)))
         if not items:
             return []

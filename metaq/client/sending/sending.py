@@ -25,7 +25,7 @@ from metaq.errors import (
     RouteProblem,
     SendFailed,
 )
-from metaq.message import DEFAULT_TOPIC, MessageQueue, QueueOffset
+from metaq.message import DEFAULT_TOPIC, MessageQueue
 from metaq.protocol.properties import KEYS, UNIQUE_KEY
 from metaq.protocol.record import java_hash
 from metaq.protocol.remoting.codes import Request, Response
@@ -54,6 +54,8 @@ ELSEWHERE: Final = frozenset(
 BORN: Final = "g"
 """The letter of the field for the time at which a message was sent, in milliseconds."""
 _STATUSES: Final = {status.value: status for status in SendStatus}
+_new: Final = tuple.__new__
+"""Makes a named tuple at a third of the cost of its own constructor."""
 _STALE_ROUTE: Final = frozenset({Response.TOPIC_NOT_EXIST, Response.NO_PERMISSION, Response.SERVICE_NOT_AVAILABLE})
 
 
@@ -342,10 +344,9 @@ def _results(response: RemotingCommand, ids: Sequence[str], queue: MessageQueue)
         first = int(response.fields["queueOffset"])
         queue = queue._replace(partition=int(response.fields["queueId"]))
         status = _STATUSES[response.code]
-        pairs = zip(ids, offset_ids, strict=True)
+        pairs = list(zip(ids, offset_ids, strict=True))
     except (KeyError, ValueError) as error:
         raise ClientError(f"{queue.broker_name} accepted a message without saying where it is: {response.fields}") from error
     handle = response.fields.get("recallHandle")
-    return [
-        SendResult(own, offset, queue, QueueOffset(first + place), status, handle) for place, (own, offset) in enumerate(pairs)
-    ]
+    results = enumerate(pairs, first)
+    return [_new(SendResult, (own, offset_id, queue, offset, status, handle)) for offset, (own, offset_id) in results]
