@@ -11,7 +11,7 @@ from typing import Final
 
 logger = logging.getLogger(__name__)
 
-Task = Callable[[], None]
+Task = Callable[[], object]
 
 _WORKERS: Final = 8
 

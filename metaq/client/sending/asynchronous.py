@@ -1,6 +1,6 @@
 """Asynchronous sends: their attempts, which no thread waits for, and their futures."""
 
-from collections import deque
+import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
@@ -21,20 +21,15 @@ class SendFuture(Future[SendResult]):
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__()
         self._scheduler = scheduler
-        self._calls: deque[Callable[[Future[SendResult]], object]] = deque()
         self.set_running_or_notify_cancel()
 
     def add_done_callback(self, fn: Callable[[Future[SendResult]], object]) -> None:
         """Have ``fn`` called with this future when it is done, also if it is done already."""
-        self._calls.append(fn)
-        super().add_done_callback(self._schedule)
+        super().add_done_callback(functools.partial(self._schedule, fn))
 
-    def _schedule(self, _: Future[SendResult]) -> None:
-        if not self._scheduler.run(self._call_next):  # the client was closed, which is what the callback will be told
-            self._call_next()
-
-    def _call_next(self) -> None:
-        self._calls.popleft()(self)
+    def _schedule(self, fn: Callable[[Future[SendResult]], object], _: Future[SendResult]) -> None:
+        if not self._scheduler.run(lambda: fn(self)):  # the client was closed, which is what the callback will be told
+            fn(self)
 
     def settle(self, sent: Sent) -> None:
         """Set the outcome of a send of one message."""
@@ -46,6 +41,8 @@ class SendFuture(Future[SendResult]):
 
 class AsyncSend:
     """The attempts of one asynchronous send, each made when the previous one is known to have failed."""
+
+    __slots__ = ("_core", "_done", "_sending")
 
     def __init__(self, core: Core, sending: Sending, done: Callable[[Sent], None]) -> None:
         """Take ``done``, which is called once, on a thread that it must not block."""

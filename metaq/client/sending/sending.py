@@ -101,18 +101,36 @@ class Attempt(NamedTuple):
 class Sending:
     """The state of one send. Call ``attempt`` and ``took`` in turn until ``took`` returns a result."""
 
+    # Thousands may be in flight, each of them with few objects.
+    __slots__ = (
+        "_attempt",
+        "_began",
+        "_choice",
+        "_failed",
+        "_is_silent",
+        "_may_leave",
+        "_outgoing",
+        "_reached",
+        "_tries",
+        "_unreached",
+        "_waited_for",
+        "_waits",
+        "deadline",
+        "pause_s",
+    )
+
     def __init__(self, outgoing: Outgoing, choice: "QueueChoice", deadline: float) -> None:
         self._outgoing = outgoing
         self._choice = choice
         self.deadline = deadline
         self.pause_s = 0.0
         """The seconds to wait before the next attempt."""
-        self._failed: list[tuple[str, ClientError]] = []
+        self._failed: tuple[tuple[str, ClientError], ...] = ()
         """The last three tries: the broker's name and the error of each."""
         self._tries = 0
         self._reached = 0
         """The number of tries that may have reached a broker."""
-        self._unreached: set[str] = set()
+        self._unreached: frozenset[str] = frozenset()
         self._may_leave = False
         """Whether another broker than that of the message's id may get it."""
         self._is_silent = False
@@ -194,14 +212,14 @@ class Sending:
         self.pause_s = 0.0
         is_last = self._attempt.is_alone or broker in self._unreached
         self._tries += 1
-        self._failed = [*self._failed, (broker, error)][-MAX_TRIES:]
+        self._failed = (*self._failed, (broker, error))[-MAX_TRIES:]
         if may_change and len(self._choice.routes.replicas(broker)) > 1:
             self._choice.routes.forget(self._outgoing.topic)
             if self._attempt.is_alone:
                 self._wait(error)
                 return
         if isinstance(error, NotConnected):
-            self._unreached.add(broker)
+            self._unreached |= {broker}
             if is_last:
                 self._wait(error)
             return
