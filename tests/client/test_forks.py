@@ -183,7 +183,15 @@ def test_whatever_lock_another_thread_held_hangs_no_child(process: BrokerProcess
         process.registry,
         f"{process.host}:{process.port}",
     )
-    expected = {"Core._guard", "Links._guard", "Writer._turn", "Reader._changed", "Scheduler._changed", "Routes._guard", "Checks._guard"}
+    expected = {
+        "Core._guard",
+        "Links._guard",
+        "Writer._turn",
+        "Reader._changed",
+        "Scheduler._changed",
+        "Routes._guard",
+        "Checks._guard",
+    }
     expected |= {"Producer._closing", "TransactionProducer._closing", "TextClient._connecting", "TextConnection._sending"}
     assert expected | {"XaSession._in_use", "SimpleConsumer._guard", "PushConsumer._guard", "Inbox._changed"} <= set(names)
 
