@@ -24,8 +24,8 @@ from metaq.protocol.remoting.frames import FrameReader, RemotingCommand
 _RECEIVE_BYTES: Final = 64 * 1024
 """Large, because a reader may wait up to 5 ms for the interpreter's lock, and should then receive everything that came."""
 _REST_S: Final = 0.002
-"""The time without a caller that reads after which the reader's own thread reads again. A request of the broker may wait so
-long after a caller's answer; a broker that has made one is always read."""
+"""The time without a caller that reads after which the reader's own thread reads again. A request of the broker may wait up to
+twice as long after a caller's answer; a broker that has made one is always read."""
 _LONGEST_WAIT_S: Final = 86400.0
 """The longest time for which a poll is asked to wait; the kernel takes no more than 24 days."""
 
