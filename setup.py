@@ -32,7 +32,7 @@ SPARK = ["numpy>=1.24", "pyarrow>=18", "pyspark>=4.2"]
 COMPRESSION = ["lz4>=4.3", "zstandard>=0.22"]
 
 # What fabfile.py works with.
-DEPLOY = ["fabric>=3.2"]
+DEPLOY = ["fabric>=3.2", "pydantic>=2.6"]
 
 # Pictures beside the page of `metaq offsets report`.
 REPORT = ["matplotlib>=3.9"]
@@ -163,7 +163,6 @@ setup(
         "crcmod>=1.7",
         "gevent>=24.2",
         "orjson>=3.9",
-        "pydantic>=2.6",
         "pyyaml>=6.0",
         "rich>=13.0",
         "zlib-ng>=0.5",

@@ -18,6 +18,7 @@ from benchmarks.report import Report, describe_machine, print_report, save
 from benchmarks.rocketmq.broker import rocketmq as rocketmq_broker
 from benchmarks.suites import (
     backlog,
+    client,
     connections,
     get,
     metrics,
@@ -41,6 +42,7 @@ SUITES: dict[str, Callable[[Bench], Report]] = {
     "metrics": metrics.run,
     "timers": timers.run,
     "spark": spark.run,
+    "client": client.run,
     "put": put.run,
     "get": get.run,
     "backlog": backlog.run,

@@ -16,7 +16,8 @@ from rich.table import Table as RichTable
 
 from benchmarks.figures import Check, Spread, Verdict
 from benchmarks.peers import System
-from benchmarks.tested import form, tree
+from benchmarks.tested import tree
+from metaq.form import FORM
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def describe_machine(data: Path, systems: Sequence[System]) -> dict[str, str]:
     memory = next(line for line in _lines("/proc/meminfo") if line.startswith("MemTotal"))
     facts = {
         "tree": tree(),
-        "form": form(),
+        "form": FORM,
         "processor": f"{cpu.split(':')[1].strip()}, {os.cpu_count()} cores",
         "memory": f"{int(memory.split()[1]) / (1 << 20):.1f} GiB",
         "kernel": f"{platform.system()} {platform.release()}",

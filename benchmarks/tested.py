@@ -5,8 +5,6 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from metaq.engine import turn
-
 REPOSITORY: Final = Path(__file__).parents[1]
 RESULTS: Final = "benchmarks/results"
 ID_LENGTH: Final = 12
@@ -29,8 +27,3 @@ def tree() -> str:
 
     changed = run("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{RESULTS}")
     return run("rev-parse", f"--short={ID_LENGTH}", "HEAD^{tree}") + CHANGED * bool(changed)
-
-
-def form() -> str:
-    """Return whether the modules that can be compiled are: ``compiled`` or ``interpreted``."""
-    return "interpreted" if (turn.__file__ or "").endswith(".py") else "compiled"

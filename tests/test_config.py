@@ -9,9 +9,11 @@ from typing import Final
 import pytest
 import yaml
 
-from metaq.config import ENVIRONMENT_OF_CLIENTS, LIVE, Settings, check, gather_settings, load, write_value
+from metaq.config import ENVIRONMENT_OF_CLIENTS, FIELDS, LIVE, Settings, check, gather_settings, load
+from metaq.configfile import write_value
 from metaq.engine.parts import retention_rules, room
 from metaq.errors import ConfigError
+from metaq.fields import from_values
 from tests.docs.examples import ROOT
 
 FILE: Final = "max_topics: 30\n\nmax_groups: 40\ntopics:\n  made: {partitions: 2}\n"
@@ -81,7 +83,7 @@ def test_what_is_wrong_with_a_file_is_told_with_its_line(tmp_path: Path, text: s
 @pytest.mark.parametrize("value", ["inf", "-inf", "nan", "1e400"])
 def test_no_setting_is_endless(value: str) -> None:
     """E-29: whoever says so; what is computed with them would fail when they are in force already."""
-    numbers = [name for name, field in Settings.model_fields.items() if field.annotation in {int, float}]
+    numbers = [name for name, field in FIELDS.items() if field.annotation in {int, float}]
     assert len(numbers) > 50
     for name in numbers:
         with pytest.raises(ConfigError, match=f"{name}: .* \\(METAQ_{name.upper()}\\)"):
@@ -91,15 +93,15 @@ def test_no_setting_is_endless(value: str) -> None:
 def test_no_setting_is_a_secret() -> None:
     """E-05, E-29: all of them are shown; secrets stand in files that settings name."""
     words = re.compile("password|secret|token|key|credential|login")
-    assert {name for name in Settings.model_fields if words.search(name)} == {"tls_key", "failed_logins_per_minute"}
-    assert "private key (PEM)" in str(Settings.model_fields["tls_key"].description)  # a file's name
+    assert {name for name in FIELDS if words.search(name)} == {"tls_key", "failed_logins_per_minute"}
+    assert "private key (PEM)" in str(FIELDS["tls_key"].rules.description)  # a file's name
     assert "METAQ_PASSWORD" in ENVIRONMENT_OF_CLIENTS
     assert gather_settings(None, {"METAQ_PASSWORD": "a secret", "METAQ_USER": "a"}, {}) == {}
 
 
 def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
     """MQ-103."""
-    assert load(written(tmp_path, "# nothing\n"), {}, {}) == Settings.model_validate({})
+    assert load(written(tmp_path, "# nothing\n"), {}, {}) == from_values(Settings, {})
 
 
 def test_a_value_is_written_as_it_is_read() -> None:
@@ -121,7 +123,7 @@ def test_what_places_data_cannot_change_while_it_is_used() -> None:
     """E-29."""
     fixed = {"data", "listen", "segment_bytes", "queue_file_bytes", "durability", "role", "broker_name", "broker_number"}
     assert not fixed & LIVE
-    assert set(Settings.model_fields) >= LIVE
+    assert set(FIELDS) >= LIVE
 
 
 def test_limits_of_transactions_and_of_retention_are_taken_over() -> None:

@@ -12,7 +12,7 @@ from benchmarks.peers import REPLY_SECONDS, System
 from benchmarks.report import Report, Table, number
 
 CONNECTIONS = 5000
-IDLE_MUST_MB, IDLE_AIM_MB = 60, 45
+IDLE_MUST_MB, IDLE_AIM_MB = 45, 38
 EACH_MUST_KB, EACH_AIM_KB = 4, 2
 
 

@@ -9,7 +9,6 @@ import click
 
 from metaq import __version__
 from metaq.cli.common import FAILED, INTERRUPTED, NOT_CONNECTED, OUTPUT_CLOSED, REFUSED, USAGE, CommandLogin, login_options
-from metaq.client import PutManyFailed
 from metaq.errors import (
     ConfigError,
     ConnectionFailed,
@@ -22,6 +21,7 @@ from metaq.errors import (
     SendFailed,
     UnknownHandle,
 )
+from metaq.form import FORM
 from metaq.protocol.remoting.codes import Response
 from metaq.protocol.text.replies import NOT_FOUND
 
@@ -51,6 +51,8 @@ _ROUTE_CODES: Final = {
 
 def exit_code(error: MetaqError) -> int:
     """Return the process's exit code for an error that ended a command."""
+    from metaq.client import PutManyFailed  # noqa: PLC0415 - a broker needs no client
+
     if isinstance(error, PutManyFailed):
         return exit_code(error.reason)
     if isinstance(error, SendFailed):
@@ -125,7 +127,7 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, message="%(prog)s %(version)s")
+@click.version_option(__version__, message=f"%(prog)s %(version)s ({FORM})")
 @login_options
 @click.pass_context
 def commands(context: click.Context, user: str, users_file: str, tls_ca: str) -> None:

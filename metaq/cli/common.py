@@ -4,17 +4,17 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
 from metaq.address import Address, parse_address
-from metaq.client import Client, TextClient
-from metaq.client import connect as connect_client
-from metaq.client.text.textclient import DEFAULT_PORT
 from metaq.errors import BadRequest
 
-DEFAULT_BROKER: Final = f"127.0.0.1:{DEFAULT_PORT}"
+if TYPE_CHECKING:
+    from metaq.client import Client, TextClient
+
+DEFAULT_BROKER: Final = "127.0.0.1:8123"
 DEFAULT_REGISTRY: Final = "127.0.0.1:9876"
 
 # Exit codes beside 0; described in the help of `metaq`.
@@ -110,7 +110,8 @@ class CommandLogin(NamedTuple):
         if given:
             return given
         if self.users_file:
-            from metaq.server.access.users import credentials, load_users  # noqa: PLC0415 - pydantic, which other commands need not
+            from metaq.server.access.users import credentials  # noqa: PLC0415 - the others are for commands with a users file
+            from metaq.server.access.usersfile import load_users  # noqa: PLC0415
 
             return credentials(load_users(Path(self.users_file)), "--user", self.user).secret
         typed: str = click.prompt(f"Password of {self.user}", hide_input=True, err=True)
@@ -141,14 +142,18 @@ def command_login() -> CommandLogin:
     return found if isinstance(found, CommandLogin) else CommandLogin()
 
 
-def connect_text(broker: Address) -> TextClient:
+def connect_text(broker: Address) -> "TextClient":
     """Return a client of the broker that ``--broker`` names."""
+    from metaq.client import TextClient  # noqa: PLC0415 - a broker needs no client
+
     return TextClient(*broker, **command_login().options())
 
 
-def connect_registry(registry: str) -> Client:
+def connect_registry(registry: str) -> "Client":
     """Return a client of the brokers that are registered where ``--registry`` says."""
-    return connect_client(registry, **command_login().options())
+    from metaq.client import connect  # noqa: PLC0415 - a broker needs no client
+
+    return connect(registry, **command_login().options())
 
 
 def json_line(value: Mapping[str, Any] | list[Any]) -> bytes:

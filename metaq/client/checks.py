@@ -6,6 +6,7 @@ import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, TypeVar
 
 from metaq.errors import BadRequest
@@ -75,7 +76,7 @@ def keys(value: str | Iterable[str]) -> str | list[str]:
     takes = "a text, or several texts"
     if isinstance(value, str):
         return value
-    if isinstance(value, bytes) or not isinstance(value, Iterable):
+    if isinstance(value, bytes) or not isinstance(value, tuple | list | Iterable):
         raise wrong("keys", value, takes)
     found = list(value)
     for one in found:
@@ -85,7 +86,7 @@ def keys(value: str | Iterable[str]) -> str | list[str]:
 
 def properties(value: object) -> None:
     """Refuse a value that is not a mapping of ``str`` to ``str``."""
-    if not isinstance(value, Mapping):
+    if not isinstance(value, dict | MappingProxyType | Mapping):  # the usual ones first: an abstract class is slow to ask
         raise wrong("properties", value, "a mapping of texts to texts")
     for name, one in value.items():
         text("a name in properties", name)

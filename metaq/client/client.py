@@ -22,7 +22,7 @@ from metaq.client.consuming.sendback import MAX_RECONSUME_TIMES
 from metaq.client.consuming.sharing import Model
 from metaq.client.leasing.consumer import DEFAULT_BATCH, DEFAULT_INVISIBLE_S, DEFAULT_WAIT_S, LeaseConsumer, lease_consumer
 from metaq.client.sending.cancelling import cancel
-from metaq.client.sending.producer import DEFAULT_GROUP, Producer
+from metaq.client.sending.producer import BATCH_BYTES, DEFAULT_GROUP, Producer
 from metaq.client.sending.replies import Replies
 from metaq.client.transactions.branchplaces import Routed
 from metaq.client.transactions.transactions import Check, Checks, Execute, TransactionProducer
@@ -172,10 +172,20 @@ class Client:
         self._checks.close()
         self._core.close()
 
-    def producer(self, group: str = DEFAULT_GROUP) -> Producer:
-        """Return a producer. The group's name only serves administration, and request and reply."""
+    def producer(self, group: str = DEFAULT_GROUP, *, linger_ms: int = 0, batch_bytes: int = BATCH_BYTES) -> Producer:
+        """Return a producer.
+
+        Args:
+            group: its name only serves administration, and request and reply.
+            linger_ms: how long a message of ``send_async`` may wait for others, to go with them as one batch; 0 for not at all.
+                Messages that are delayed, or have a priority or a ``dedupe_id``, and those of 4 KiB and more go on their own.
+            batch_bytes: the size from which on a batch goes at once; at most 4 MiB.
+
+        Raises:
+            BadRequest: the group's name or a number is invalid.
+        """
         self._core.check_open()
-        return Producer(self._core, self._replies, group)
+        return Producer(self._core, self._replies, group, linger_ms=linger_ms, batch_bytes=batch_bytes)
 
     def cancel(self, handle: str, *, timeout_s: float | None = None) -> None:
         """Cancel a delayed message. When this returns, it will not be delivered; to cancel it again does no harm.

@@ -285,6 +285,8 @@ def message_properties(
 
     ``BadRequest`` names a parameter or a property that cannot be sent.
     """
+    if not properties and not keys and not tag and not own:
+        return {UNIQUE_KEY: unique_id}
     if reserved := RESERVED & properties.keys():
         raise BadRequest(f"property {min(reserved)} is reserved; use the parameter for it")
     found = dict(properties)

@@ -28,7 +28,8 @@ from typing import Annotated, Any, Final, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from metaq.address import LOOPBACK, Address, parse_address, parse_listen
-from metaq.config import REGISTRY_SETTINGS, Settings, load, read_yaml
+from metaq.config import FIELDS, REGISTRY_SETTINGS, Settings, load
+from metaq.configfile import read_yaml
 from metaq.deploy.unit import ABSOLUTE_PATH
 from metaq.errors import ConfigError
 from metaq.protocol.remoting.codes import FAST_PORT_BELOW
@@ -128,7 +129,7 @@ class Service:
 
     def addresses(self) -> list[tuple[str, str, int]]:
         """Return setting, host and port of everything that it listens on, whether set in the file or by default."""
-        names = [name for name in Settings.model_fields if name.endswith("listen")]
+        names = [name for name in FIELDS if name.endswith("listen")]
         beside = "listen"
         if self.kind == "registry":
             names = [name for name in names if name in REGISTRY_SETTINGS]
@@ -227,7 +228,7 @@ def installed(host: str, kind: Kind, text: str, admin: str) -> Service:
 
 
 def _names(kind: Kind) -> Collection[str]:
-    return Settings.model_fields if kind == "broker" else REGISTRY_SETTINGS
+    return FIELDS if kind == "broker" else REGISTRY_SETTINGS
 
 
 def _model(model: type[Model], values: Any, where: str) -> Model:

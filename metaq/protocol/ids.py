@@ -16,6 +16,7 @@ stays with the message wherever it goes. Clients in other languages fill it in o
 import datetime
 import ipaddress
 import struct
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from metaq.errors import BadRequest
@@ -24,6 +25,7 @@ from metaq.message import LogOffset
 _PLACE: Final = struct.Struct(">iq")  # port, log offset
 _SENDER: Final = struct.Struct(">HIIH")  # process, number, milliseconds, counter
 _ADDRESS_SIZES: Final = (4, 16)
+_DAY_MS: Final = 86_400_000
 
 assert _PLACE.size == _SENDER.size == 12
 
@@ -70,13 +72,17 @@ def decode_offset_id(text: str) -> OffsetId:
     return OffsetId(address, port, LogOffset(log_offset))
 
 
-def make_unique_id(address: str, process: int, number: int, now_ms: int, counter: int) -> str:
-    """Return the id that a Java client in UTC makes: 32 or 56 upper-case digits.
+def unique_id_prefix(address: str, process: int, number: int) -> str:
+    """Return what the unique ids of a sender begin with; ``BadRequest`` when the address is not an IP address.
 
-    ``process``, ``number`` and ``counter`` lose the bits above their width. ``BadRequest`` when the address is no IP address.
+    ``process`` and ``number`` lose the bits above their width.
     """
-    month_ms = now_ms - _month_begin_ms(now_ms)
-    return (_packed(address) + _SENDER.pack(process & 0xFFFF, number & 0xFFFFFFFF, month_ms, counter & 0xFFFF)).hex().upper()
+    return f"{_packed(address).hex().upper()}{process & 0xFFFF:04X}{number & 0xFFFFFFFF:08X}"
+
+
+def make_unique_id(prefix: str, now_ms: int, counter: int) -> str:
+    """Return the id that a Java client in UTC makes: 32 or 56 upper-case digits. ``counter`` loses the bits above its width."""
+    return f"{prefix}{now_ms - _month_begin_ms(now_ms):08X}{counter & 0xFFFF:04X}"
 
 
 def decode_unique_id(text: str) -> UniqueId:
@@ -101,8 +107,13 @@ def sent_ms(unique: UniqueId, now_ms: int) -> int:
 
 
 def _month_begin_ms(now_ms: int) -> int:
-    now = datetime.datetime.fromtimestamp(now_ms // 1000, datetime.UTC)
-    return int(now.replace(day=1, hour=0, minute=0, second=0).timestamp()) * 1000
+    return _month_begin_of_day(now_ms // _DAY_MS)
+
+
+@lru_cache(maxsize=16)
+def _month_begin_of_day(day: int) -> int:
+    now = datetime.datetime.fromtimestamp(day * _DAY_MS // 1000, datetime.UTC)
+    return int(now.replace(day=1).timestamp()) * 1000
 
 
 def _packed(address: str) -> bytes:

@@ -13,7 +13,7 @@ import gevent
 from gevent.event import Event
 
 from metaq import logs
-from metaq.config import LIVE, Settings
+from metaq.config import FIELDS, LIVE, Settings
 from metaq.errors import MetaqError
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Reload:
 
     def _reload(self, server: Configurable) -> None:
         before, wanted = server.settings, self._read()
-        differing = [name for name in Settings.model_fields if getattr(wanted, name) != getattr(before, name)]
+        differing = [name for name in FIELDS if getattr(wanted, name) != getattr(before, name)]
         live = {name: getattr(wanted, name) for name in differing if name in LIVE}
         settings = before.merged(live)
         server.configure(settings)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from metaq.client.connecting.transport import Asked, ClientAnswer, Done, RemotingRequest
+from metaq.client.connecting.transport import Asked, ClientAnswer, Done, RemotingRequest, Waiter
 from metaq.errors import ClientClosed
 from metaq.protocol.remoting.codes import JSON, ONEWAY_FLAG, RESPONSE_FLAG, VERSION, Request
 from metaq.protocol.remoting.frames import RemotingCommand
@@ -43,7 +43,12 @@ class InMemorySession:
     def renew(self) -> None:
         self._is_inherited = True
 
-    def submit(self, address: str, request: RemotingRequest, deadline: float, done: Done) -> None:
+    def call(self, address: str, request: RemotingRequest, deadline: float) -> RemotingCommand:
+        waiter = Waiter()
+        self.submit(address, request, deadline, waiter.set)
+        return waiter.wait(deadline, request, address)
+
+    def submit(self, address: str, request: RemotingRequest, deadline: float, done: Done, *, soon: bool = False) -> None:
         if self._is_inherited:
             raise ClientClosed("a broker of metaq.testing belongs to one process: a forked process has only a copy of it")
         self._broker.take(self, request, done)

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 import metaq
 from metaq.cli import commands
 from metaq.client import TextClient
-from metaq.config import Settings
+from metaq.config import FIELDS
+from metaq.form import FORM
 from tests.support.broker import BrokerProcess, wait_until
 
 DEADLINE_S = 60.0
@@ -308,16 +309,16 @@ def test_help_and_version() -> None:
     assert all(f"  {code} " in text for code in (0, 1, 2, 3, 4, 130, 141))
     for name in commands.list_commands(None):  # type: ignore[arg-type]
         assert f"  {name} " in text
-    assert output(None, "--version") == f"metaq {metaq.__version__}\n"
+    assert output(None, "--version") == f"metaq {metaq.__version__} ({FORM})\n"
 
 
 def test_help_of_serve_shows_every_setting() -> None:
     """MQ-103: with its description and its default."""
     text = " ".join(output(None, "serve", "--help").split())
-    for name, field in Settings.model_fields.items():
+    for name, field in FIELDS.items():
         if name != "topics":
             assert f"--{name.replace('_', '-')} " in text
-            assert f"{field.description} [default: {field.default}]" in text
+            assert f"{field.rules.description} [default: {field.default}]" in text
 
 
 def test_settings_come_from_flags_then_environment_then_file(tmp_path: Path) -> None:
@@ -380,7 +381,7 @@ def test_serve_stops_in_order(tmp_path: Path, number: signal.Signals) -> None:
         ("metaq", {"metaq.client", "socket"}),
         ("metaq.cli", {"gevent", "rich", "pydantic", "yaml", "metaq.server", "metaq.store"}),
         ("metaq.cli.messages.lines", {"gevent", "rich", "pydantic", "yaml", "metaq.server", "metaq.store"}),
-        ("metaq.cli.host.serve", {"rich", "metaq.cli.messages.lines"}),
+        ("metaq.cli.host.serve", {"rich", "pydantic", "yaml", "asyncio", "kazoo", "rocksdict", "metaq.client"}),
         ("metaq.client", {"gevent", "click", "rich", "pydantic", "yaml", "metaq.server", "metaq.store"}),
     ],
 )

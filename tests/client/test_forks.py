@@ -117,6 +117,8 @@ client = metaq.connect(sys.argv[1], timeout_s=60)
 producer = client.producer()
 producer.send("orders", b"1")
 producer.send_async("orders", b"2").result(60)
+lingering = client.producer(linger_ms=3_600_000)
+lingering.send_async("orders", b"of the parent alone")
 commits = lambda *given: metaq.Outcome.COMMIT
 transactions = client.transaction_producer("box", commits, check=commits)
 transactions.send("bookings", b"3")
@@ -151,6 +153,9 @@ holding.wait()
 def work(number):
     producer.send("orders", b"5")
     producer.send_async("orders", b"6").result(60)
+    sent = lingering.send_async("orders", b"lingers")
+    lingering.close()
+    assert sent.result(0)
     transactions.send("bookings", b"7")
     text.put("orders", b"8")
     with session:
@@ -183,7 +188,15 @@ def test_whatever_lock_another_thread_held_hangs_no_child(process: BrokerProcess
         process.registry,
         f"{process.host}:{process.port}",
     )
-    expected = {"Core._guard", "Links._guard", "Link._sending", "Scheduler._changed", "Routes._guard", "Checks._guard"}
+    expected = {
+        "Core._guard",
+        "Links._guard",
+        "Writer._turn",
+        "Reader._changed",
+        "Scheduler._changed",
+        "Routes._guard",
+        "Checks._guard",
+    }
     expected |= {"Producer._closing", "TransactionProducer._closing", "TextClient._connecting", "TextConnection._sending"}
     assert expected | {"XaSession._in_use", "SimpleConsumer._guard", "PushConsumer._guard", "Inbox._changed"} <= set(names)
 

@@ -11,7 +11,7 @@ import pytest
 
 from metaq.address import parse_address
 from metaq.client.connecting.link import Link, Links
-from metaq.client.connecting.transport import ClientAnswer, RemotingRequest, call
+from metaq.client.connecting.transport import ClientAnswer, RemotingRequest
 from metaq.errors import BadRequest, ClientClosed, ConnectionFailed, RequestTimeout
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import RemotingCommand
@@ -55,7 +55,7 @@ def test_threads_share_one_connection_and_each_gets_its_own_answer(server: FakeR
     def ask(thread: int) -> None:
         for number in range(50):
             body = f"{thread}-{number}".encode()
-            if call(links, server.address, RemotingRequest(ECHO, None, body), later()).body != body:
+            if links.call(server.address, RemotingRequest(ECHO, None, body), later()).body != body:
                 wrong.append(body)
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
@@ -72,7 +72,7 @@ def test_answers_may_come_in_any_order(server: FakeRemoting, links: Links) -> No
     """SG-097: a request that waits does not hold up those behind it."""
     done: queue.SimpleQueue[object] = queue.SimpleQueue()
     links.submit(server.address, NEVER, later(), done.put)
-    assert call(links, server.address, RemotingRequest(ECHO, None, b"behind it"), later()).body == b"behind it"
+    assert links.call(server.address, RemotingRequest(ECHO, None, b"behind it"), later()).body == b"behind it"
     assert done.empty()
 
 
@@ -81,10 +81,10 @@ def test_a_time_out_leaves_the_other_requests_alone(server: FakeRemoting, links:
     held: queue.SimpleQueue[object] = queue.SimpleQueue()
     links.submit(server.address, NEVER, later(), held.put)
     with pytest.raises(RequestTimeout, match="GET_MAX_OFFSET from 127"):
-        call(links, server.address, NEVER, later(0.01))
+        links.call(server.address, NEVER, later(0.01))
     links.expire()
     assert held.empty()
-    assert call(links, server.address, RemotingRequest(ECHO, None, b"x"), later()).body == b"x"
+    assert links.call(server.address, RemotingRequest(ECHO, None, b"x"), later()).body == b"x"
     assert len(server.connections) == 1
 
 
@@ -109,7 +109,7 @@ def test_a_lost_connection_fails_what_is_in_flight_and_is_opened_again(server: F
     wait_until(lambda: server.count(Request.GET_MAX_OFFSET) == 3, DEADLINE_S, "the requests arrive")
     server.hang_up()
     assert [type(outcomes.get(timeout=DEADLINE_S)) for _ in range(3)] == [ConnectionFailed] * 3
-    assert call(links, server.address, RemotingRequest(ECHO, None, b"again"), later()).body == b"again"
+    assert links.call(server.address, RemotingRequest(ECHO, None, b"again"), later()).body == b"again"
 
 
 def test_who_sends_calls_no_callback() -> None:
@@ -126,7 +126,7 @@ def test_who_sends_calls_no_callback() -> None:
 
         with served:
             ask()
-            link._outgoing.shutdown(socket.SHUT_WR)  # now sending fails, and whoever reads has not heard of it
+            link._connection.outgoing.shutdown(socket.SHUT_WR)  # now sending fails, and whoever reads has not heard of it
             with contextlib.suppress(ConnectionFailed):  # or it is told, as the first one is
                 ask()
             outcome, thread = told.get(timeout=DEADLINE_S)
@@ -139,7 +139,7 @@ def test_a_refused_connection_names_the_address(links: Links) -> None:
     with FakeRemoting() as gone:
         address = gone.address
     with pytest.raises(ConnectionFailed, match=rf"cannot connect to {address}: .*refused"):
-        call(links, address, NEVER, later())
+        links.call(address, NEVER, later())
 
 
 def test_nonsense_from_the_other_side_ends_the_connection(server: FakeRemoting, links: Links) -> None:
@@ -157,17 +157,17 @@ def test_a_closed_client_opens_nothing(server: FakeRemoting) -> None:
     links = Links(asked_nothing, lambda address: None)
     links.close()
     with pytest.raises(ClientClosed):
-        call(links, server.address, NEVER, later())
+        links.call(server.address, NEVER, later())
 
 
 def test_a_greeting_is_the_first_frame_of_each_connection(server: FakeRemoting) -> None:
     """SG-054, SG-089: a broker knows a member before it is asked anything else."""
     server.scripts[Request.HEART_BEAT] = lambda request: Reply()
     links = Links(asked_nothing, lambda address: RemotingRequest(Request.HEART_BEAT, None, b"{}"))
-    call(links, server.address, RemotingRequest(ECHO), later())
+    links.call(server.address, RemotingRequest(ECHO), later())
     server.hang_up()
     wait_until(lambda: not any(link.alive for link in links._links.values()), DEADLINE_S, "the loss is noticed")
-    call(links, server.address, RemotingRequest(ECHO), later())
+    links.call(server.address, RemotingRequest(ECHO), later())
     links.close()
     assert [request.code for request in server.requests] == [Request.HEART_BEAT, ECHO] * 2
 
@@ -175,10 +175,10 @@ def test_a_greeting_is_the_first_frame_of_each_connection(server: FakeRemoting) 
 def test_requests_of_the_broker_are_answered(server: FakeRemoting) -> None:
     """SG-096: they are told apart from answers by the flag alone, whatever their numbers."""
     links = Links(lambda address, request, answer: answer(ClientAnswer(0, b"it is " + request.body)), lambda address: None)
-    call(links, server.address, RemotingRequest(ECHO), later())
+    links.call(server.address, RemotingRequest(ECHO), later())
     opaque = server.push(Request.GET_CONSUMER_RUNNING_INFO, {}, b"well")
     server.push(Request.NOTIFY_CONSUMER_IDS_CHANGED, {}, oneway=True)
-    call(links, server.address, RemotingRequest(ECHO), later())
+    links.call(server.address, RemotingRequest(ECHO), later())
     wait_until(lambda: len(server.requests) == 3, DEADLINE_S, "the answer comes")
     links.close()
     (answer,) = [request for request in server.requests if request.is_response]

@@ -11,9 +11,10 @@ import pytest
 import yaml
 
 import metaq
-from metaq.config import REGISTRY_SETTINGS, Settings, TopicSettings, load
+from metaq.config import FIELDS, REGISTRY_SETTINGS, TopicSettings, load
 from metaq.deploy.unit import OPEN_FILES
 from metaq.errors import ConfigError
+from metaq.fields import declared, plain
 from metaq.protocol.record import HEADER_SIZE
 from metaq.protocol.remoting.attributes import GROUP_ATTRIBUTES
 from metaq.protocol.text.lines import READERS
@@ -35,7 +36,7 @@ CONFIGURATION: Final = ROOT / "conf" / "broker.yaml"
 REGISTRY_CONFIGURATION: Final = ROOT / "conf" / "registry.yaml"
 MOST_MODULES: Final = 16
 DOCUMENTS: Final = ["README.md", "CHANGELOG.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
-SUFFIXES: Final = "|".join(sorted({name.rpartition("_")[2] for name in Settings.model_fields}))
+SUFFIXES: Final = "|".join(sorted({name.rpartition("_")[2] for name in FIELDS}))
 SESSIONS: Final = [*fences(PROTOCOL, "telnet"), *fences("docs/timers.md", "telnet"), *fences("docs/leases.md", "telnet")]
 METRICS: Final = {metric.name for metric in (*OWN, *OF_BROKERS)}
 
@@ -71,10 +72,10 @@ def test_every_command_and_status_is_described() -> None:
 def test_the_settings_file_names_every_setting_with_its_default() -> None:
     """MQ-103, ES-017: and in the order of the help; it loads, and changes nothing."""
     content: dict[str, Any] = yaml.safe_load(CONFIGURATION.read_text("utf-8"))
-    assert list(content) == list(Settings.model_fields)
+    assert list(content) == list(FIELDS)
     defaults = load(None, {}, {})
     assert load(CONFIGURATION, {}, {}) == defaults
-    assert content == defaults.model_dump(mode="json")
+    assert content == plain(defaults)
 
 
 def test_the_settings_file_of_a_registry_names_its_settings_with_their_defaults() -> None:
@@ -83,7 +84,7 @@ def test_the_settings_file_of_a_registry_names_its_settings_with_their_defaults(
     assert tuple(content) == REGISTRY_SETTINGS
     defaults = load(None, {}, {})
     assert load(REGISTRY_CONFIGURATION, {"METAQ_DURABILITY": "memory"}, {}, REGISTRY_SETTINGS) == defaults
-    assert content == defaults.model_dump(mode="json", include=set(REGISTRY_SETTINGS))
+    assert content == {name: value for name, value in plain(defaults).items() if name in REGISTRY_SETTINGS}
     with pytest.raises(ConfigError, match="unknown setting 'listen'"):
         load(CONFIGURATION, {}, {}, REGISTRY_SETTINGS)
 
@@ -94,7 +95,7 @@ def test_the_settings_file_explains_every_setting() -> None:
         lines = block.splitlines()
         assert lines[0].startswith("#"), block
     named = re.findall(r"^(\w+):", CONFIGURATION.read_text("utf-8"), re.MULTILINE)
-    assert named == list(Settings.model_fields)
+    assert named == list(FIELDS)
 
 
 def test_the_topics_that_the_settings_file_shows_load(tmp_path: Path) -> None:
@@ -103,7 +104,8 @@ def test_the_topics_that_the_settings_file_shows_load(tmp_path: Path) -> None:
     example = tmp_path / "broker.yaml"
     example.write_text("topics:\n" + "".join(f"  {line.removeprefix('#').strip()}\n" for line in lines))
     topics = load(example, {}, {}).topics
-    assert {name: topic.model_dump(exclude_defaults=True) for name, topic in topics.items()} == {
+    usual = plain(TopicSettings())
+    assert {name: dict(plain(topic).items() - usual.items()) for name, topic in topics.items()} == {
         "orders": {"partitions": 8},
         "alarms": {"partitions": 3, "priority": True},
         "audit": {"accept_subscribe": False},
@@ -117,7 +119,7 @@ def test_settings_that_a_document_names_exist(document: str) -> None:
     """MQ-103: whatever is written like a setting is one."""
     named = set(re.findall(rf"`(\w+_(?:{SUFFIXES}))`", text_of(document)))
     statistics = {name for fence in SESSIONS for name in re.findall(r"^(\w+) ", fence.text, re.MULTILINE)}
-    known = set(Settings.model_fields) | set(TopicSettings.model_fields) | set(GROUP_ATTRIBUTES)
+    known = set(FIELDS) | set(declared(TopicSettings)) | set(GROUP_ATTRIBUTES)
     assert named - known - statistics - METRICS == set()
 
 

@@ -12,6 +12,7 @@ from metaq.config import TopicSettings
 from metaq.engine.tables.groups import Group, GroupTable, group_of, with_changes
 from metaq.engine.tables.topics import Topic, TopicTable
 from metaq.errors import BadRequest
+from metaq.fields import from_values
 from metaq.protocol.remoting.attributes import GROUP_ATTRIBUTES, TOPIC_ATTRIBUTES, changed, read_changes, write_changes
 from metaq.store.files.disk import RealDisk
 
@@ -104,12 +105,12 @@ def test_a_restart_keeps_them(tmp_path: Path) -> None:
 
 def test_the_configuration_gives_priorities(tmp_path: Path) -> None:
     topics = TopicTable(tmp_path, 10)
-    topics.configure({"alarms": TopicSettings.model_validate({"partitions": 3, "priority": True})})
+    topics.configure({"alarms": from_values(TopicSettings, {"partitions": 3, "priority": True})})
     topic = topics.get("alarms")
     assert topic is not None
     assert topic.attributes == LEVELS
     topics.put(replace(topic, attributes={**topic.attributes, "priority.max.wait.ms": "7"}))
-    topics.configure({"alarms": TopicSettings.model_validate({"partitions": 3})})
+    topics.configure({"alarms": from_values(TopicSettings, {"partitions": 3})})
     assert topics.get("alarms") == replace(topic, attributes=LEVELS | {"priority.max.wait.ms": "7"})
 
 

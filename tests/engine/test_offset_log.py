@@ -15,6 +15,7 @@ from metaq.engine.tables.offsets import OffsetTable
 from metaq.engine.tables.topics import TopicTable
 from metaq.engine.turn import Turns
 from metaq.errors import Overloaded
+from metaq.fields import from_values
 from metaq.message import Durability
 from metaq.store.copies.epochs import Epochs
 from metaq.store.files.filecache import run_here
@@ -50,7 +51,7 @@ class Master:
     def __init__(self, data: Path, *, waits: bool = True) -> None:
         self.clock = ManualClock()
         self.store: MessageStore = open_store(data, STORE, self.clock)[0]
-        settings = Settings.model_validate({**SETTINGS, "data": data})
+        settings = from_values(Settings, {**SETTINGS, "data": data})
         hub: Any = Hub
         self.copies = Copies()
         parts = RoleParts(NoReplicas(), self.copies if waits else None)

@@ -359,7 +359,7 @@ USERS: Final = [
     M(
         "E-05",
         "server/access/users.py",
-        "return hmac.compare_digest(self.secret.get_secret_value().encode(), password.encode())",
+        "return hmac.compare_digest(self.secret.encode(), password.encode())",
         "return True",
         "server/access/test_access.py::test_a_wrong_password_is_refused_and_ends_the_login_before",
     ),

@@ -16,6 +16,7 @@ import pytest
 
 from metaq.cli.common import DEFAULT_BROKER
 from metaq.config import Settings, gather_settings
+from metaq.fields import from_values
 from tests.docs.examples import ROOT
 from tests.packaging.built import DEADLINE_S, clean_environment, copy, run, tracked
 from tests.support.broker import wait_until
@@ -69,7 +70,7 @@ def test_the_settings_of_the_image_are_settings() -> None:
     given = gather_settings(None, ENVIRONMENT, {})
     assert len(given) == len(ENVIRONMENT)
     assert not {"advertise", "allow_public"} & given.keys()
-    assert Settings.model_validate({name: said.value for name, said in given.items()}).log_format == "json"
+    assert from_values(Settings, {name: said.value for name, said in given.items()}).log_format == "json"
     ports = {said.value.rpartition(":")[2] for name, said in given.items() if name.endswith("listen")}
     remoting = int(ENVIRONMENT["METAQ_REMOTING_LISTEN"].rpartition(":")[2])
     assert set(IMAGE["EXPOSE"].split()) == {*ports, str(remoting - 2)}

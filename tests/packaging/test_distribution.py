@@ -90,7 +90,7 @@ def test_the_sdist_holds_what_the_wheel_is_made_of(built: Built) -> None:
 
 def test_the_installed_command_is_this_version(built: Built, tmp_path: Path) -> None:
     """SG-137: and its modules are those of the environment, not of this project."""
-    assert run(built.binaries / "metaq", "--version", cwd=tmp_path) == f"metaq {metaq.__version__}\n"
+    assert run(built.binaries / "metaq", "--version", cwd=tmp_path) == f"metaq {metaq.__version__} (compiled)\n"
     place = run(built.binaries / "python", "-c", "import metaq; print(metaq.__file__)", cwd=tmp_path)
     assert Path(place).is_relative_to(built.binaries.parent)
     assert "No module named" not in run(built.binaries / "metaq", "doctor", "--help", cwd=tmp_path)

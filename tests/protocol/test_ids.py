@@ -18,6 +18,7 @@ from metaq.protocol.ids import (
     encode_offset_id,
     make_unique_id,
     sent_ms,
+    unique_id_prefix,
 )
 
 OFFSET_IDS: Final = {
@@ -54,7 +55,7 @@ def test_offset_ids_of_real_brokers(text: str) -> None:
 def test_unique_ids_of_real_clients(text: str) -> None:
     """SG-136: address, process, time and counter of the Java client, made again and recovered."""
     address, process, number, now_ms, counter = UNIQUE_IDS[text]
-    assert make_unique_id(address, process, number, now_ms, counter) == text
+    assert make_unique_id(unique_id_prefix(address, process, number), now_ms, counter) == text
     unique = decode_unique_id(text)
     assert unique == UniqueId(address, process, number, unique.month_ms, counter)
     assert sent_ms(unique, now_ms) == now_ms
@@ -64,7 +65,7 @@ def test_unique_ids_of_real_clients(text: str) -> None:
 def test_the_time_of_an_id_of_last_month_is_recovered() -> None:
     """SG-136: it would lie in the future of this one."""
     sent = datetime.datetime(2026, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
-    unique = decode_unique_id(make_unique_id("192.0.2.1", 1, 2, int(sent.timestamp() * 1000), 3))
+    unique = decode_unique_id(make_unique_id(unique_id_prefix("192.0.2.1", 1, 2), int(sent.timestamp() * 1000), 3))
     for later in (datetime.timedelta(seconds=1), datetime.timedelta(days=20)):
         assert sent_ms(unique, int((sent + later).timestamp() * 1000)) == int(sent.timestamp() * 1000)
 
@@ -111,7 +112,7 @@ def test_offset_ids_round_trip(address: str, port: int, log_offset: LogOffset) -
 @given(addresses, naturals32, st.integers(-(1 << 40), 1 << 40), times_ms, naturals32)
 def test_unique_ids_round_trip(address: str, process: int, number: int, now_ms: int, counter: int) -> None:
     """SG-136: of each number the bits that there is room for; of the time, less than a month."""
-    unique = decode_unique_id(make_unique_id(address, process, number, now_ms, counter))
+    unique = decode_unique_id(make_unique_id(unique_id_prefix(address, process, number), now_ms, counter))
     assert unique[:3] == (address, process & 0xFFFF, number & 0xFFFFFFFF)
     assert unique.counter == counter & 0xFFFF
     assert unique.month_ms < MONTH_MS

@@ -16,7 +16,7 @@ import metaq
 from metaq import TextClient
 from metaq.cli.admin import parse_config
 from metaq.client import parse_stats
-from metaq.config import LIVE, Settings
+from metaq.config import FIELDS, LIVE
 from metaq.errors import MetaqError, RouteNotFound
 from metaq.message import DEFAULT_TOPIC
 from metaq.protocol.remoting import fastjson
@@ -89,7 +89,7 @@ def reloaded(tmp_path: Path) -> Iterator[Reloaded]:
 
 def test_every_live_setting_is_put_in_force(reloaded: Reloaded) -> None:
     """E-29: all of them at once, by the same process; and taken back."""
-    numbers = {name: Settings.model_fields[name].default + 1 for name in LIVE - OTHERS.keys()}
+    numbers = {name: FIELDS[name].default + 1 for name in LIVE - OTHERS.keys()}
     others = {**numbers, **OTHERS}
     assert others.keys() == LIVE
     before, pid = reloaded.in_force(), reloaded.broker.pid
@@ -191,7 +191,7 @@ def test_topics_of_a_file_are_made_all_or_none(reloaded: Reloaded) -> None:
     log = reloaded.reload("max_topics: 2\ntopics: {there: {}, one: {}, two: {}}\n", "settings not reloaded")
     assert "topics: 3 topics would be more than 2 (max_topics); the new ones are one, two" in log
     found = reloaded.in_force()
-    assert found["metaq"]["max_topics"] == Settings.model_fields["max_topics"].default
+    assert found["metaq"]["max_topics"] == FIELDS["max_topics"].default
     assert "topic=one" not in found
     reloaded.reload("max_topics: 3\ntopics: {there: {partitions: 2}, one: {}, two: {}}\n")
     assert {"topic=there", "topic=one", "topic=two"} <= reloaded.in_force().keys()

@@ -28,6 +28,7 @@ from metaq.engine.tables.loading import load_tables
 from metaq.engine.tables.observed import Observed
 from metaq.engine.tables.offsets import OffsetTable
 from metaq.engine.turn import Turns
+from metaq.fields import from_values
 from metaq.protocol.record import host_bytes
 from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request
 from metaq.protocol.remoting.headers import encode_header
@@ -110,7 +111,7 @@ class Parts:
     """The parts of a master without slaves. Settings are those of ``metaq serve``."""
 
     def __init__(self, data: Path, disk: Disk | None = None, **settings: Any) -> None:
-        self.settings = Settings.model_validate({**SMALL, "data": data, **settings})
+        self.settings = from_values(Settings, {**SMALL, "data": data, **settings})
         self.clock = ManualClock()
         self.loop = Loop(self.clock)
         self.store = open_store(data, store_settings(self.settings), self.clock, disk)[0]

@@ -10,8 +10,9 @@ import click
 from metaq.cli.cluster.replicas import ReplicaPlace, chosen, known_places, places_of, replica_option
 from metaq.cli.common import FAILED, connect_registry, examples, json_option, print_json, registry_option
 from metaq.client import Admin
-from metaq.config import Settings, load
+from metaq.config import FIELDS, Settings
 from metaq.errors import ClientError
+from metaq.fields import plain
 from metaq.protocol.remoting.adminbodies import decode_settings, encode_settings
 
 MIB: Final = 1024**2
@@ -96,7 +97,9 @@ def flag(setting: str) -> str:
 
 def shared(config: Mapping[str, str]) -> dict[str, str]:
     """Return the settings that a slave has to share with its master: those that are not at their defaults, and the names."""
-    usual = decode_settings(encode_settings(load(None, {}, {}).model_dump(mode="json", exclude={"topics", *OF_EACH})))
+    usual = decode_settings(
+        encode_settings({name: value for name, value in plain(Settings()).items() if name not in {"topics", *OF_EACH}})
+    )
     return {
         name: config[name]
         for name, value in usual.items()
@@ -106,7 +109,7 @@ def shared(config: Mapping[str, str]) -> dict[str, str]:
 
 def differences(ours: Mapping[str, str], theirs: Mapping[str, str], but: Collection[str] = OF_EACH) -> list[str]:
     """Return the settings in which a slave differs from its master, as text."""
-    names = [name for name in Settings.model_fields if name in ours and name in theirs and name not in but]
+    names = [name for name in FIELDS if name in ours and name in theirs and name not in but]
     return [f"{name} is {theirs[name]}, not {ours[name]}" for name in names if ours[name] != theirs[name]]
 
 

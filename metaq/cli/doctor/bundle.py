@@ -23,6 +23,7 @@ from metaq.address import Address
 from metaq.cli.admin import CONFIG, parse_config
 from metaq.cli.common import FAILED, broker_option, connect_text, examples
 from metaq.errors import MetaqError, Refused
+from metaq.form import FORM
 
 LOG_BYTES: Final = 1 << 20
 """Limit of a log file; its end is taken."""
@@ -177,7 +178,7 @@ def _versions() -> str:
 
 
 def _version_lines() -> Iterator[str]:
-    yield f"metaq {__version__}"
+    yield f"metaq {__version__} ({FORM})"
     yield f"python {sys.version}"
     yield f"platform {platform.platform()}"
     yield f"processors {os.cpu_count()}"

@@ -1,11 +1,12 @@
 """The page ``docs/configuration.md``, made from the settings."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, get_origin
 
 from metaq.cli.host.settings import metavar
-from metaq.config import LIVE, Settings, TopicSettings
+from metaq.config import FIELDS, LIVE, TopicSettings
+from metaq.fields import Declared, declared
 
 HEAD: Final = """\
 # Settings
@@ -68,33 +69,35 @@ _KINDS: Final[dict[Any, str]] = {int: "number", float: "number", Path: "path", s
 def page() -> Iterator[str]:
     """Yield the page in pieces."""
     yield HEAD
-    yield from _table(Settings.model_fields, live=LIVE)
+    yield from _table(FIELDS, live=LIVE)
     yield TOPICS
-    yield from _table(TopicSettings.model_fields, live=None)
+    yield from _table(declared(TopicSettings), live=None)
 
 
-def _table(fields: dict[str, Any], live: frozenset[str] | None) -> Iterator[str]:
+def _table(fields: Mapping[str, Declared], live: frozenset[str] | None) -> Iterator[str]:
     columns = ["setting", "default", "unit", *([] if live is None else ["live"]), "what it is"]
     yield f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}\n"
     for name, field in fields.items():
         marks = [] if live is None else ["live" if name in live else ""]
-        cells = [f"`{name}`", _default(field.default), _unit(name, field), *marks, field.description.replace("|", "\\|")]
+        cells = [f"`{name}`", _default(field.default), _unit(name, field), *marks, field.rules.description.replace("|", "\\|")]
         yield "| " + " | ".join(cells) + " |\n"
 
 
 def _default(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
     return str(value) if value != "" else '`""`'
 
 
-def _unit(name: str, field: Any) -> str:
-    bounds = {key: getattr(rule, key) for rule in field.metadata for key in ("ge", "le", "gt") if hasattr(rule, key)}
+def _unit(name: str, field: Declared) -> str:
+    ge, le = field.rules.ge, field.rules.le
     unit = _UNITS.get(name.rpartition("_")[2], "")
     if not unit:
         if get_origin(field.annotation) is dict:
             return "table"
         unit = _KINDS.get(field.annotation) or metavar(field.annotation).replace("|", ", ")
-    if "le" in bounds and unit != "0 to 1":
-        return f"{unit}, {bounds.get('ge', 0)} to {bounds['le']}"
-    return f"{unit}, from {bounds['ge']}" if bounds.get("ge") else unit
+    if le is not None and unit != "0 to 1":
+        return f"{unit}, {ge or 0} to {le}"
+    return f"{unit}, from {ge}" if ge else unit

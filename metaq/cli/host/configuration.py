@@ -12,8 +12,10 @@ from metaq.cli.admin import CONFIG, parse_config
 from metaq.cli.common import broker_option, connect_text, examples, json_option, print_json
 from metaq.cli.host.configdoc import page
 from metaq.cli.host.settings import config_option, setting_options
-from metaq.config import Settings, check, gather_settings, write_value
+from metaq.config import FIELDS, Settings, check, gather_settings
+from metaq.configfile import write_value
 from metaq.errors import ConfigError
+from metaq.fields import from_values, plain
 
 RUNNING = "metaq"
 """The section of ``stats config`` that holds the settings under their names."""
@@ -30,7 +32,7 @@ def config() -> None:
         "metaq config show --max-body-bytes 65536 > broker.yaml",
         "metaq config show --running --broker 127.0.0.1:8123",
     ),
-    params=setting_options(Settings.model_fields),
+    params=setting_options(FIELDS),
 )
 @config_option("The configuration file that metaq serve is to read.")
 @click.option("--origin", is_flag=True, help="Add where each one comes from: FILE:LINE, METAQ_NAME, --flag, or default.")
@@ -46,7 +48,7 @@ def show(config_file: Path | None, origin: bool, running: bool, broker: Address,
         _print(_of_broker(broker), {}, as_json=as_json)
         return
     given = gather_settings(config_file, os.environ, said)
-    values = check(given).model_dump(mode="json")
+    values = plain(check(given))
     origins = {name: given[name].origin if name in given else "default" for name in values} if origin else {}
     _print(values, origins, as_json=as_json)
 
@@ -54,10 +56,8 @@ def show(config_file: Path | None, origin: bool, running: bool, broker: Address,
 def _of_broker(broker: Address) -> dict[str, Any]:
     with connect_text(broker) as client:
         values = parse_config(client.stats(CONFIG))[RUNNING]
-    known = {
-        name: value for name, value in values.items() if name in Settings.model_fields
-    }  # a broker of another version has other settings
-    return Settings.model_validate(known).model_dump(mode="json", include=set(known))
+    known = {name: value for name, value in values.items() if name in FIELDS}  # a broker of another version has other settings
+    return {name: value for name, value in plain(from_values(Settings, known)).items() if name in known}
 
 
 def _print(values: Mapping[str, Any], origins: Mapping[str, str], *, as_json: bool) -> None:
@@ -81,7 +81,7 @@ def check_file(file: Path, as_json: bool) -> None:
     The exit code is 2 if it would not. Errors go to standard error, each with its line.
     """
     given = gather_settings(file, {}, {})
-    settings, defaults = check(given), Settings.model_validate({})
+    settings, defaults = check(given), Settings()
     changed = [name for name in given if getattr(settings, name) != getattr(defaults, name)]
     if as_json:
         print_json({"file": str(file), "settings": len(given), "changed": changed})

@@ -8,14 +8,14 @@ from typing import Any
 import click
 
 from metaq.cli.host.settings import config_option, setting_options
-from metaq.config import Settings, load
+from metaq.config import FIELDS, load
 from metaq.server.addresses import NONE
 from metaq.server.broker import Broker
 from metaq.server.daemon import run
 from metaq.server.replicas.replica import ReplicaServer
 
 
-@click.command(params=setting_options(Settings.model_fields))
+@click.command(params=setting_options(FIELDS))
 @config_option("YAML file with settings, and with the topics that exist from the start")
 def serve(config_file: Path | None, **flags: Any) -> int:
     """Run a broker until SIGTERM or Ctrl-C.

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 import click
 
 from metaq.cli.common import Decorated
-from metaq.config import Settings
+from metaq.config import FIELDS
 
 _METAVARS: Final[dict[Any, str]] = {int: "N", float: "X", Path: "DIR", str: "TEXT"}
 _CONFIG_FILE_ONLY: Final = "topics"
@@ -32,9 +32,9 @@ def setting_options(names: Iterable[str], **other_flags: str) -> list[click.Para
     for name in names:
         if name == _CONFIG_FILE_ONLY:
             continue
-        field = Settings.model_fields[name]
+        field = FIELDS[name]
         flag = other_flags.get(name, "--" + name.replace("_", "-"))
-        text = f"{field.description}  [default: {field.default}]"
+        text = f"{field.rules.description}  [default: {field.default}]"
         if field.annotation is bool:
             options.append(click.Option([name, f"{flag}/--no-{flag[2:]}"], default=None, help=text))
         else:

@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from metaq.cli.common import examples
-from metaq.config import REGISTRY_SETTINGS, Settings, gather_settings
+from metaq.config import FIELDS, REGISTRY_SETTINGS, gather_settings
 from metaq.deploy.unit import ABSOLUTE_PATH, unit
 from metaq.errors import ConfigError
 
@@ -38,7 +38,7 @@ def systemd(kind: str, data: Path | None, config_file: Path | None, user: str) -
     The unit has Type=notify and a watchdog, and allows the time that recovery needs. The service runs as a user without
     privileges, and can only write into its data folder.
     """
-    said = gather_settings(config_file, {}, {}, Settings.model_fields if kind == "broker" else REGISTRY_SETTINGS).get("data")
+    said = gather_settings(config_file, {}, {}, FIELDS if kind == "broker" else REGISTRY_SETTINGS).get("data")
     configured = None if said is None else Path(str(said.value))
     if said is not None and data not in (None, configured):
         raise ConfigError(f"data: {data} by --data, and {configured} in {said.origin}; give only one of them")

@@ -3,26 +3,26 @@
 import os
 import secrets
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import click
-from pydantic import ValidationError
 
 from metaq.cli.common import FAILED, PASSWORD_VARIABLE, Decorated, examples, json_option
 from metaq.cli.tables import Row, print_rows
 from metaq.errors import ConfigError
+from metaq.fields import WrongFields, from_values
 from metaq.server.access.permissions import ANONYMOUS, Permission
 from metaq.server.access.users import (
     LEAST_SECRET,
     MOST_PASSWORD,
     User,
-    editing,
     hashed,
     is_name,
-    load_users,
     parse_permission,
     written_permission,
 )
+from metaq.server.access.usersfile import editing, load_users
 
 
 @click.group()
@@ -85,9 +85,9 @@ def _asked(name: str) -> str:
 
 def _made(name: str, row: dict[str, object]) -> User:
     try:
-        return User.model_validate(row)
-    except ValidationError as error:
-        raise ConfigError(f"{name}: {error.errors(include_input=False)[0]['msg'].removeprefix('Value error, ')}") from None
+        return from_values(User, row)
+    except WrongFields as error:
+        raise ConfigError(f"{name}: {error}") from None
 
 
 @user.command(epilog=examples("metaq user remove billing --file users.yaml"))
@@ -124,8 +124,8 @@ def permit(name: str, topics: tuple[str, ...], groups: tuple[str, ...], admin: b
         known = users.get(name) or (User() if name == ANONYMOUS else None)
         if known is None or (name == ANONYMOUS and admin):
             raise ConfigError(f"there is no user {name} in {file} who can have this permission; add one with `metaq user add`")
-        row: dict[str, object] = {"topics": _granted(known.topics, topics), "groups": _granted(known.groups, groups)}
-        users[name] = known.model_copy(update=row if admin is None else {**row, "admin": admin})
+        grants = _granted(known.topics, topics), _granted(known.groups, groups)
+        users[name] = replace(known, topics=grants[0], groups=grants[1], admin=known.admin if admin is None else admin)
 
 
 def _granted(known: dict[str, Permission], wanted: Iterable[str]) -> dict[str, Permission]:

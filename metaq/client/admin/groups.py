@@ -24,7 +24,7 @@ from metaq.client.admin.views import (
     read_producers,
     read_work,
 )
-from metaq.client.connecting.transport import RemotingRequest, call, successful
+from metaq.client.connecting.transport import RemotingRequest, successful
 from metaq.client.consuming.beginning import ConsumeFrom
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue
 from metaq.protocol.remoting import headers
@@ -95,7 +95,7 @@ class GroupAdmin(TopicAdmin):
     def members_at(self, address: str, group: str) -> GroupMembers | None:
         """Return the members of a group that are connected to one broker; ``None`` when there are none."""
         request = RemotingRequest.of(Request.GET_CONSUMER_CONNECTION_LIST, headers.ConsumerGroupOnly(group))
-        response = call(self._core.transport, address, request, self._core.deadline())
+        response = self._core.transport.call(address, request, self._core.deadline())
         return None if response.code == Response.CONSUMER_NOT_ONLINE else read_members(successful(response).body)
 
     def producers(self) -> dict[str, list[MemberView]]:
@@ -189,7 +189,7 @@ class GroupAdmin(TopicAdmin):
         """Have a broker reset offsets and inform the members; when none is connected, commit the offsets for the group."""
         address = self._core.master(broker_name)
         request = RemotingRequest.of(Request.INVOKE_BROKER_TO_RESET_OFFSET, header)
-        response = call(self._core.transport, address, request, self._core.deadline())
+        response = self._core.transport.call(address, request, self._core.deadline())
         if response.code != Response.CONSUMER_NOT_ONLINE:
             successful(response)
             return

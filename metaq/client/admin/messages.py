@@ -8,7 +8,7 @@ from typing import Final
 from metaq.address import Address
 from metaq.client import checks
 from metaq.client.admin.topics import TopicAdmin
-from metaq.client.connecting.transport import RemotingRequest, call, successful
+from metaq.client.connecting.transport import RemotingRequest, successful
 from metaq.client.consuming.pull import PullConsumer
 from metaq.client.consuming.records import decode_messages
 from metaq.client.message import ReceivedMessage, SendResult, properties_text
@@ -56,7 +56,7 @@ class MessageAdmin(TopicAdmin):
         address = str(Address(where.address, where.port))
         known = {broker.address: broker.name for broker in self.brokers()}
         request = RemotingRequest.of(Request.VIEW_MESSAGE_BY_ID, headers.ViewMessage(where.log_offset))
-        response = call(self._core.transport, address, request, self._core.deadline())
+        response = self._core.transport.call(address, request, self._core.deadline())
         if response.code == Response.SYSTEM_ERROR:
             return None
         return decode_messages(successful(response).body, known.get(address, ""), most=self._core.max_inflated_bytes)[0]
@@ -122,7 +122,7 @@ class MessageAdmin(TopicAdmin):
         request = RemotingRequest(Request.QUERY_MESSAGE, {**headers.encode_header(header), **marks})
         found: list[ReceivedMessage] = []
         for broker_name in sorted({data.broker_name for data in self.route(topic).queues}):
-            response = call(self._core.transport, self._core.master(broker_name), request, self._core.deadline())
+            response = self._core.transport.call(self._core.master(broker_name), request, self._core.deadline())
             if response.code != Response.QUERY_NOT_FOUND:
                 found += decode_messages(successful(response).body, broker_name, most=self._core.max_inflated_bytes)
         return sorted(found, key=lambda message: (message.store_ms, message.queue))

@@ -2,7 +2,7 @@
 
 from metaq.client.admin.views import ReplicaView, read_replica
 from metaq.client.connecting.core import Core
-from metaq.client.connecting.transport import RemotingRequest, ask, call, successful
+from metaq.client.connecting.transport import RemotingRequest, ask, successful
 from metaq.protocol.remoting.codes import Request, Response
 
 
@@ -15,7 +15,7 @@ class ReplicaAdmin:
     def status(self, address: str) -> ReplicaView | None:
         """Return the state of a replica; ``None`` when the broker there accepts no slaves (``replication_listen``)."""
         request = RemotingRequest.of(Request.REPLICA_STATUS)
-        response = call(self._core.transport, address, request, self._core.deadline())
+        response = self._core.transport.call(address, request, self._core.deadline())
         return None if response.code == Response.REQUEST_CODE_NOT_SUPPORTED else read_replica(successful(response).body)
 
     def promote(self, address: str, *, accept_loss: bool = False) -> None:

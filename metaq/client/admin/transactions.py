@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from metaq.client.admin.views import BranchView, read_branch, read_branches, read_half, read_halves
 from metaq.client.connecting.core import Core
-from metaq.client.connecting.transport import RemotingRequest, ask, call, successful
+from metaq.client.connecting.transport import RemotingRequest, ask, successful
 from metaq.protocol.remoting import headers
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import Int32
@@ -79,7 +79,7 @@ class TransactionAdmin:
 
     def _one(self, address: str, key: str, read: Callable[[bytes], T]) -> T | None:
         request = RemotingRequest.of(Request.GET_TRANSACTION, TransactionKey(key))
-        response = call(self._core.transport, address, request, self._core.deadline())
+        response = self._core.transport.call(address, request, self._core.deadline())
         return None if response.code == Response.QUERY_NOT_FOUND else read(successful(response).body)
 
     def _decide(self, address: str, header: DecideTransaction) -> None:

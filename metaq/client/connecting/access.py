@@ -21,6 +21,8 @@ T = TypeVar("T")
 class BlockingStream(Protocol):
     """The methods of a socket that the clients use."""
 
+    def fileno(self) -> int: ...
+
     def recv(self, size: int, /) -> bytes: ...
 
     def recv_into(self, buffer: memoryview, /) -> int: ...
@@ -141,8 +143,24 @@ class _Secured:
         other._guard, other._sending = self._guard, self._sending
         return other
 
+    def fileno(self) -> int:
+        return self._raw.fileno()
+
     def recv(self, size: int, /) -> bytes:
-        return self._received(lambda: self._tls.read(size)) or b""
+        """Return all that has come, and at most ``size``: whoever waits for the descriptor is not told of what is kept here."""
+        return self._received(lambda: self._all(size)) or b""
+
+    def _all(self, size: int) -> bytes:
+        data = self._tls.read(size)
+        try:
+            while data and len(data) < size:
+                more = self._tls.read(size - len(data))
+                if not more:
+                    break
+                data += more
+        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            pass  # the next call tells of the end
+        return data
 
     def recv_into(self, buffer: memoryview, /) -> int:
         # typeshed does not know that a read into a buffer returns the number of bytes

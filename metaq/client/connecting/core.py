@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
+from weakref import WeakSet
 
 import orjson
 
@@ -19,7 +20,7 @@ from metaq.client.connecting.link import Links
 from metaq.client.connecting.presence import level_of
 from metaq.client.connecting.routing import Routes
 from metaq.client.connecting.scheduler import Scheduler, Task
-from metaq.client.connecting.transport import Asked, ClientAnswer, Greet, Outcome, RemotingRequest, Transport, ask, call
+from metaq.client.connecting.transport import Asked, ClientAnswer, Greet, Outcome, RemotingRequest, Transport, ask
 from metaq.errors import ClientClosed, ClientError, ConnectionFailed, MetaqError, ProtocolError, Refused
 from metaq.protocol.inflating import MAX_INFLATED_BYTES
 from metaq.protocol.remoting.codes import Request, Response
@@ -60,6 +61,14 @@ class GroupMember(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Sender(Protocol):
+    """A holder of messages that wait to be sent."""
+
+    def close(self) -> None:
+        """Send what waits, and return when the outcome is known."""
+        ...
 
 
 class Guide(Protocol):
@@ -105,6 +114,7 @@ class Core:
         self._guard = threading.Lock()  # guards what follows
         self._producers: dict[str, int] = {}
         self._consumers: dict[str, GroupMember] = {}
+        self._senders: WeakSet[Sender] = WeakSet()
         self._looking = False
         self._awake = False
         self.closed = False
@@ -196,7 +206,7 @@ class Core:
         failure = ConnectionFailed(f"no route names broker {broker_name}")
         for address in self.routes.replicas(broker_name).values():
             try:
-                return call(self.transport, address, request, deadline)
+                return self.transport.call(address, request, deadline)
             except ConnectionFailed as error:
                 failure = error
                 self.look_for_masters()
@@ -233,6 +243,11 @@ class Core:
                 del self._producers[group]
         if is_last:
             self._unregister(UnregisterClient(self.id, producer_group=group))
+
+    def add_sender(self, sender: Sender) -> None:
+        """Close a sender before the connections are closed."""
+        with self._guard:
+            self._senders.add(sender)
 
     def add_consumer(self, member: GroupMember) -> None:
         """Name a consumer in heartbeats from now on, and pass requests of brokers about its group to it.
@@ -340,13 +355,20 @@ class Core:
             self.scheduler.run(lambda: answer(_answered(member, request)))
 
     def close(self) -> None:
-        """Close the consumers first, because they still have offsets to save, then unregister and close the connections."""
+        """Close the consumers first, because they still have offsets to save, then what has messages to send.
+
+        Then unregister, and close the connections.
+        """
         with self._guard:
             if self.closed:
                 return
             self.closed = True
         for member in self._members():
             member.close()
+        with self._guard:
+            senders = list(self._senders)
+        for sender in senders:
+            sender.close()
         with self._guard:
             producers = list(self._producers)
             self._producers.clear()

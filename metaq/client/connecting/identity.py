@@ -7,7 +7,7 @@ import socket
 import time
 from typing import Final
 
-from metaq.protocol.ids import make_unique_id
+from metaq.protocol.ids import make_unique_id, unique_id_prefix
 
 _ANYWHERE: Final = ("192.0.2.1", 9)
 """An address that no packet is sent to: connecting a UDP socket to it selects a route, which tells this machine's address."""
@@ -38,11 +38,9 @@ class UniqueIds:
 
     def renew(self) -> None:
         """Start another sequence in a child of a fork, so that no id is one of the parent's."""
-        self._process = os.getpid()
-        self._number = secrets.randbits(32)
+        self._prefix = unique_id_prefix(self._address, os.getpid(), secrets.randbits(32))
         self._counter = itertools.count()
 
     def next(self) -> str:
         """Return an id that was never returned before."""
-        now_ms = time.time_ns() // 1_000_000
-        return make_unique_id(self._address, self._process, self._number, now_ms, next(self._counter))
+        return make_unique_id(self._prefix, time.time_ns() // 1_000_000, next(self._counter))

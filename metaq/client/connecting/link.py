@@ -4,29 +4,24 @@ import contextlib
 import functools
 import itertools
 import logging
-import socket
 import threading
 import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from metaq.address import parse_address
 from metaq.client.connecting.access import OPEN, Access
+from metaq.client.connecting.connection import STALL_S, Connection
 from metaq.client.connecting.presence import Presence, level_of
-from metaq.client.connecting.transport import Asked, ClientAnswer, Done, Greet, RemotingRequest, unanswered
-from metaq.errors import ClientClosed, ClientError, ConnectionFailed, NotConnected, ProtocolError, RequestTimeout
-from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request, encode_response
+from metaq.client.connecting.reading import Reader
+from metaq.client.connecting.transport import Asked, ClientAnswer, Done, Greet, RemotingRequest, Waiter, unanswered
+from metaq.client.connecting.writing import Writer
+from metaq.errors import ClientClosed, ClientError, NotConnected, RequestTimeout
+from metaq.protocol.remoting.frames import RemotingCommand, encode_request, encode_response
 
 logger = logging.getLogger(__name__)
 
 LANGUAGE: Final = "PYTHON"
-_RECEIVE_BYTES: Final = 1024 * 1024
-"""Large, because a reader may wait up to 5 ms for the interpreter's lock, and should then receive everything that came."""
 _CONNECT_TIMEOUT_S: Final = 3.0
-_STALL_S: Final = 10.0
-"""The longest time that sending one frame may take; after that the connection is given up."""
-_EVER_S: Final = 365 * 86400.0
-"""The reader's time limit, practically infinite. It needs one: both directions share the kernel's non-blocking mode."""
 _INT31: Final = 0x7FFFFFFF
 _NOBODY: Final = Presence(lambda address: None)
 """For connections to addresses that are not known as brokers."""
@@ -38,10 +33,12 @@ class _Pending(NamedTuple):
     done: Done
     deadline: float
     code: int
+    is_call: bool
+    """Whether a caller waits, so that ``done`` only wakes it."""
 
 
 class Link:
-    """One connection, with a thread that reads; requests are matched to their answers by opaque. Thread-safe.
+    """The requests of one connection, each matched to its answer by opaque. Thread-safe.
 
     A request that times out affects neither the connection nor other requests on it.
     """
@@ -54,41 +51,53 @@ class Link:
         self._asked = asked
         self._access = access
         self._presence = presence
-        self._outgoing = access.connect(parse_address(address), timeout_s)
-        # A time limit belongs to the socket object, so each direction has an object of its own.
-        self._incoming = self._outgoing.dup()
-        self._incoming.settimeout(_EVER_S)
-        self._outgoing.settimeout(_STALL_S)
-        self._sending = threading.Lock()
+        self._connection = Connection(address, timeout_s, access)
         self._opaques = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
-        self._lost = ""
         self._closed = False
-        threading.Thread(target=self._read, name=f"metaq-link-{address}", daemon=True).start()
+        self._writer = Writer(self._connection)
+        self._reader = Reader(self._connection, self)
+        self._reader.start()
 
     @property
     def alive(self) -> bool:
         """True until the connection is known to be lost."""
-        return not self._lost
+        return not self._connection.lost
 
-    def submit(self, request: RemotingRequest, deadline: float, done: Done) -> None:
-        """Send a request; see ``Transport.submit``."""
-        opaque = next(self._opaques) & _INT31
-        fields = self._access.signed(request.fields, request.body)
-        frame = encode_request(request.code, opaque, fields, request.body, language=LANGUAGE)
-        self._pending[opaque] = _Pending(done, deadline, request.code)
+    def call(self, request: RemotingRequest, deadline: float) -> RemotingCommand:
+        """Send a request and wait for the answer; see ``Transport.call``."""
+        waiter = Waiter()
+        opaque, frame = self._encoded(request)
+        self._pending[opaque] = _Pending(waiter.set, deadline, request.code, True)
         try:
-            self._send(frame, deadline)
+            self._writer.write(frame, deadline)
+            self._reader.read_for(waiter, deadline)
+            return waiter.wait(deadline, request, self.address)
+        finally:
+            self._pending.pop(opaque, None)
+
+    def submit(self, request: RemotingRequest, deadline: float, done: Done, *, soon: bool = False) -> None:
+        """Send a request; see ``Transport.submit``."""
+        opaque, frame = self._encoded(request)
+        self._pending[opaque] = _Pending(done, deadline, request.code, False)
+        try:
+            (self._writer.soon if soon else self._writer.write)(frame, deadline)
+            if self._connection.lost:  # perhaps it was before the request could be seen to be in flight
+                raise self._connection.failure()
         except ClientError:
             if self._pending.pop(opaque, None) is not None:  # else ``done`` has been called already
                 raise
+        self._reader.expect()
 
     def tell(self, request: RemotingRequest, deadline: float) -> None:
         """Send a one-way request; see ``Transport.tell``."""
+        self._writer.write(self._encoded(request, oneway=True)[1], deadline)
+
+    def _encoded(self, request: RemotingRequest, *, oneway: bool = False) -> tuple[int, bytes]:
+        """Return a new opaque, and the frame of the request with it."""
         opaque = next(self._opaques) & _INT31
         fields = self._access.signed(request.fields, request.body)
-        frame = encode_request(request.code, opaque, fields, request.body, oneway=True, language=LANGUAGE)
-        self._send(frame, deadline)
+        return opaque, encode_request(request.code, opaque, fields, request.body, oneway=oneway, language=LANGUAGE)
 
     def expire(self, now: float) -> None:
         """Fail the requests whose deadline has passed. Answers that still arrive are dropped."""
@@ -99,67 +108,33 @@ class Link:
     def lose(self, reason: str) -> None:
         """Close the connection; requests in flight and later ones fail with ``reason``."""
         self._closed = True
-        self._break(reason)
+        self._connection.give_up(reason)
         self._fail_all()
 
     def abandon(self) -> None:
-        """Close the descriptors in a child of a fork, without shutting down the connection, which is the parent's."""
-        for handle in (self._incoming, self._outgoing):
-            with contextlib.suppress(OSError):
-                handle.close()
-
-    def _break(self, reason: str) -> None:
-        """Send nothing more, and end the thread that reads, which then fails the requests in flight."""
-        self._lost = self._lost or reason
-        with contextlib.suppress(OSError):  # the other side may have closed it
-            self._incoming.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
+        """Give the connection up in a child of a fork; it is the parent's."""
+        self._connection.abandon()
 
     def _fail_all(self) -> None:
         while self._pending:
             with contextlib.suppress(KeyError):  # another thread may take the last one
                 _, pending = self._pending.popitem()
-                self._finish(pending.done, self._failure())
+                self._finish(pending.done, self._connection.failure())
 
-    def _failure(self) -> ConnectionFailed:
-        return ConnectionFailed(f"the connection to {self.address} is lost: {self._lost}")
+    # -- what is read: a Receiver -------------------------------------------------------------------------------------
 
-    def _send(self, frame: bytes, deadline: float) -> None:
-        if not self._sending.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise RequestTimeout(f"{self.address} accepts no data")
-        try:
-            if self._lost:
-                raise NotConnected(str(self._failure()))
-            self._outgoing.sendall(frame)
-        # Callbacks are not called here: one may take a lock that the sending thread already holds.
-        except OSError as error:
-            self._break(f"sending failed: {error}")
-            raise self._failure() from error
-        except BaseException:
-            self._break("a request was interrupted in the middle")
-            raise
-        finally:
-            self._sending.release()
+    def answered(self, frame: RemotingCommand) -> bool:
+        if not frame.is_response:
+            return False
+        pending = self._pending.get(frame.opaque)
+        if pending is None or not pending.is_call:
+            return False
+        self._presence.heard(self.address)
+        if self._pending.pop(frame.opaque, None) is not None:  # else it has just expired
+            pending.done(frame)
+        return True
 
-    def _read(self) -> None:
-        reader = FrameReader()
-        try:
-            while data := self._incoming.recv(_RECEIVE_BYTES):
-                for frame in reader.receive(data):
-                    self._take(frame)
-                if reader.error is not None:
-                    raise reader.error
-            reason = "the other side closed it"
-        except (OSError, ProtocolError, MemoryError) as error:
-            reason = str(error) or "memory is short"
-        self._break(reason)
-        if self._pending and not self._closed:
-            self._presence.lost(self.address, self._lost)
-        self._fail_all()
-        self._incoming.close()
-        with self._sending:
-            self._outgoing.close()
-
-    def _take(self, frame: RemotingCommand) -> None:
+    def take(self, frame: RemotingCommand) -> None:
         if frame.is_response:
             self._presence.heard(self.address)
             pending = self._pending.pop(frame.opaque, None)
@@ -171,12 +146,21 @@ class Link:
         except Exception:
             logger.exception("request of a broker failed address=%s code=%s", self.address, frame.code)
 
+    def in_flight(self) -> bool:
+        return bool(self._pending)
+
+    def ended(self) -> None:
+        if self._pending and not self._closed:
+            self._presence.lost(self.address, self._connection.lost)
+        self._fail_all()
+        self._writer.end()
+
     def _answer(self, request: RemotingCommand, answer: ClientAnswer) -> None:
         if request.is_oneway:
             return
         head = encode_response(request, answer.code, answer.fields, answer.remark, len(answer.body))
         try:
-            self._send(head + answer.body, time.monotonic() + _STALL_S)
+            self._writer.write(head + answer.body, time.monotonic() + STALL_S)
         except ClientError as error:
             level = level_of(error)
             logger.log(level, "answer to a broker was not sent address=%s code=%s reason=%s", self.address, request.code, error)
@@ -218,8 +202,11 @@ class Links:
         self._links = {}
         self._connecting: dict[str, threading.Lock] = {}
 
-    def submit(self, address: str, request: RemotingRequest, deadline: float, done: Done) -> None:
-        self._link(address, deadline).submit(request, deadline, done)
+    def call(self, address: str, request: RemotingRequest, deadline: float) -> RemotingCommand:
+        return self._link(address, deadline).call(request, deadline)
+
+    def submit(self, address: str, request: RemotingRequest, deadline: float, done: Done, *, soon: bool = False) -> None:
+        self._link(address, deadline).submit(request, deadline, done, soon=soon)
 
     def tell(self, address: str, request: RemotingRequest, deadline: float) -> None:
         self._link(address, deadline).tell(request, deadline)
@@ -279,7 +266,7 @@ class Links:
         """Send the greeting before any other request: a broker answers pulls only of members that it knows."""
         greeting = self._greet(link.address)
         if greeting is not None:
-            link.submit(greeting, time.monotonic() + _STALL_S, _ignore)
+            link.submit(greeting, time.monotonic() + STALL_S, _ignore)
 
 
 def _ignore(outcome: RemotingCommand | ClientError) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, NoReturn
 
 from metaq.client.connecting.presence import level_of
-from metaq.client.connecting.transport import RemotingRequest, Transport, call, successful
+from metaq.client.connecting.transport import RemotingRequest, Transport, successful
 from metaq.errors import ClientError, ProtocolError, RouteNotFound, RouteProblem
 from metaq.message import DEFAULT_TOPIC, MessageQueue
 from metaq.protocol.remoting.codes import INHERIT, MASTER, READ, WRITE, Request, Response
@@ -90,7 +90,7 @@ class Routes:
                 address = self._chosen
             limit = min(deadline, time.monotonic() + _REGISTRY_TIMEOUT_S)
             try:
-                return call(self._transport, address, request, limit)
+                return self._transport.call(address, request, limit)
             except ClientError as error:
                 failures.append(str(error))
                 self._next_registry(address)

@@ -11,7 +11,7 @@ from typing import Final
 
 logger = logging.getLogger(__name__)
 
-Task = Callable[[], None]
+Task = Callable[[], object]
 
 _WORKERS: Final = 8
 
@@ -32,27 +32,29 @@ class Scheduler:
         self._due: list[tuple[float, int, Task]] = []
         self._timer: threading.Thread | None = None
 
-    def run(self, task: Task) -> None:
-        """Run a task as soon as a thread is free. The task is dropped when the scheduler is closed."""
+    def run(self, task: Task) -> bool:
+        """Run a task as soon as a thread is free. When the scheduler is closed, drop the task and return false."""
         with self._changed:
             if self._closed:
-                return
+                return False
             try:
                 self._workers.submit(self._guarded, task)
             except RuntimeError as error:  # the interpreter exits, and the client was not closed
                 logger.debug("no more tasks client=%s reason=%s", self._name, error)
                 self._closed = True
+            return not self._closed
 
-    def after(self, seconds: float, task: Task) -> None:
-        """Run a task once, ``seconds`` from now. The task is dropped when the scheduler is closed."""
+    def after(self, seconds: float, task: Task) -> bool:
+        """Run a task once, ``seconds`` from now. When the scheduler is closed, drop the task and return false."""
         with self._changed:
             if self._closed:
-                return
+                return False
             heapq.heappush(self._due, (time.monotonic() + seconds, next(self._sequence), task))
             if self._timer is None:
                 self._timer = threading.Thread(target=self._keep_time, name=f"{self._name}-timer", daemon=True)
                 self._timer.start()
             self._changed.notify_all()
+            return True
 
     def every(self, seconds: float, task: Task, until: Callable[[], bool] = lambda: False) -> None:
         """Run a task ``seconds`` from now, and again ``seconds`` after each run has ended, until ``until`` returns true."""

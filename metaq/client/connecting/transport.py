@@ -58,8 +58,12 @@ Greet = Callable[[str], RemotingRequest | None]
 class Transport(Protocol):
     """A carrier of requests. Addresses are ``host:port``; deadlines are readings of ``time.monotonic``."""
 
-    def submit(self, address: str, request: RemotingRequest, deadline: float, done: Done) -> None:
-        """Send a request without waiting for the answer.
+    def call(self, address: str, request: RemotingRequest, deadline: float) -> RemotingCommand:
+        """Send a request and wait for the answer, whatever its code. Raise ``ConnectionFailed`` or ``RequestTimeout``."""
+        ...
+
+    def submit(self, address: str, request: RemotingRequest, deadline: float, done: Done, *, soon: bool = False) -> None:
+        """Send a request without waiting for the answer; ``soon`` says that it may be written by another thread, with others.
 
         An error that is known at once, such as no connection, is raised, and then ``done`` is not called.
         """
@@ -82,17 +86,23 @@ class Waiter:
     """A slot in which one thread waits for the outcome of one request."""
 
     def __init__(self) -> None:
-        self._known = threading.Event()
+        self._known = threading.Lock()  # released when the outcome is known; cheaper than an event
+        self._known.acquire()
         self._outcome: Outcome | None = None
 
+    @property
+    def is_set(self) -> bool:
+        """True when the outcome is known."""
+        return self._outcome is not None
+
     def set(self, outcome: Outcome) -> None:
-        """Set the outcome; a ``Done``."""
+        """Set the outcome, once; a ``Done``."""
         self._outcome = outcome
-        self._known.set()
+        self._known.release()
 
     def wait(self, deadline: float, request: RemotingRequest, address: str) -> RemotingCommand:
         """Return the answer. Raise the ``ClientError`` of a failed request, and ``RequestTimeout`` at the deadline."""
-        if not self._known.wait(max(0.0, deadline - time.monotonic())):
+        if self._outcome is None and not self._known.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise unanswered(request.code, address)
         if isinstance(self._outcome, ClientError):
             raise self._outcome
@@ -100,16 +110,9 @@ class Waiter:
         return self._outcome
 
 
-def call(transport: Transport, address: str, request: RemotingRequest, deadline: float) -> RemotingCommand:
-    """Send a request and wait for the answer, whatever its code. Raise ``ConnectionFailed`` or ``RequestTimeout``."""
-    waiter = Waiter()
-    transport.submit(address, request, deadline, waiter.set)
-    return waiter.wait(deadline, request, address)
-
-
 def ask(transport: Transport, address: str, request: RemotingRequest, deadline: float) -> RemotingCommand:
     """Send a request and wait for success. Raise ``Refused`` or ``BrokerBusy`` for any other code, and what ``call`` raises."""
-    return successful(call(transport, address, request, deadline))
+    return successful(transport.call(address, request, deadline))
 
 
 def successful(response: RemotingCommand) -> RemotingCommand:

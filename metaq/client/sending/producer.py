@@ -11,7 +11,6 @@ from typing import Final, Self
 from metaq.client import checks
 from metaq.client.connecting.core import Core
 from metaq.client.connecting.forks import renewed_in_children
-from metaq.client.connecting.transport import Outcome
 from metaq.client.message import (
     CORRELATION_ID,
     MESSAGE_TYPE,
@@ -19,23 +18,35 @@ from metaq.client.message import (
     OutgoingMessage,
     ReceivedMessage,
     SendResult,
-    compressed,
     delay_properties,
     message_properties,
     priority_properties,
     properties_text,
 )
+from metaq.client.sending.asynchronous import AsyncSend, SendFuture
+from metaq.client.sending.gathering import Gatherer
 from metaq.client.sending.replies import Replies
-from metaq.client.sending.sending import Once, Outgoing, QueueChoice, Sending, deliver, send_fields
-from metaq.errors import BadRequest, ClientError, MetaqError
+from metaq.client.sending.sending import (
+    MAX_BODY_BYTES,
+    NOT_ONCE,
+    Once,
+    Outgoing,
+    QueueChoice,
+    Sending,
+    check_size,
+    compose,
+    deliver,
+    send_fields,
+)
+from metaq.errors import BadRequest
 from metaq.message import MessageQueue
-from metaq.protocol.properties import CLUSTER, DEDUPE_ID, KEYS, REPLY_TO, SHARDING_KEY, UNIQUE_KEY
+from metaq.protocol.properties import CLUSTER, DEDUPE_ID, REPLY_TO, SHARDING_KEY, UNIQUE_KEY
 from metaq.protocol.remoting.batch import BatchItem, encode_batch
 from metaq.protocol.remoting.codes import Request
 
 DEFAULT_GROUP: Final = "metaq_producer"
-MAX_BODY_BYTES: Final = 4 * 1024 * 1024
-"""The largest body of a message, or of a batch as a whole, that brokers take with their default settings."""
+BATCH_BYTES: Final = 64 * 1024
+"""The default size from which on a batch of lingering messages is sent."""
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -79,10 +90,27 @@ class Producer(GroupProducer):
     all the same; consumers must detect that by keys of their own.
     """
 
-    def __init__(self, core: Core, replies: Replies, group: str = DEFAULT_GROUP) -> None:
+    def __init__(
+        self,
+        core: Core,
+        replies: Replies,
+        group: str = DEFAULT_GROUP,
+        *,
+        linger_ms: int = 0,
+        batch_bytes: int = BATCH_BYTES,
+    ) -> None:
+        checks.number("linger_ms", linger_ms)
+        checks.number("batch_bytes", batch_bytes, 1, MAX_BODY_BYTES)
         super().__init__(core, group)
         self._replies = replies
         self._choice = QueueChoice(core.routes, core.health)
+        self._gatherer = Gatherer(core, self._choice, group, linger_ms / 1000, batch_bytes) if linger_ms else None
+
+    def close(self) -> None:
+        """Send what lingers and wait until that is answered, then unregister the producer; the client stays open."""
+        if self._gatherer is not None:
+            self._gatherer.close()
+        super().close()
 
     def send(
         self,
@@ -130,8 +158,9 @@ class Producer(GroupProducer):
         """
         deadline = self._core.deadline(timeout_s)
         own = _own(delay_level, delay, deliver_at, priority)
-        once = Once(dedupe_id, or_elsewhere)
-        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, own, once)
+        once = NOT_ONCE if dedupe_id is None else Once(dedupe_id, or_elsewhere)
+        pairs = self._properties(topic, body, tag, keys, properties, own, ordering_key, once)
+        outgoing = compose(self.group, topic, body, pairs, ordering_key=ordering_key, once=once)
         return self._send(outgoing, deadline)[0]
 
     def send_async(
@@ -158,11 +187,17 @@ class Producer(GroupProducer):
         """
         deadline = self._core.deadline(timeout_s)
         own = _own(delay_level, delay, deliver_at, priority)
-        once = Once(dedupe_id, or_elsewhere)
-        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, own, once)
-        future: Future[SendResult] = Future()
-        future.set_running_or_notify_cancel()
-        _AsyncSend(self._core, Sending(outgoing, self._choice, deadline), future).step()
+        once = NOT_ONCE if dedupe_id is None else Once(dedupe_id, or_elsewhere)
+        pairs = self._properties(topic, body, tag, keys, properties, own, ordering_key, once)
+        gatherer = self._gatherer
+        if gatherer is not None:
+            gathered = None if own or dedupe_id is not None else gatherer.add(topic, body, pairs, ordering_key, deadline)
+            if gathered is not None:
+                return gathered
+            gatherer.flush(topic)
+        outgoing = compose(self.group, topic, body, pairs, ordering_key=ordering_key, once=once)
+        future = SendFuture(self._core.scheduler)
+        AsyncSend(self._core, Sending(outgoing, self._choice, deadline), future.settle).step()
         return future
 
     def send_oneway(
@@ -183,7 +218,11 @@ class Producer(GroupProducer):
         """Write one message to a connection without waiting for an answer: the fastest way to send, but it may be lost."""
         deadline = self._core.deadline()
         own = _own(delay_level, delay, deliver_at, priority)
-        outgoing = self._outgoing(topic, body, tag, keys, properties, ordering_key, own, Once(dedupe_id))
+        once = NOT_ONCE if dedupe_id is None else Once(dedupe_id)
+        pairs = self._properties(topic, body, tag, keys, properties, own, ordering_key, once)
+        if self._gatherer is not None:
+            self._gatherer.flush(topic)
+        outgoing = compose(self.group, topic, body, pairs, ordering_key=ordering_key, once=once)
         attempt = self._choice.choose(outgoing, "", deadline)
         self._core.transport.tell(attempt.address, attempt.request, deadline)
 
@@ -203,20 +242,22 @@ class Producer(GroupProducer):
         for number, message in enumerate(_several(messages)):
             if not isinstance(message, bytes | OutgoingMessage):
                 raise checks.wrong(f"messages[{number}]", message, "bytes, or a metaq.OutgoingMessage")
-            body, tag, keys, properties, priority = (
-                message if isinstance(message, OutgoingMessage) else OutgoingMessage(message)
-            )
+            unique_id = self._core.unique_ids.next()
+            ids.append(unique_id)
+            if isinstance(message, bytes):
+                items.append(BatchItem(0, message, f"{UNIQUE_KEY}\x01{unique_id}\x02"))
+                continue
+            body, tag, keys, properties, priority = message
             checks.priority(priority)
             checks.message(body, tag, properties)
             keys = checks.keys(keys)
             all_keys += [keys] if isinstance(keys, str) else keys
-            ids.append(self._core.unique_ids.next())
-            pairs = message_properties(ids[-1], tag, keys, properties, priority_properties(priority))
+            pairs = message_properties(unique_id, tag, keys, properties, priority_properties(priority))
             items.append(BatchItem(0, body, properties_text(pairs)))
         if not items:
             return []
         packed = encode_batch(items)
-        _check_size(packed, f"a batch of {len(items)} messages")
+        check_size(packed, f"a batch of {len(items)} messages")
         fields = {**send_fields(self.group, topic, ""), "m": "true"}
         outgoing = Outgoing(topic, fields, packed, Request.SEND_BATCH_MESSAGE, ids, None, keys=tuple(all_keys))
         return self._send(outgoing, deadline)
@@ -228,7 +269,7 @@ class Producer(GroupProducer):
         """
         deadline = self._core.deadline()
         checks.topic(topic)
-        _check_size(packed, f"a batch of {count} messages")
+        check_size(packed, f"a batch of {count} messages")
         fields = {**send_fields(self.group, topic, ""), "m": "true"}
         outgoing = Outgoing(topic, fields, packed, Request.SEND_BATCH_MESSAGE, ("",) * count, None, queue)
         return self._send(outgoing, deadline)
@@ -262,7 +303,8 @@ class Producer(GroupProducer):
             lifetime_ms = max(1, round((deadline - time.monotonic()) * 1000))
             checks.properties(properties)
             own = {CORRELATION_ID: expected.correlation, REPLY_TO: self._core.id, TTL: str(lifetime_ms)}
-            self._send(self._outgoing(topic, body, tag, keys, {**properties, **own}), deadline)
+            pairs = self._properties(topic, body, tag, keys, {**properties, **own})
+            self._send(compose(self.group, topic, body, pairs), deadline)
             return expected.wait(deadline, topic)
 
     def reply(
@@ -285,21 +327,23 @@ class Producer(GroupProducer):
         own = {name: given[name] for name in (CORRELATION_ID, REPLY_TO, TTL) if name in given}
         checks.properties(properties)
         topic = f"{given[CLUSTER]}_REPLY_TOPIC"
-        outgoing = self._outgoing(topic, body, None, (), {**properties, **own, MESSAGE_TYPE: "reply"})
-        outgoing = outgoing._replace(code=Request.SEND_REPLY_MESSAGE_V2)
+        pairs = self._properties(topic, body, None, (), {**properties, **own, MESSAGE_TYPE: "reply"})
+        outgoing = compose(self.group, topic, body, pairs)._replace(code=Request.SEND_REPLY_MESSAGE_V2)
         return self._send(outgoing, self._core.deadline(timeout_s))[0]
 
-    def _outgoing(
+    def _properties(
         self,
         topic: str,
         body: bytes,
         tag: str | None,
         keys: str | Iterable[str],
         properties: Mapping[str, str],
-        ordering_key: str | None = None,
         own: Mapping[str, str] = _NONE,
-        once: Once = Once(),  # noqa: B008 - it never changes
-    ) -> Outgoing:
+        ordering_key: str | None = None,
+        once: Once = NOT_ONCE,
+    ) -> dict[str, str]:
+        """Check a message, and return its properties, with a new id."""
+        checks.topic(topic)
         checks.message(body, tag, properties)
         pairs = message_properties(self._core.unique_ids.next(), tag, checks.keys(keys), properties, own)
         if ordering_key is not None:
@@ -309,57 +353,12 @@ class Producer(GroupProducer):
         if once.ident is not None:
             checks.dedupe_id(once.ident)
             pairs[DEDUPE_ID] = once.ident
-        return compose(self.group, topic, body, pairs)._replace(ordering_key=ordering_key, once=once)
+        return pairs
 
     def _send(self, outgoing: Outgoing, deadline: float) -> list[SendResult]:
+        if self._gatherer is not None:
+            self._gatherer.flush(outgoing.topic)
         return deliver(self._core.transport, self._choice, outgoing, deadline)
-
-
-class _AsyncSend:
-    """The attempts of one asynchronous send, each made when the previous one is known to have failed."""
-
-    def __init__(self, core: Core, sending: Sending, future: Future[SendResult]) -> None:
-        self._core = core
-        self._sending = sending
-        self._future = future
-
-    def step(self) -> None:
-        try:
-            attempt = self._sending.attempt()
-            if attempt is None:
-                self._core.scheduler.after(self._sending.pause_s, self.step)
-                return
-            try:
-                self._core.transport.submit(attempt.address, attempt.request, self._sending.deadline, self._answered)
-            except ClientError as error:
-                self._answered(error)
-        except MetaqError as error:
-            self._future.set_exception(error)
-
-    def _answered(self, outcome: Outcome) -> None:
-        """Take an answer on a thread that reads a connection; user callbacks, which may take time, run on other threads."""
-        self._core.scheduler.run(lambda: self._took(outcome))
-
-    def _took(self, outcome: Outcome) -> None:
-        try:
-            results = self._sending.took(outcome)
-        except MetaqError as error:
-            self._future.set_exception(error)
-            return
-        if results is None:
-            self._core.scheduler.after(self._sending.pause_s, self.step)
-        else:
-            self._future.set_result(results[0])
-
-
-def compose(group: str, topic: str, body: bytes, properties: Mapping[str, str], sys_flag: int = 0) -> Outgoing:
-    """Return one message as it is sent, its body compressed if that makes it shorter; ``BadRequest`` if it is too large."""
-    checks.topic(topic)
-    packed, packing = compressed(body)
-    _check_size(packed, "a message")
-    fields = send_fields(group, topic, properties_text(properties), sys_flag | packing)
-    keys = tuple(properties.get(KEYS, "").split())
-    return Outgoing(topic, fields, packed, Request.SEND_MESSAGE_V2, (properties[UNIQUE_KEY],), None, keys=keys)
 
 
 def _own(level: int, delay: timedelta | None, deliver_at: datetime | None, priority: int | None) -> Mapping[str, str]:
@@ -374,8 +373,3 @@ def _several(messages: Iterable[bytes | OutgoingMessage]) -> Iterable[bytes | Ou
     if isinstance(messages, bytes | str | OutgoingMessage) or not isinstance(messages, Iterable):
         raise checks.wrong("messages", messages, "several messages, as a list of bytes")
     return messages
-
-
-def _check_size(body: bytes, what: str) -> None:
-    if len(body) > MAX_BODY_BYTES:
-        raise BadRequest(f"{what} of {len(body)} bytes is over the limit of {MAX_BODY_BYTES}")

@@ -12,9 +12,10 @@ from typing import Final, NamedTuple
 
 from metaq.client.connecting.health import BrokerHealth
 from metaq.client.connecting.routing import DEFAULT_QUEUES, Routes
-from metaq.client.connecting.transport import Outcome, RemotingRequest, Transport, call, refusal
-from metaq.client.message import SendResult, SendStatus
+from metaq.client.connecting.transport import Outcome, RemotingRequest, Transport, refusal
+from metaq.client.message import SendResult, SendStatus, compressed, properties_text
 from metaq.errors import (
+    BadRequest,
     BrokerBusy,
     ClientError,
     ConnectionFailed,
@@ -24,19 +25,22 @@ from metaq.errors import (
     RouteProblem,
     SendFailed,
 )
-from metaq.message import DEFAULT_TOPIC, MessageQueue, QueueOffset
+from metaq.message import DEFAULT_TOPIC, MessageQueue
+from metaq.protocol.properties import KEYS, UNIQUE_KEY
 from metaq.protocol.record import java_hash
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 
 logger = logging.getLogger(__name__)
 
+MAX_BODY_BYTES: Final = 4 * 1024 * 1024
+"""The largest body of a message, or of a batch as a whole, that brokers take with their default settings."""
 MAX_TRIES: Final = 3
 """The most tries that may have reached a broker, each of which may have stored the message. Others are limited only by time."""
 _PAUSE_S: Final = 0.1
 """The pause before the second try at the same broker; it doubles with each further try, and varies at random."""
 _LONGEST_PAUSE_S: Final = 1.0
-_ELSEWHERE: Final = frozenset(
+ELSEWHERE: Final = frozenset(
     {
         Response.SYSTEM_ERROR,
         Response.SERVICE_NOT_AVAILABLE,
@@ -50,6 +54,8 @@ _ELSEWHERE: Final = frozenset(
 BORN: Final = "g"
 """The letter of the field for the time at which a message was sent, in milliseconds."""
 _STATUSES: Final = {status.value: status for status in SendStatus}
+_new: Final = tuple.__new__
+"""Makes a named tuple at a third of the cost of its own constructor."""
 _STALE_ROUTE: Final = frozenset({Response.TOPIC_NOT_EXIST, Response.NO_PERMISSION, Response.SERVICE_NOT_AVAILABLE})
 
 
@@ -59,6 +65,9 @@ class Once(NamedTuple):
     ident: str | None = None
     or_elsewhere: bool = False
     """Whether another broker may get the message when the one of the id gave no answer."""
+
+
+NOT_ONCE: Final = Once()
 
 
 class Outgoing(NamedTuple):
@@ -76,7 +85,7 @@ class Outgoing(NamedTuple):
     """The queue that it must go to, whatever the key."""
     keys: Sequence[str] = ()
     """The keys of its messages, for the log."""
-    once: Once = Once()
+    once: Once = NOT_ONCE
 
 
 class Attempt(NamedTuple):
@@ -92,18 +101,36 @@ class Attempt(NamedTuple):
 class Sending:
     """The state of one send. Call ``attempt`` and ``took`` in turn until ``took`` returns a result."""
 
+    # Thousands may be in flight, each of them with few objects.
+    __slots__ = (
+        "_attempt",
+        "_began",
+        "_choice",
+        "_failed",
+        "_is_silent",
+        "_may_leave",
+        "_outgoing",
+        "_reached",
+        "_tries",
+        "_unreached",
+        "_waited_for",
+        "_waits",
+        "deadline",
+        "pause_s",
+    )
+
     def __init__(self, outgoing: Outgoing, choice: "QueueChoice", deadline: float) -> None:
         self._outgoing = outgoing
         self._choice = choice
         self.deadline = deadline
         self.pause_s = 0.0
         """The seconds to wait before the next attempt."""
-        self._failed: list[tuple[str, ClientError]] = []
+        self._failed: tuple[tuple[str, ClientError], ...] = ()
         """The last three tries: the broker's name and the error of each."""
         self._tries = 0
         self._reached = 0
         """The number of tries that may have reached a broker."""
-        self._unreached: set[str] = set()
+        self._unreached: frozenset[str] = frozenset()
         self._may_leave = False
         """Whether another broker than that of the message's id may get it."""
         self._is_silent = False
@@ -172,7 +199,7 @@ class Sending:
         error = refusal(outcome)
         if outcome.code in _STALE_ROUTE:
             self._choice.routes.forget(self._outgoing.topic)
-        if outcome.code not in _ELSEWHERE and not isinstance(error, BrokerBusy):
+        if outcome.code not in ELSEWHERE and not isinstance(error, BrokerBusy):
             raise error
         self._choice.health.failed(broker, now)
         self._may_leave = not self._is_silent or self._outgoing.once.or_elsewhere
@@ -185,14 +212,14 @@ class Sending:
         self.pause_s = 0.0
         is_last = self._attempt.is_alone or broker in self._unreached
         self._tries += 1
-        self._failed = [*self._failed, (broker, error)][-MAX_TRIES:]
+        self._failed = (*self._failed, (broker, error))[-MAX_TRIES:]
         if may_change and len(self._choice.routes.replicas(broker)) > 1:
             self._choice.routes.forget(self._outgoing.topic)
             if self._attempt.is_alone:
                 self._wait(error)
                 return
         if isinstance(error, NotConnected):
-            self._unreached.add(broker)
+            self._unreached |= {broker}
             if is_last:
                 self._wait(error)
             return
@@ -243,6 +270,10 @@ class QueueChoice:
         alone = bool(outgoing.ordering_key or outgoing.queue) or queues[0].broker_name == queues[-1].broker_name
         return Attempt(queue, address, RemotingRequest(outgoing.code, fields, outgoing.body), alone)
 
+    def of_key(self, topic: str, key: str, deadline: float) -> MessageQueue:
+        """Return the queue to which messages with an ordering key go now. ``RouteNotFound``."""
+        return _of_key(key, self.routes.writable(topic, deadline))
+
     def _in_turn(self, queues: Sequence[MessageQueue], failed_broker: str) -> MessageQueue:
         now = time.monotonic()
         start = next(self._turns)
@@ -277,13 +308,38 @@ def deliver(transport: Transport, choice: QueueChoice, outgoing: Outgoing, deadl
             continue
         outcome: Outcome
         try:
-            outcome = call(transport, attempt.address, attempt.request, deadline)
+            outcome = transport.call(attempt.address, attempt.request, deadline)
         except ClientError as error:
             outcome = error
         results = sending.took(outcome)
         if results is not None:
             return results
         time.sleep(sending.pause_s)
+
+
+def compose(
+    group: str,
+    topic: str,
+    body: bytes,
+    properties: Mapping[str, str],
+    sys_flag: int = 0,
+    *,
+    ordering_key: str | None = None,
+    once: Once = NOT_ONCE,
+) -> Outgoing:
+    """Return one message as it is sent, its body compressed if that makes it shorter; ``BadRequest`` if it is too large."""
+    packed, packing = compressed(body)
+    check_size(packed, "a message")
+    fields = send_fields(group, topic, properties_text(properties), sys_flag | packing)
+    keys = tuple(properties[KEYS].split()) if KEYS in properties else ()
+    ids = (properties[UNIQUE_KEY],)
+    return Outgoing(topic, fields, packed, Request.SEND_MESSAGE_V2, ids, ordering_key, keys=keys, once=once)
+
+
+def check_size(body: bytes, what: str) -> None:
+    """Refuse a body that brokers do not take with their default settings."""
+    if len(body) > MAX_BODY_BYTES:
+        raise BadRequest(f"{what} of {len(body)} bytes is over the limit of {MAX_BODY_BYTES}")
 
 
 def send_fields(group: str, topic: str, properties: str, sys_flag: int = 0, flag: int = 0) -> dict[str, str]:
@@ -306,10 +362,9 @@ def _results(response: RemotingCommand, ids: Sequence[str], queue: MessageQueue)
         first = int(response.fields["queueOffset"])
         queue = queue._replace(partition=int(response.fields["queueId"]))
         status = _STATUSES[response.code]
-        pairs = zip(ids, offset_ids, strict=True)
+        pairs = list(zip(ids, offset_ids, strict=True))
     except (KeyError, ValueError) as error:
         raise ClientError(f"{queue.broker_name} accepted a message without saying where it is: {response.fields}") from error
     handle = response.fields.get("recallHandle")
-    return [
-        SendResult(own, offset, queue, QueueOffset(first + place), status, handle) for place, (own, offset) in enumerate(pairs)
-    ]
+    results = enumerate(pairs, first)
+    return [_new(SendResult, (own, offset_id, queue, offset, status, handle)) for offset, (own, offset_id) in results]

@@ -33,8 +33,8 @@ from metaq.client.connecting.presence import level_of
 from metaq.client.connecting.transport import RemotingRequest
 from metaq.client.consuming.records import decode_messages
 from metaq.client.message import ReceivedMessage, SendResult, SendStatus, message_properties
-from metaq.client.sending.producer import GroupProducer, compose
-from metaq.client.sending.sending import BORN, QueueChoice, deliver
+from metaq.client.sending.producer import GroupProducer
+from metaq.client.sending.sending import BORN, QueueChoice, compose, deliver
 from metaq.errors import BadRequest, ClientError, ProtocolError
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.properties import DELAY, KEYS, PRODUCER_GROUP, REPLY_TO, TIMERS, TRANSACTION, UNIQUE_KEY
@@ -192,6 +192,7 @@ class TransactionProducer(GroupProducer):
     ) -> Execution:
         """Do the part of ``send`` before the local transaction. The execution must be entered, and passed to ``end``."""
         deadline = self._core.deadline(timeout_s)
+        checks.topic(topic)
         checks.message(body, tag, properties)
         if unfit := _UNFIT & properties.keys():
             raise BadRequest(f"property {min(unfit)}: a transactional message can be neither delayed nor a request")

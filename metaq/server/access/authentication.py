@@ -25,7 +25,7 @@ from metaq.protocol.remoting.signature import ACCESS_KEY, Credentials, is_signed
 from metaq.replication.peers import Peers
 from metaq.server.access.guesses import Guesses, Taken
 from metaq.server.access.permissions import ANONYMOUS, ANYBODY, Principal
-from metaq.server.access.users import MOST_PASSWORD, User, credentials, load_users, no_user
+from metaq.server.access.users import MOST_PASSWORD, User, credentials, no_user
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Authentication:
         if self._path is not None:
             self.anonymous = self._principals[ANONYMOUS] = Principal(ANONYMOUS)
             self._stamp = self._stamp_now(self._path)
-            self._take(load_users(self._path))
+            self._take(_load(self._path))
             self._nobody = no_user()
 
     @property
@@ -97,7 +97,7 @@ class Authentication:
         if self._path is None:
             return
         try:
-            users = load_users(self._path)
+            users = _load(self._path)
         except ConfigError as error:
             if str(error) != self._problem:
                 logger.error("users not reloaded, those before stay reason=%s", error)
@@ -156,7 +156,7 @@ class Authentication:
         secret = None if user is None else user.secret
         is_new = secret is None or caller.principal is not principal
         taken = self._guesses.take(address, name) if is_new else ()
-        proof = self._own_secret if secret is None else secret.get_secret_value()
+        proof = self._own_secret if secret is None else secret
         right = is_signed_with(proof, request.fields, request.body)
         if secret is None or principal is None or not right:
             if not is_new:
@@ -277,9 +277,16 @@ class Authentication:
         """
         taken = self._guesses.take(address, name)
         user = self._users.get(name)
-        known = user.secret.get_secret_value() if user is not None and user.secret is not None and user.admin else None
+        known = user.secret if user is not None and user.secret is not None and user.admin else None
         secret = known or secrets.token_hex(32)
         if not proves(secret):
             return None
         self._guesses.was_right(address, name, taken)
         return secret
+
+
+def _load(path: Path) -> dict[str, User]:
+    """Return the users in the file. Raise ``ConfigError``."""
+    from metaq.server.access.usersfile import load_users  # noqa: PLC0415 - brings YAML, which a broker without users does not need
+
+    return load_users(path)

@@ -23,24 +23,17 @@ read is refused. Users that never sign are better kept with a password hash.
 """
 
 import base64
-import contextlib
-import fcntl
 import hashlib
 import hmac
-import os
 import secrets
-import stat
-import tempfile
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Annotated, Any, Final, Self
-
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, SecretStr, ValidationError, model_validator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
 
 from metaq.errors import ConfigError
+from metaq.fields import declare
 from metaq.protocol.remoting.signature import Credentials
-from metaq.server.access.permissions import ANONYMOUS, Permission
+from metaq.server.access.permissions import Permission
 
 SCRYPT_LOG2_N: Final = 14
 """16 MiB and some 40 ms for one try, with r = 8 and p = 1."""
@@ -71,30 +64,24 @@ def written_permission(permission: Permission) -> str:
     return "|".join(str(word.name) for word in Permission if word in permission) or "DENY"
 
 
-Granted = Annotated[Permission, BeforeValidator(parse_permission), PlainSerializer(written_permission)]
-
-
-class User(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class User:
     """One entry of the file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    secret: str | None = declare(None, description="signs requests, and is a password too", repr=False)
+    password: str | None = declare(None, description="a hash made by ``hashed``", repr=False)
+    admin: bool = declare(False, description="whether everything is allowed")
+    topics: dict[str, Permission] = declare({}, description="permissions by topic", convert=parse_permission)
+    groups: dict[str, Permission] = declare({}, description="permissions by group", convert=parse_permission)
 
-    secret: SecretStr | None = None
-    password: SecretStr | None = None
-    """A hash made by ``hashed``."""
-    admin: bool = False
-    topics: dict[str, Granted] = {}
-    groups: dict[str, Granted] = {}
-
-    @model_validator(mode="after")
-    def _has_one_proof(self) -> Self:
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` unless there is one proof at most, and it is a good one."""
         if self.secret is not None and self.password is not None:
             raise ValueError("has a secret and a password; one of them is enough")
-        if self.secret is not None and not LEAST_SECRET <= len(self.secret.get_secret_value()) <= MOST_PASSWORD:
+        if self.secret is not None and not LEAST_SECRET <= len(self.secret) <= MOST_PASSWORD:
             raise ValueError(f"the secret must have {LEAST_SECRET} to {MOST_PASSWORD} characters")
         if self.password is not None:
-            _parts(self.password.get_secret_value())
-        return self
+            _parts(self.password)
 
     def proves(self, password: str) -> bool:
         """Return whether this is the password.
@@ -102,29 +89,11 @@ class User(BaseModel):
         With a hash that takes some 40 ms of a processor, without the interpreter's lock.
         """
         if self.secret is not None:
-            return hmac.compare_digest(self.secret.get_secret_value().encode(), password.encode())
+            return hmac.compare_digest(self.secret.encode(), password.encode())
         if self.password is None:
             return False
-        log2_n, salt, expected = _parts(self.password.get_secret_value())
+        log2_n, salt, expected = _parts(self.password)
         return hmac.compare_digest(_scrypt(password, log2_n, salt), expected)
-
-
-class _File(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-    users: dict[str, User] = {}
-
-    @model_validator(mode="after")
-    def _has_good_names(self) -> Self:
-        for name, user in self.users.items():
-            if not is_name(name):
-                raise ValueError("a user's name must have 1 to 64 letters, digits, . _ and -")
-            has_proof = user.secret is not None or user.password is not None
-            if name == ANONYMOUS and (has_proof or user.admin):
-                raise ValueError(f"{ANONYMOUS} means clients without a login: it cannot have a secret, a password or admin")
-            if name != ANONYMOUS and not has_proof:
-                raise ValueError(f"{name} has neither a secret nor a password")
-        return self
 
 
 def is_name(name: str) -> bool:
@@ -144,7 +113,7 @@ def no_user() -> User:
 
     Takes some 40 ms.
     """
-    return User(password=SecretStr(hashed(secrets.token_hex(16))))
+    return User(password=hashed(secrets.token_hex(16)))
 
 
 def _parts(text: str) -> tuple[int, bytes, bytes]:
@@ -162,119 +131,6 @@ def _scrypt(password: str, log2_n: int, salt: bytes) -> bytes:
     return hashlib.scrypt(password.encode(), salt=salt, n=1 << log2_n, r=_SCRYPT_R, p=1, maxmem=memory, dklen=32)
 
 
-def load_users(path: Path) -> dict[str, User]:
-    """Return the users in the file. Raise ``ConfigError`` with what is wrong; the message never contains a secret."""
-    try:
-        with path.open() as file:
-            mode = os.fstat(file.fileno()).st_mode
-            text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"users_file {path}: cannot be read: {error}") from error
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ConfigError(f"users_file {path}: others can read it, and it has secrets: chmod 600 {path}")
-    try:
-        content = _content(text)
-    except yaml.MarkedYAMLError as error:  # the error's own text would quote the line, which may contain a secret
-        line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
-        raise ConfigError(
-            f"users_file {path}{line}: not YAML; put a secret in quotes if it has characters other than letters"
-        ) from None
-    except yaml.YAMLError:
-        raise ConfigError(f"users_file {path}: not YAML") from None
-    except RecursionError:
-        raise ConfigError(f"users_file {path}: not a users file: nested too deeply") from None
-    except ConfigError as error:
-        raise ConfigError(f"users_file {path}: {error}") from None
-    try:
-        return _File.model_validate(content or {}).users
-    except ValidationError as error:
-        problems = [
-            f"{'.'.join(map(str, problem['loc']))}: {problem['msg'].removeprefix('Value error, ')}"
-            for problem in error.errors(include_input=False)
-        ]
-        raise ConfigError(f"users_file {path}: {'; '.join(problems)}") from None
-
-
-def _content(text: str) -> Any:
-    """Parse the YAML. Raise ``ConfigError`` when a user, or any other key, appears twice."""
-    loader = yaml.SafeLoader(text)
-    try:
-        node = loader.get_single_node()
-        _check_once(node)
-        return None if node is None else loader.construct_document(node)
-    finally:
-        loader.dispose()
-
-
-def _check_once(node: yaml.Node | None) -> None:
-    """Raise ``ConfigError`` for a repeated key: YAML would silently take the last one."""
-    if isinstance(node, yaml.MappingNode):
-        lines: dict[str, int] = {}
-        for key, value in node.value:
-            name, line = str(key.value), key.start_mark.line + 1
-            if name in lines:
-                raise ConfigError(f"line {line} has the same name as line {lines[name]}")
-            lines[name] = line
-            _check_once(value)
-
-
-def save_users(path: Path, users: Mapping[str, User]) -> None:
-    """Replace the file as a whole, readable by its owner only. Raise ``ConfigError`` when it cannot be written."""
-    content = {"users": {name: _row(user) for name, user in users.items()}}
-    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w") as file:
-                _keep_owner(file.fileno(), path)
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                Path(name).unlink()
-            raise
-    except OSError as error:
-        raise ConfigError(f"users_file {path}: cannot be written: {error}") from error
-
-
-def _keep_owner(handle: int, path: Path) -> None:
-    """Keep the owner of the file, so that the broker can still read it after an administrator has edited it."""
-    if path.exists():
-        before = path.stat()
-        if before.st_uid != os.geteuid():
-            os.fchown(handle, before.st_uid, before.st_gid)
-
-
-@contextlib.contextmanager
-def editing(path: Path) -> Iterator[dict[str, User]]:
-    """Yield the users in the file, or none when there is no file, and save them as the block leaves them.
-
-    Other processes wait meanwhile. Raise ``ConfigError``.
-    """
-    try:
-        folder = os.open(path.parent, os.O_RDONLY)
-    except OSError as error:
-        raise ConfigError(f"users_file {path}: its folder cannot be opened: {error}") from error
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        users = load_users(path) if path.exists() else {}
-        yield users
-        save_users(path, users)
-    finally:
-        os.close(folder)
-
-
-def _row(user: User) -> dict[str, Any]:
-    row = user.model_dump(exclude_defaults=True)
-    proofs = {"secret": user.secret, "password": user.password}
-    return {
-        **{name: proof.get_secret_value() for name, proof in proofs.items() if proof is not None},
-        **{name: value for name, value in row.items() if name not in proofs},
-    }
-
-
 def credentials(users: Mapping[str, User], option: str, name: str) -> Credentials:
     """Return the credentials with which a user signs.
 
@@ -283,4 +139,4 @@ def credentials(users: Mapping[str, User], option: str, name: str) -> Credential
     user = users.get(name)
     if user is None or user.secret is None:
         raise ConfigError(f"{option} {name!r} is not a user with a secret in the users file")
-    return Credentials(name, user.secret.get_secret_value())
+    return Credentials(name, user.secret)

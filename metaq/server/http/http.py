@@ -37,6 +37,7 @@ from metaq.address import LOOPBACK, Address, parse_listen
 from metaq.config import Settings
 from metaq.engine.figures.metrics import CONTENT_TYPE, Family, Histogram, Metric, MetricKind
 from metaq.errors import AccessDenied, ConfigError, Overloaded
+from metaq.form import FORM
 from metaq.replication.peers import Certificate
 from metaq.server.access.authentication import Authentication
 from metaq.server.access.permissions import Action, Principal, demand
@@ -55,7 +56,11 @@ WATCH_S: Final = 0.1
 STALL_BOUNDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 BUILD: Final = Metric(
-    "metaq_build_info", MetricKind.GAUGE, "1", "Versions of metaq and of Python; always 1.", ("version", "python")
+    "metaq_build_info",
+    MetricKind.GAUGE,
+    "1",
+    "Versions of metaq and of Python, metaq compiled or not; always 1.",
+    ("version", "form", "python"),
 )
 READY: Final = Metric("metaq_ready", MetricKind.GAUGE, "0 or 1", "Whether /readyz says that this process is ready.")
 STALLS: Final = Metric(
@@ -240,7 +245,7 @@ class Monitor:
         return None
 
     def _families(self, rest: Rest) -> Iterator[Family]:
-        yield BUILD, [((metaq.__version__, platform.python_version()), 1)]
+        yield BUILD, [((metaq.__version__, FORM, platform.python_version()), 1)]
         yield READY, [((), not self.reasons())]
         yield from process_families()
         yield STALLS, [((), self._stalls)]

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 import gevent
+import orjson
 from gevent.event import Event
 
 from metaq.address import Address, parse_address
@@ -21,6 +22,7 @@ from metaq.engine.pool import run_in_pool
 from metaq.engine.registry import Registry
 from metaq.engine.tables.topics import Topic, TopicTable
 from metaq.errors import BadRequest, ConfigError, MetaqError
+from metaq.fields import plain
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX
 from metaq.protocol.remoting.codes import INHERIT, MASTER, READ, WRITE, Request
 from metaq.protocol.remoting.routes import DataVersion, TopicConfigs, decode_topic_table
@@ -166,7 +168,7 @@ class OwnNodes:
         self.member = RegisteredReplica(settings.cluster_name, settings.broker_name, settings.replica_number)
         self._replica = Replica(settings.broker_number, None if is_master else settings.replica_number - 1)
         self._layout = Layout(settings.zookeeper_root)
-        self._checksum = b"%d" % crc32(settings.model_dump_json().encode())
+        self._checksum = b"%d" % crc32(orjson.dumps(plain(settings)))
         self._number = MASTER if is_master else settings.replica_number
         self._data: dict[str, dict[str, bytes]] = {}  # topic → path → the node's data
         self._others = [self._layout.replica(self._replica)]

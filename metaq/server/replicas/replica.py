@@ -15,6 +15,7 @@ see. For a master with a fixed role it also remembers the in-sync set, which Zoo
 """
 
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -282,7 +283,7 @@ class ReplicaServer:
 
     def _with_address(self, settings: Settings) -> Settings:
         """Return the settings with the actual port of ``replication_listen``."""
-        return settings.model_copy(update={"replication_listen": str(self.address)})
+        return replace(settings, replication_listen=str(self.address))
 
     def _change_forever(self) -> None:
         while True:

@@ -14,6 +14,8 @@ from metaq.engine.context import Context
 from metaq.engine.figures.counters import Meter
 from metaq.engine.tables.topics import Topic
 from metaq.errors import MetaqError, NotWritable, StoreError
+from metaq.fields import plain
+from metaq.form import FORM
 from metaq.message import INTERNAL_TOPICS, TopicPartition
 from metaq.protocol.remoting.attributes import MESSAGE_TYPE, PRIORITY_TYPE
 from metaq.protocol.remoting.codes import READ, WRITE
@@ -200,7 +202,7 @@ class AdminHandler:
                 "maxTransferSize": settings.max_transfer_bytes,
                 "deletePolicy": f"delete,{settings.keep_hours:g}h",
             },
-            "metaq": settings.model_dump(mode="json", exclude={"topics"}),
+            "metaq": {name: value for name, value in plain(settings).items() if name != "topics"},
         }
         for topic in context.topics.of_users():
             sections[f"topic={topic.name}"] = {
@@ -220,6 +222,7 @@ class AdminHandler:
         yield f"port {context.port}"
         yield f"uptime {int(time.monotonic() - counters.started_s)}"
         yield f"version {metaq.__version__}"
+        yield f"form {FORM}"
         yield f"slave {str(not context.replicas.is_master).lower()}"
         yield f"curr_connections {self._connections.connections}"
         yield f"connections_bytes {self._connections.memory.held}"

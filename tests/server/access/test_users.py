@@ -5,12 +5,12 @@ import stat
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
 
 from metaq.errors import AccessDenied, ConfigError
 from metaq.server.access.guesses import ALL_TIMES, MOST_BUCKETS, Guesses
 from metaq.server.access.permissions import Action, Permission, Principal, allowed, demand, denied
-from metaq.server.access.users import User, credentials, hashed, load_users, save_users, written_permission
+from metaq.server.access.users import User, credentials, hashed, written_permission
+from metaq.server.access.usersfile import load_users, save_users
 from tests.support.users import write_users
 
 
@@ -23,8 +23,8 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     grants = {"orders": Permission.SUB, "audit-*": Permission.PUB | Permission.CREATE, "*": Permission.DENY}
     users = {
         "anonymous": User(topics={"news": Permission.SUB}),
-        "ann": User(password=SecretStr(hashed("a password")), admin=True),
-        "billing": User(secret=SecretStr("12345678"), topics=grants, groups={"billing": Permission.SUB}),
+        "ann": User(password=hashed("a password"), admin=True),
+        "billing": User(secret="12345678", topics=grants, groups={"billing": Permission.SUB}),
     }
     path = tmp_path / "users.yaml"
     save_users(path, users)
@@ -85,7 +85,7 @@ def test_passwords_are_kept_as_salted_hashes() -> None:
     first, second = hashed("a password"), hashed("a password")
     assert first != second
     assert "a password" not in first
-    user = User(password=SecretStr(first))
+    user = User(password=first)
     assert user.proves("a password")
     assert not user.proves("a Password")
     assert "scrypt" not in repr(user)

@@ -15,6 +15,7 @@ from metaq.engine.leases.clocks import ConsumerClocks
 from metaq.engine.schedule import LEVEL_SECONDS
 from metaq.engine.turn import Turns
 from metaq.errors import BadRequest, MetaqError, RequestFailed
+from metaq.fields import plain
 from metaq.message import DEFAULT_TOPIC, SCHEDULE_TOPIC, TopicPartition
 from metaq.protocol.record import decode_record
 from metaq.protocol.remoting import fastjson
@@ -83,7 +84,7 @@ class BrokerInfoHandler:
     def settings(self, session: RemotingSession, _: RemotingCommand) -> Answer:
         """Return the settings (26): under RocketMQ's names, then under metaq's own."""
         demand(session.principal, Action.INSPECT)
-        own = self._context.settings.model_dump(mode="json", exclude={"topics"})
+        own = {name: value for name, value in plain(self._context.settings).items() if name != "topics"}
         version = encode_data_version(DataVersion(self._started_ms, self._version)).decode()
         return Answer(fields={"version": version}, body=(encode_settings({**self._rocketmq_settings(), **own}),))
 

@@ -1,0 +1,97 @@
+"""The writing side of a connection: frames in the order of the calls, many of them in one system call."""
+
+import contextlib
+import queue
+import threading
+import time
+from collections import deque
+from typing import Final
+
+from metaq.client.connecting.connection import Connection
+from metaq.errors import ClientError, NotConnected, RequestTimeout
+
+LARGE_BYTES: Final = 16 * 1024
+"""A frame from this size on is written at once: a system call costs little beside it."""
+MOST_WAITING: Final = 512
+"""The most frames that wait to be written; whoever brings one more writes them, so that a slow broker slows the program."""
+
+
+class Writer:
+    """A writer of frames to one connection. Thread-safe.
+
+    A frame is written by its caller, or ``soon``: then by a thread of the writer's own, which writes all frames that have come
+    while it was busy or waited for a processor. Every caller that writes takes along what waits, so that nothing overtakes it.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._turn = threading.Lock()  # held by the thread that writes
+        self._waiting: deque[bytes] = deque()
+        self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        """Calls to the writer's own thread: true to write, false to end."""
+        self._is_called = False
+        self._guard = threading.Lock()  # guards the start of the thread
+        self._own_thread: threading.Thread | None = None
+
+    def write(self, frame: bytes, deadline: float) -> None:
+        """Write what waits, and the frame after it.
+
+        ``RequestTimeout`` when other writers do not end by the deadline, ``NotConnected`` when the connection was lost before,
+        ``ConnectionFailed`` when it is lost meanwhile.
+        """
+        if not self._turn.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise RequestTimeout(f"{self._connection.address} accepts no data")
+        try:
+            self._flush(frame)
+        finally:
+            self._turn.release()
+
+    def soon(self, frame: bytes, deadline: float) -> None:
+        """Have the frame written, together with others. It raises what ``write`` raises if the caller must write it."""
+        if len(frame) >= LARGE_BYTES or len(self._waiting) >= MOST_WAITING:
+            self.write(frame, deadline)
+            return
+        self._waiting.append(frame)
+        if not self._is_called:
+            self._is_called = True
+            if self._own_thread is None:
+                self._start()
+            self._calls.put(True)
+
+    def end(self) -> None:
+        """End the writer's own thread, after the connection was given up."""
+        self._calls.put(False)
+        with self._turn:
+            self._connection.outgoing.close()
+
+    def _flush(self, frame: bytes = b"") -> None:
+        connection = self._connection
+        if connection.lost:
+            raise NotConnected(str(connection.failure()))
+        if self._waiting:
+            frames = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            frame = b"".join((*frames, frame))
+        if not frame:
+            return
+        try:
+            connection.outgoing.sendall(frame)
+        # Callbacks are not called here: one may take a lock that the writing thread already holds.
+        except OSError as error:
+            connection.give_up(f"sending failed: {error}")
+            raise connection.failure() from error
+        except BaseException:
+            connection.give_up("a request was interrupted in the middle")
+            raise
+
+    def _start(self) -> None:
+        with self._guard:
+            if self._own_thread is None:
+                name = f"metaq-write-{self._connection.address}"
+                self._own_thread = threading.Thread(target=self._write_on_call, name=name, daemon=True)
+                self._own_thread.start()
+
+    def _write_on_call(self) -> None:
+        while self._calls.get():
+            self._is_called = False  # before the frames are taken: one that comes now calls again
+            with self._turn, contextlib.suppress(ClientError):  # who waits for an answer is told by whoever reads
+                self._flush()

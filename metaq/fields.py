@@ -1,0 +1,251 @@
+"""Fields of frozen dataclasses that are set from outside: what each takes, checked and converted with all problems at once.
+
+A field's annotation is one of int, float, bool, str, Path, a Literal of words, an enum of words, one of these or ``None``, or a
+dict of other such dataclasses by name. Values come from YAML, or as text from flags and environment variables.
+"""
+
+import enum
+import math
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, field, fields, is_dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+_RULES: Final = "rules"
+_NO: Final = frozenset(("false", "0", "no", "off", "n", "f"))
+_YES: Final = frozenset(("true", "1", "yes", "on", "y", "t"))
+_MOST: Final = (1 << 63) - 1
+"""The greatest number: times and sizes have 64 bits."""
+_MOST_DIGITS: Final = 400
+"""Characters of a number that are converted."""
+
+
+class Rules(NamedTuple):
+    """What a field is for, and the bounds of its value."""
+
+    description: str
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    multiple_of: int | None = None
+    live: bool = False
+    """True when the value can change while the process runs."""
+    convert: Callable[[Any], Any] | None = None
+    """Converts a value, or each entry of a dict; raises ``ValueError``. For kinds that this module does not know."""
+
+
+class Declared(NamedTuple):
+    """A field as it was declared."""
+
+    annotation: Any
+    default: Any
+    rules: Rules
+
+
+class Problem(NamedTuple):
+    """What is wrong with one value: the names that lead to it, none for the values as a whole, and the reason."""
+
+    place: tuple[str, ...]
+    reason: str
+
+
+class Given(NamedTuple):
+    """A value, and where it was set."""
+
+    value: Any
+    origin: str
+    """``FILE:LINE``, ``METAQ_NAME`` or ``--name``."""
+
+
+class WrongFields(Exception):
+    """Values that are refused."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("; ".join(": ".join(filter(None, (".".join(place), reason))) for place, reason in problems))
+        self.problems = problems
+
+
+def declare(
+    default: Any,
+    *,
+    description: str,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    multiple_of: int | None = None,
+    live: bool = False,
+    convert: Callable[[Any], Any] | None = None,
+    repr: bool = True,
+) -> Any:
+    """Return a field of a frozen dataclass, as ``dataclasses.field`` does; without ``repr`` it is never shown."""
+    rules = {_RULES: Rules(description, ge, gt, le, multiple_of, live, convert)}
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=rules, repr=repr)
+    return field(default=default, metadata=rules, repr=repr)
+
+
+def declared(kind: type[Any]) -> Mapping[str, Declared]:
+    """Return the fields of a class by name, in their order."""
+    hints, known = get_type_hints(kind), fields(kind)
+    return {each.name: Declared(hints[each.name], _default(each), each.metadata[_RULES]) for each in known}
+
+
+def _default(each: Field[Any]) -> Any:
+    return each.default if each.default_factory is MISSING else each.default_factory()
+
+
+def from_values(kind: type[T], values: Mapping[str, Any]) -> T:
+    """Return an object of the class with these values, and the defaults of the others.
+
+    Raise ``WrongFields`` with all values that are wrong, or with the ``ValueError`` of the class's own ``__post_init__``.
+    """
+    problems: list[Problem] = []
+    converted = dict(_converted(kind, values, problems))
+    if problems:
+        raise WrongFields(problems)
+    try:
+        return kind(**converted)
+    except ValueError as error:
+        raise WrongFields([Problem((), str(error))]) from error
+
+
+def _converted(kind: type[Any], values: Mapping[str, Any], problems: list[Problem]) -> Iterator[tuple[str, Any]]:
+    """Yield the values by name, as their fields take them; add what is wrong to ``problems``."""
+    known = declared(kind)
+    for name, value in values.items():
+        if name not in known:
+            problems.append(Problem((name,), "Extra inputs are not permitted"))
+            continue
+        try:
+            yield name, _value(known[name].annotation, value, known[name].rules)
+        except WrongFields as error:
+            problems += [Problem((name, *place), reason) for place, reason in error.problems]
+        except ValueError as error:
+            problems.append(Problem((name,), str(error)))
+
+
+def _value(annotation: Any, value: Any, rules: Rules) -> Any:
+    """Return a value as a field takes it; ``ValueError`` says what the input should be."""
+    if isinstance(annotation, types.UnionType):  # one kind, or None
+        (annotation,) = (kind for kind in get_args(annotation) if kind is not types.NoneType)
+        if value is None:
+            return None
+    origin = get_origin(annotation)
+    if origin is dict:
+        kind = get_args(annotation)[1]
+        return _entries(partial(_object, kind) if rules.convert is None else rules.convert, value)
+    if origin is Literal:
+        return _word(get_args(annotation), value)
+    if issubclass(annotation, enum.Enum):
+        return annotation(_word([member.value for member in annotation], value))
+    return _within(rules, _KINDS[annotation](value))
+
+
+def _object(kind: type[Any], value: Any) -> Any:
+    if isinstance(value, kind):
+        return value
+    if not isinstance(value, Mapping):
+        raise ValueError("Input should be a valid dictionary")
+    return from_values(kind, value)
+
+
+def _entries(convert: Callable[[Any], Any], value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError("Input should be a valid dictionary")
+    found: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for name, entry in value.items():
+        try:
+            found[str(name)] = convert(entry)
+        except WrongFields as error:
+            problems += [Problem((str(name), *place), reason) for place, reason in error.problems]
+        except ValueError as error:
+            problems.append(Problem((str(name),), str(error)))
+    if problems:
+        raise WrongFields(problems)
+    return found
+
+
+def _word(words: Any, value: Any) -> Any:
+    if value not in words:
+        *others, last = (f"'{word}'" for word in words)
+        raise ValueError(f"Input should be {', '.join(others)} or {last}")
+    return str(value)
+
+
+def _within(rules: Rules, value: Any) -> Any:
+    if isinstance(value, int) and value > _MOST:
+        raise ValueError(f"Input should be less than or equal to {_MOST}")
+    if rules.ge is not None and value < rules.ge:
+        raise ValueError(f"Input should be greater than or equal to {rules.ge}")
+    if rules.gt is not None and value <= rules.gt:
+        raise ValueError(f"Input should be greater than {rules.gt}")
+    if rules.le is not None and value > rules.le:
+        raise ValueError(f"Input should be less than or equal to {rules.le}")
+    if rules.multiple_of is not None and value % rules.multiple_of:
+        raise ValueError(f"Input should be a multiple of {rules.multiple_of}")
+    return value
+
+
+def _integer(value: Any) -> int:
+    if (isinstance(value, str) and len(value) <= _MOST_DIGITS) or (isinstance(value, float) and value.is_integer()):
+        try:
+            return int(value)
+        except ValueError:
+            pass
+    elif isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise ValueError("Input should be a valid integer")
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str) or len(str(value)) > _MOST_DIGITS:
+        raise ValueError("Input should be a valid number")
+    try:
+        found = float(value)
+    except (ValueError, OverflowError):
+        raise ValueError("Input should be a valid number") from None
+    if not math.isfinite(found):
+        raise ValueError("Input should be a finite number")
+    return found
+
+
+def _truth(value: Any) -> bool:
+    text = str(value).lower()
+    if not isinstance(value, bool | int | str) or text not in _YES | _NO:
+        raise ValueError("Input should be a valid boolean")
+    return text in _YES
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("Input should be a valid string")
+    return value
+
+
+def _path(value: Any) -> Path:
+    if not isinstance(value, str | Path):
+        raise ValueError("Input should be a valid path")
+    return Path(value)
+
+
+_KINDS: Final[Mapping[Any, Callable[[Any], Any]]] = {int: _integer, float: _number, bool: _truth, str: _text, Path: _path}
+
+
+def plain(thing: Any) -> dict[str, Any]:
+    """Return the fields of an object by name, as JSON and YAML have them."""
+    return {name: _plain(getattr(thing, name)) for name in declared(type(thing))}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(entry) for name, entry in value.items()}
+    if is_dataclass(value):
+        return plain(value)
+    if isinstance(value, enum.Enum):
+        return value.value
+    return str(value) if isinstance(value, Path) else value
