@@ -57,7 +57,6 @@ STORE_MS_OF_MIDDLE: Final = struct.Struct(">20xq12x")
 _PLACE: Final = struct.Struct(">ii20xq")  # total, magic, log offset
 _IDENTITY: Final = struct.Struct(">12xi4xq48xqi")  # partition, queue offset, text position, body length
 _STORE_MS: Final = struct.Struct(">56xq")
-_PROPERTIES_LENGTH: Final = struct.Struct(">h")
 _SYS_FLAG: Final = struct.Struct(">i")
 
 assert _IDENTITY.size == HEADER_SIZE
@@ -147,7 +146,7 @@ def record_tail(topic: str, properties: bytes) -> bytes:
 
 def longer_tail(tail: bytes, properties: bytes) -> bytes:
     """Return a ``record_tail`` with properties, made from the same topic's tail without any: a third of the cost."""
-    return tail[:-2] + _PROPERTIES_LENGTH.pack(len(properties) + CHECKSUM_SIZE) + properties
+    return tail[:-2] + (len(properties) + CHECKSUM_SIZE).to_bytes(2, "big") + properties
 
 
 def encode_properties(properties: Iterable[tuple[str, str]]) -> bytes:
