@@ -52,7 +52,7 @@ TAGS: Final = "TAGS"
 # total magic crc partition flag queue-offset log-offset | sysflag … reconsume, 40 bytes | text-position body-length
 PATCHED_HEADER: Final = struct.Struct(">iiiiiqq40sqi")
 CONSTANT_MIDDLE: Final = struct.Struct(">iq8sq8si")
-STORE_MS_OF_MIDDLE: Final = struct.Struct(">20xq12x")
+pack_header: Final = PATCHED_HEADER.pack
 
 _PLACE: Final = struct.Struct(">ii20xq")  # total, magic, log offset
 _IDENTITY: Final = struct.Struct(">12xi4xq48xqi")  # partition, queue offset, text position, body length
@@ -61,7 +61,7 @@ _SYS_FLAG: Final = struct.Struct(">i")
 
 assert _IDENTITY.size == HEADER_SIZE
 assert HEADER.size == PATCHED_HEADER.size == HEADER_SIZE
-assert CONSTANT_MIDDLE.size == STORE_MS_OF_MIDDLE.size == 40
+assert CONSTANT_MIDDLE.size == 40
 assert len(_CHECKSUM_REVERSED % 0) == CHECKSUM_SIZE
 
 
@@ -125,6 +125,11 @@ def constant_middle(
 ) -> bytes:
     """Return the 40 header bytes that all records of one text session in one turn of the loop share."""
     return CONSTANT_MIDDLE.pack(sys_flag & ~GROUP_MEMBER, born_ms, born_host, store_ms, store_host, reconsume_times)
+
+
+def store_ms_of(middle: bytes) -> int:
+    """Return the store time in a ``constant_middle``."""
+    return int.from_bytes(middle[20:28], "big")
 
 
 def with_sys_flag(middle: bytes, bits: int) -> bytes:

@@ -20,9 +20,9 @@ from metaq.protocol.record import (
     CHECKSUM_SIZE,
     HEADER_SIZE,
     MAGIC,
-    PATCHED_HEADER,
-    STORE_MS_OF_MIDDLE,
+    pack_header,
     record_tail,
+    store_ms_of,
     with_sys_flag,
 )
 from metaq.protocol.text.messages import Stored, plain_overhead
@@ -183,12 +183,12 @@ class MessageStore:
         if queue.turn != self._turn:
             queue.turn = self._turn
             self._touched.append((queue, ordinal, position, len(queue.pending)))
-        header = PATCHED_HEADER.pack(size, MAGIC, crc, queue.partition, flag, ordinal, offset, middle, position, length)
+        header = pack_header(size, MAGIC, crc, queue.partition, flag, ordinal, offset, middle, position, length)
         log.stage(header + body + tail)
         queue.add(offset, size, tag, text_size)
         if keys:
             if middle is not self._latest_middle:
-                self._latest_middle, self._latest_ms = middle, STORE_MS_OF_MIDDLE.unpack(middle)[0]
+                self._latest_middle, self._latest_ms = middle, store_ms_of(middle)
             self._keyed.append((offset, queue.topic, keys, self._latest_ms))
         return offset
 

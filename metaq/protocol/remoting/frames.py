@@ -114,7 +114,8 @@ class FrameReader:
         self._wanted = HEAD_SIZE
         limit = self._limit
         while end - at >= HEAD_SIZE:
-            length, header = HEAD.unpack_from(data, at)
+            lengths = int.from_bytes(data[at : at + HEAD_SIZE], "big", signed=True)
+            length, header = lengths >> 32, lengths & 0xFFFFFFFF
             size = header & _HEADER_LENGTH
             if not 4 <= length <= limit or header >> 24 > COMPACT or size > min(length - 4, MAX_HEADER_BYTES):
                 self.error = self._wrong(length, header)
@@ -131,7 +132,7 @@ class FrameReader:
                 self.error = error
                 break
             at = stop
-        if self.error is None:
+        if at < end and self.error is None:
             self._kept += data[at:]
         return frames
 

@@ -44,6 +44,7 @@ HEADER_SIZE: Final = 40
 SLOT: Final = struct.Struct(">i")
 SLOT_SIZE: Final = 4
 ITEM: Final = struct.Struct(">iqii")
+_pack: Final = ITEM.pack
 ITEM_SIZE: Final = 20
 NAME_DIGITS: Final = 17
 MOST_SECONDS: Final = 0x7FFFFFFF
@@ -263,7 +264,7 @@ class IndexFile:
                 previous = table[slot]
                 if not previous:
                     self.used += 1
-                items.append(ITEM.pack(value, log_offset, seconds, previous))
+                items.append(_pack(value, log_offset, seconds, previous))
                 table[slot] = count
                 changed.add(slot // SPAN_SLOTS)
                 count += 1

@@ -57,18 +57,28 @@ _new: Final = tuple.__new__
 _KNOWN_TAGS: Final = 1024
 
 
-Filled = tuple[int, bytes | None, int, tuple[str, ...]]
-"""The last fields of a ``NewRecord``: text size, tail, tag and keys."""
-MORE_WORK: Final[Filled] = (-1, None, 0, ())
-"""Instead of these fields: the properties require work by the broker."""
+class Tag:
+    """What a message's tag adds to its record."""
+
+    __slots__ = ("hash", "text_size")
+
+    def __init__(self, code: int, text_size: int) -> None:
+        self.hash = code
+        self.text_size = text_size
+        """The bytes of the message for text readers, without its body."""
+
+
+NO_TAG: Final = Tag(0, HEADER_SIZE_TEXT)
+
+Filled = tuple[bytes | None, Tag, tuple[str, ...]]
+"""What the properties of a message become in its record: its tail, tag and keys."""
 
 
 class FilledBatch(NamedTuple):
-    """The last fields of the records of a batch, in columns as in ``BatchColumns``, and the bytes of all in the log."""
+    """The same of the messages of a batch, in columns as in ``BatchColumns``, and the bytes of their records in the log."""
 
-    text_sizes: list[int]
     tails: list[bytes | None]
-    tags: list[int]
+    tags: list[Tag]
     keys: list[tuple[str, ...]]
     size: int
 
@@ -101,7 +111,7 @@ class SendHandler:
         self._known = partitions.known
         self._store = context.store
         self._host = context.store_host.hex().upper().encode()
-        self._tags: dict[str, tuple[int, int]] = {}  # hash, and text size without body
+        self._tags: dict[str, Tag] = {}
         self.configure(context.settings)
 
     def configure(self, settings: Settings) -> None:
@@ -202,14 +212,15 @@ class SendHandler:
             middle = CONSTANT_MIDDLE.pack(sys_flag, born_ms, session.born_host, now_ms, self._context.store_host, 0)
             if text and MAY_DELAY in text and looked is None:
                 return self._park_short(opaque, serialization, queue, flag, body, middle, text, now_ms)
-            text_size, tail, tag, keys = self._fill(queue, text, body)
-            if text_size < 0:
+            filled = self._fill(queue, text)
+            if filled is None:
                 return None
+            tail, tag, keys = filled
             position = queue.text_end
             ordinal = queue.next
             # RocketMQ stores the body CRC without its highest bit, as a non-negative int
             crc = crc32(body) & 0x7FFFFFFF
-            offset = self._store.put(queue, flag, body, crc, middle, text_size, tail, tag, keys)
+            offset = self._store.put(queue, flag, body, crc, middle, tag.text_size + len(body), tail, tag.hash, keys)
             if looked is not None:
                 first = _new(First, (PLAIN, queue.partition, ordinal, offset, position))
                 self._dedupe.stage(looked.key, first, now_ms)
@@ -236,11 +247,12 @@ class SendHandler:
         kept = short_to_park(delayed, due, queue, self._segment_bytes - len(body)) if due > now_ms else None
         if kept is None:
             return None
-        tag, size = (0, HEADER_SIZE_TEXT) if delayed.tag is None else self._tag(delayed.tag)
+        tag = NO_TAG if delayed.tag is None else self._tag(delayed.tag)
         parks = self._store.queue(*PARKS)
         tail = longer_tail(parks.tail, kept)
         crc = crc32(body) & 0x7FFFFFFF
-        handle = self._timers.park_record((parks, flag, body, crc, middle, size + len(body), tail, tag, ()), due)
+        text_size = tag.text_size + len(body)
+        handle = self._timers.park_record((parks, flag, body, crc, middle, text_size, tail, tag.hash, ()), due)
         more = self._recall(queue.topic, delayed.unique_key, handle)
         return _new(Sent, (opaque, serialization, queue.partition, 0, handle.ident, (), more))
 
@@ -250,27 +262,22 @@ class SendHandler:
             return None
         return Sent(opaque, serialization, first.partition, first.ordinal, first.log_offset)
 
-    def _fill(self, queue: ConsumeQueue, text: str | None, body: bytes) -> Filled:
-        """Return what a message adds to its record, or ``MORE_WORK`` when its properties require work by the broker."""
+    def _fill(self, queue: ConsumeQueue, text: str | None) -> Filled | None:
+        """Return what properties become in a record, or ``None`` when they require work by the broker."""
         if not text:
-            return HEADER_SIZE_TEXT + len(body), None, 0, ()
+            return None, NO_TAG, ()
         kept = properties.as_sent(text)
         if kept is None:
-            return MORE_WORK
+            return None
         data, tag, keys = kept
-        tail = longer_tail(queue.tail, data)
-        if tag is None:
-            return HEADER_SIZE_TEXT + len(body), tail, 0, keys
-        known = self._tag(tag)
-        return known[1] + len(body), tail, known[0], keys
+        return longer_tail(queue.tail, data), NO_TAG if tag is None else self._tag(tag), keys
 
-    def _tag(self, tag: str) -> tuple[int, int]:
-        """Return the hash of a tag, and the text size of a message that has it, without its body."""
+    def _tag(self, tag: str) -> Tag:
         known = self._tags.get(tag)
         if known is None:
             if len(self._tags) == _KNOWN_TAGS:
                 self._tags.clear()
-            self._tags[tag] = known = (java_hash(tag), HEADER_SIZE_TEXT + 4 + len(tag.encode()))
+            self._tags[tag] = known = Tag(java_hash(tag), HEADER_SIZE_TEXT + 4 + len(tag.encode()))
         return known
 
     def send(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
@@ -343,23 +350,31 @@ class SendHandler:
             store_host=self._context.store_host,
             reconsume_times=header.reconsume_times,
         )
-        flags, bodies, texts = self._read_batch(header.properties or "", request.body)
-        filled = self._fill_batch(queue, bodies, texts)
-        first, ids = self._look_batch(header.topic, texts, now_ms)
+        batch = self._read_batch(header.properties or "", request.body)
+        filled = self._fill_batch(queue, batch)
+        first, ids = self._look_batch(header.topic, batch.properties, now_ms)
         if first is None:
-            text_sizes, tails, tags, keys, size = filled
-            store.log.reserve(size)
-            places: list[int] = []
-            for at, body in enumerate(bodies):
-                crc = crc32(body) & 0x7FFFFFFF
-                places.append(store.put(queue, flags[at], body, crc, middle, text_sizes[at], tails[at], tags[at], keys[at]))
+            store.log.reserve(filled.size)
+            places = self._put_batch(queue, middle, batch, filled)
             first = First(StoredAs.PLAIN, queue.partition, ordinal, places[0], position)
-            self._stage_batch(ids, first, places, text_sizes, now_ms)
+            self._stage_batch(ids, first, places, batch, filled.tags, now_ms)
         else:
-            places = self._places(header.topic, first, len(bodies))
+            places = self._places(header.topic, first, len(batch.bodies))
         sent = Sent(request.opaque, request.serialization, first.partition, first.ordinal, first.log_offset, places[1:])
         self._owe(session, len(request.body), [] if request.is_oneway else [sent])
         return None
+
+    def _put_batch(self, queue: ConsumeQueue, middle: bytes, batch: BatchColumns, filled: FilledBatch) -> list[int]:
+        """Stage the messages of a batch, for which there is room; return their log offsets."""
+        flags, bodies, _ = batch
+        tails, tags, keys, _ = filled
+        store = self._store
+        places: list[int] = []
+        for at, body in enumerate(bodies):
+            tag = tags[at]
+            crc, text_size = crc32(body) & 0x7FFFFFFF, tag.text_size + len(body)
+            places.append(store.put(queue, flags[at], body, crc, middle, text_size, tails[at], tag.hash, keys[at]))
+        return places
 
     def _batch_level(self, topic: Topic, queue: ConsumeQueue, shared: str, data: bytes) -> ConsumeQueue:
         """Return the partition of a batch in a topic with priorities, whose messages have one. Raise ``MessageIllegal``."""
@@ -379,15 +394,15 @@ class SendHandler:
         return None, [key, *(None if ident is None else self._dedupe.key(topic, ident, now_ms) for ident in others)]
 
     def _stage_batch(
-        self, keys: list[bytes | None], first: First, places: list[int], text_sizes: list[int], now_ms: int
+        self, ids: list[bytes | None], first: First, places: list[int], batch: BatchColumns, tags: list[Tag], now_ms: int
     ) -> None:
         """Take the ids of a batch that was just staged: a message of it may be sent again alone."""
         position = first.detail
-        for at, key in enumerate(keys):
+        for at, key in enumerate(ids):
             if key is not None:
                 place = First(StoredAs.PLAIN, first.partition, first.ordinal + at, places[at], position)
                 self._dedupe.stage(key, place, now_ms)
-            position += text_sizes[at]
+            position += tags[at].text_size + len(batch.bodies[at])
 
     def _places(self, topic: str, first: First, count: int) -> list[int]:
         """Return the log offsets of a batch that was stored before. Raise ``ColdIds`` when they must be read from the disk."""
@@ -416,26 +431,26 @@ class SendHandler:
             raise MessageIllegal(f"the properties of a batch have {characters} characters, {limit}: send several batches")
         return BatchColumns(flags, bodies, [f"{text}\x02{shared}" for text in texts] if shared else texts)
 
-    def _fill_batch(self, queue: ConsumeQueue, bodies: list[bytes], texts: list[str]) -> FilledBatch:
-        """Return what the messages of a batch add to their records. Raise ``MessageIllegal``."""
-        text_sizes: list[int] = []
+    def _fill_batch(self, queue: ConsumeQueue, batch: BatchColumns) -> FilledBatch:
+        """Return what the properties of a batch become in its records. Raise ``MessageIllegal``."""
+        _, bodies, texts = batch
         tails: list[bytes | None] = []
-        tags: list[int] = []
+        tags: list[Tag] = []
         keys: list[tuple[str, ...]] = []
         size, short_tail = 0, len(queue.tail)
-        for at, body in enumerate(bodies):
-            text_size, tail, tag, names = self._fill(queue, texts[at], body)
-            if text_size < 0:
+        for body, text in zip(bodies, texts, strict=True):
+            filled = self._fill(queue, text)
+            if filled is None:
                 raise MessageIllegal(NO_BATCH)
+            tail, tag, names = filled
             size += HEADER_SIZE + len(body) + (short_tail if tail is None else len(tail)) + CHECKSUM_SIZE
             if size > self._most_batch_bytes:
                 limit = f"over the limit of {self._most_batch_bytes} bytes (from max_message_bytes)"
                 raise MessageIllegal(f"the records of a batch, its properties repeated in each, are {limit}")
-            text_sizes.append(text_size)
             tails.append(tail)
             tags.append(tag)
             keys.append(names)
-        return FilledBatch(text_sizes, tails, tags, keys, size)
+        return FilledBatch(tails, tags, keys, size)
 
     # -- what both need -----------------------------------------------------------------------------------------------
 
