@@ -12,8 +12,8 @@ from pyspark.sql.types import StructType
 from metaq.client import connect
 from metaq.errors import ConfigError, DataLost
 from metaq.spark.reading import stream as stream_module
+from metaq.spark.reading.limitedstream import LOST, LimitedStreamReader
 from metaq.spark.reading.ranges import QUEUES
-from metaq.spark.reading.stream import LOST, StreamReader
 from metaq.spark.reading.tasks import Task
 from metaq.spark.source import COLUMNS, MetaqDataSource
 from tests.spark.topics import AGING, DEADLINE_S, age, clients
@@ -22,7 +22,7 @@ from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 ALL = ReadAllAvailable()
 TOPIC = "t"
 
-MakeReader = Callable[..., StreamReader]
+MakeReader = Callable[..., LimitedStreamReader]
 
 
 @pytest.fixture
@@ -31,11 +31,11 @@ def new_reader() -> Iterator[MakeReader]:
     schema = StructType()
     for column in COLUMNS.split(", "):
         schema.add(column.split(" ")[0], "string")
-    readers: list[StreamReader] = []
+    readers: list[LimitedStreamReader] = []
 
-    def make(servers: str, **options: str) -> StreamReader:
+    def make(servers: str, **options: str) -> LimitedStreamReader:
         reader = MetaqDataSource({"metaq.bootstrap.servers": servers, "subscribe": TOPIC, **options}).streamReader(schema)
-        assert isinstance(reader, StreamReader)
+        assert isinstance(reader, LimitedStreamReader)
         readers.append(reader)
         return reader
 
@@ -63,7 +63,7 @@ def offsets(position: dict[str, Any]) -> list[int]:
     return list(position[TOPIC].values())
 
 
-def ranges(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[int, int, int]]:
+def ranges(reader: LimitedStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[int, int, int]]:
     found = []
     for task in reader.partitions(start, end):
         assert isinstance(task, Task)
