@@ -26,7 +26,7 @@ ZOOKEEPER = ["kazoo>=2.10"]
 TIMERS = ["rocksdict>=0.3.29; python_version < '3.15' and platform_machine in 'x86_64 aarch64'"]
 
 # Spark, and what it needs to read from Python; its jars also hold the ZooKeeper that `metaq zookeeper` starts.
-SPARK = ["numpy>=1.24", "pyarrow>=18", "pyspark>=4.2"]
+SPARK = ["numpy>=1.24", "pyarrow>=18", "pyspark>=4.0"]
 
 # Bodies that RocketMQ 5 clients have compressed by LZ4 or Zstandard.
 COMPRESSION = ["lz4>=4.3", "zstandard>=0.22"]

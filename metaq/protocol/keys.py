@@ -49,17 +49,14 @@ class KeyHasher:
 
     def hash(self, topic: str, key: str) -> int:
         """Return the same as ``key_hash``: 0 … 2³¹−1."""
-        stem = key[:-_TAIL]
-        if not stem:
+        stem, tail = key[:-_TAIL], key[-_TAIL:].encode()
+        if not stem or len(tail) != _TAIL:  # too short, or not four ASCII characters
             return key_hash(topic, key)
-        try:
-            first, second, third, last = key[-_TAIL:].encode()
-            known = self._topics[topic][stem]
-        except KeyError:
+        stems = self._topics.get(topic)
+        known = None if stems is None else stems.get(stem)
+        if known is None:
             known = self._remember(topic, stem)
-        except ValueError:  # not four ASCII characters
-            return key_hash(topic, key)
-        value = (known + first * 29791 + second * 961 + third * 31 + last) & _MASK  # 31³, 31², 31
+        value = (known + tail[0] * 29791 + tail[1] * 961 + tail[2] * 31 + tail[3]) & _MASK  # 31³, 31², 31
         return value if value < 0x80000000 else (0x100000000 - value) & 0x7FFFFFFF
 
     def _remember(self, topic: str, stem: str) -> int:

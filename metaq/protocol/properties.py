@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from metaq.errors import MessageIllegal
@@ -102,12 +102,14 @@ AsSent = tuple[bytes, str | None, tuple[str, ...]]
 class _Shape(NamedTuple):
     """Properties without the values of UNIQ_KEY and KEYS, in which the messages of one sender differ."""
 
-    match: Callable[[str], re.Match[str] | None]
-    """Matches whole properties and captures the values, in the order in which they are sent."""
-    before: bytes
-    between: bytes
-    behind: bytes
-    """The bytes that a record keeps around the values; ``between`` is empty when there are no KEYS."""
+    head: str
+    middle: str
+    end: str
+    """What is sent around the values; ``middle`` begins with 02, or is empty when there are no KEYS."""
+    before: str
+    between: str
+    behind: str
+    """What a record keeps around the values."""
     unique_first: bool
     tag: str | None
 
@@ -133,17 +135,27 @@ def as_sent(text: str) -> AsSent | None:
 
 def _fill(shape: _Shape, text: str) -> AsSent | None:
     """Return what a record keeps of ``text``; ``None`` when ``text`` does not have this shape. An empty value never matches."""
-    match, before, between, behind, unique_first, tag = shape
-    found = match(text)
-    if found is None:
+    head, middle, end, before, between, behind, unique_first, tag = shape
+    if not (text.startswith(head) and text.endswith(end)):
         return None
-    values = found.groups()
-    if len(values) == 1:
-        return before + values[0].encode() + behind, tag, values
-    first, second = values
-    unique, words = values if unique_first else (second, first)
+    at, stop = len(head), len(text) - len(end)
+    if not middle:
+        value = text[at:stop]
+        return (f"{before}{value}{behind}".encode(), tag, (value,)) if _is_value(value) else None
+    first_end = text.find("\x02", at)
+    second_at = first_end + len(middle)
+    if text[first_end:second_at] != middle:
+        return None
+    first, second = text[at:first_end], text[second_at:stop]
+    if not (_is_value(first) and _is_value(second)):
+        return None
+    unique, words = (first, second) if unique_first else (second, first)
     keys = _distinct(unique, *words.split(" ")) if " " in words or unique == words else (unique, words)
-    return before + first.encode() + between + second.encode() + behind, tag, keys
+    return f"{before}{first}{between}{second}{behind}".encode(), tag, keys
+
+
+def _is_value(text: str) -> bool:
+    return bool(text) and "\x01" not in text and "\x02" not in text
 
 
 def _distinct(*keys: str | None) -> tuple[str, ...]:
@@ -183,10 +195,9 @@ def _remember(rest: str, at: int, words_at: int) -> _Shape:
     first, second = _PROBES if unique_first else _PROBES[::-1]
     found = _look_into(f"{head}{first}{middle}{second if with_words else ''}{end}")
     if found is not None and found[2] == (_PROBES if with_words else _PROBES[:1]):
-        before, _, behind = found[0].partition(first.encode())
-        between, _, behind = behind.partition(second.encode()) if with_words else (b"", b"", behind)
-        pattern = _VALUE.join(map(re.escape, (head, middle, end) if with_words else (head, end)))
-        shape = _Shape(re.compile(pattern).fullmatch, before, between, behind, unique_first, found[1])
+        before, _, behind = found[0].decode().partition(first)
+        between, _, behind = behind.partition(second) if with_words else ("", "", behind)
+        shape = _Shape(head, middle, end, before, between, behind, unique_first, found[1])
     if len(rest) <= _SHAPE_MOST:
         if len(_shapes) >= _SHAPES_MOST:
             _shapes.clear()
@@ -194,9 +205,8 @@ def _remember(rest: str, at: int, words_at: int) -> _Shape:
     return shape
 
 
-_VALUE: Final = "([^\x01\x02]+)"
-_STRANGE: Final = _Shape(re.compile("(?!)").fullmatch, b"", b"", b"", True, None)
-"""Stands for shapes whose properties must be analyzed each time; it matches nothing."""
+_STRANGE: Final = _Shape("", "\x01", "", "", "", "", True, None)
+"""Stands for shapes whose properties must be analyzed each time; it matches nothing, as its middle does not begin with 02."""
 _PROBES: Final = ("the\x03unique\x03key", "the\x03other\x03keys")
 _SHAPE_MOST: Final = 512
 _SHAPES_MOST: Final = 256

@@ -60,6 +60,7 @@ def session(name: str = "metaq", *, master: str | None = None, settings: Mapping
     from pyspark.sql import SparkSession  # noqa: PLC0415 - half a second, and the package is an extra
 
     from metaq.spark.source import MetaqDataSource  # noqa: PLC0415
+    from metaq.spark.versions import REGISTERING, VERSION  # noqa: PLC0415
 
     if SparkSession.getActiveSession() is None:
         # workers would run the python3 that is first on PATH
@@ -71,7 +72,8 @@ def session(name: str = "metaq", *, master: str | None = None, settings: Mapping
     for key, value in {**SETTINGS, **settings}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
-    spark.dataSource.register(MetaqDataSource)
+    if VERSION >= REGISTERING:
+        spark.dataSource.register(MetaqDataSource)
     return spark
 
 

@@ -5,25 +5,17 @@ them on the way. So they hold only options, and connect where they need to.
 """
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceReader,
-    DataSourceStreamArrowWriter,
-    DataSourceStreamReader,
-)
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from metaq.errors import ConfigError
-from metaq.spark.reading.batch import BatchReader, FilteringReader
+from metaq.spark.reading.batch import BatchReader
 from metaq.spark.reading.login import with_password
 from metaq.spark.reading.options import ReadOptions, read_options
 from metaq.spark.reading.tasks import plain_errors
-
-if TYPE_CHECKING:
-    pass
+from metaq.spark.versions import FILTERS, LIMITS, VERSION, DataSourceStreamArrowWriter, refuse_older
 
 NAME: Final = "metaq"
 COLUMNS: Final = (
@@ -58,16 +50,25 @@ class MetaqDataSource(DataSource):
         """Return the reader of a batch. ``ConfigError``."""
         with plain_errors():
             options = self.read_options(schema).for_batch()
-        return FilteringReader(options) if options.pushdown else BatchReader(options)
+            if not options.pushdown:
+                return BatchReader(options)
+            refuse_older(FILTERS, "filterPushdown", "Spark passes filters to readers")
+        from metaq.spark.reading.filters import FilteringReader  # noqa: PLC0415 - older versions have no filters
+
+        return FilteringReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a streaming query.
 
         It reads its options when the query begins: Spark would hide an error that is raised here.
         """
-        from metaq.spark.reading.stream import StreamReader  # noqa: PLC0415 - no batch needs it
+        if VERSION >= LIMITS:
+            from metaq.spark.reading.limitedstream import LimitedStreamReader  # noqa: PLC0415 - no batch needs it
 
-        return StreamReader(partial(self.read_options, schema))
+            return LimitedStreamReader(partial(self.read_options, schema))
+        from metaq.spark.reading.plainstream import PlainStreamReader  # noqa: PLC0415
+
+        return PlainStreamReader(partial(self.read_options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Return the writer of a batch. ``ConfigError``."""

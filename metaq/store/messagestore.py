@@ -20,9 +20,9 @@ from metaq.protocol.record import (
     CHECKSUM_SIZE,
     HEADER_SIZE,
     MAGIC,
-    PATCHED_HEADER,
-    STORE_MS_OF_MIDDLE,
+    pack_header,
     record_tail,
+    store_ms_of,
     with_sys_flag,
 )
 from metaq.protocol.text.messages import Stored, plain_overhead
@@ -88,6 +88,7 @@ class MessageStore:
         self._turn = 0
         self._touched: list[tuple[ConsumeQueue, int, int, int]] = []  # queues with staged messages: their state before
         self._keyed: list[Entry] = []  # the keys of staged messages
+        self._latest_middle, self._latest_ms = b"", 0  # of the latest message with keys; many share theirs
         self._unpublished: deque[tuple[int, list[tuple[ConsumeQueue, int, int]]]] = deque()
         # dicts serve as ordered sets, so that the same work always makes the same disk calls
         self._unwritten: dict[ConsumeQueue, None] = {}  # queues with pending units
@@ -182,43 +183,27 @@ class MessageStore:
         if queue.turn != self._turn:
             queue.turn = self._turn
             self._touched.append((queue, ordinal, position, len(queue.pending)))
-        header = PATCHED_HEADER.pack(size, MAGIC, crc, queue.partition, flag, ordinal, offset, middle, position, length)
+        header = pack_header(size, MAGIC, crc, queue.partition, flag, ordinal, offset, middle, position, length)
         log.stage(header + body + tail)
         queue.add(offset, size, tag, text_size)
         if keys:
-            self._keyed.append((offset, queue.topic, keys, STORE_MS_OF_MIDDLE.unpack(middle)[0]))
+            if middle is not self._latest_middle:
+                self._latest_middle, self._latest_ms = middle, store_ms_of(middle)
+            self._keyed.append((offset, queue.topic, keys, self._latest_ms))
         return offset
 
     def put_all(self, new: Iterable[Fields], sys_flag: int = 0) -> list[int]:
         """Stage several messages and return their log offsets.
 
-        This is a fifth cheaper than as many ``put``. The caller has reserved room for all of them (``CommitLog.reserve``), so
-        this does not fail halfway. The bits of ``sys_flag`` are added to each message's system flag.
+        The caller has reserved room for all of them (``CommitLog.reserve``), so this does not fail halfway. The bits of
+        ``sys_flag`` are added to each message's system flag.
         """
         shared = patched = b""  # most messages share one middle, so it is patched once
-        log, turn, pack = self.log, self._turn, PATCHED_HEADER.pack
-        offset, offsets = log.staged_end, []
-        records: list[bytes] = []
-        for queue, flag, body, crc, middle, text_size, own_tail, tag, keys in new:
+        offsets: list[int] = []
+        for queue, flag, body, crc, middle, text_size, tail, tag, keys in new:
             if middle is not shared:
                 shared, patched = middle, with_sys_flag(middle, sys_flag)
-            tail, length = own_tail or queue.tail, len(body)
-            size = HEADER_SIZE + length + len(tail) + CHECKSUM_SIZE
-            if offset + size > log.room_end:
-                log.stage_all(records)
-                log.make_room(size)
-                offset, records = log.staged_end, []
-            ordinal, position = queue.next, queue.text_end
-            if queue.turn != turn:
-                self.touch(queue)
-            header = pack(size, MAGIC, crc, queue.partition, flag, ordinal, offset, patched, position, length)
-            records.append(header + body + tail)
-            queue.add(offset, size, tag, text_size)
-            if keys:
-                self._keyed.append((offset, queue.topic, keys, STORE_MS_OF_MIDDLE.unpack(middle)[0]))
-            offsets.append(offset)
-            offset += size
-        log.stage_all(records)
+            offsets.append(self.put(queue, flag, body, crc, patched, text_size, tail, tag, keys))
         return offsets
 
     def copied(self, record: memoryview, log_offset: int) -> None:

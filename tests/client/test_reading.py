@@ -15,7 +15,7 @@ import pytest
 
 from metaq.client.connecting.link import Link, Links
 from metaq.client.connecting.transport import RemotingRequest
-from metaq.client.connecting.writing import LARGE_BYTES, MOST_WAITING, Writer
+from metaq.client.connecting.writing import LARGE_BYTES, MOST_WAITING, LinkWriter
 from metaq.errors import ConnectionFailed, NotConnected, RequestTimeout
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import RemotingCommand, encode_response
@@ -240,9 +240,9 @@ class Slow:
         assert self.go_on.wait(DEADLINE_S)
 
 
-def writer(stream: Slow) -> Writer:
+def writer(stream: Slow) -> LinkWriter:
     connection: Any = SimpleNamespace(address="a:1", lost="", outgoing=stream)
-    return Writer(connection)
+    return LinkWriter(connection)
 
 
 def test_frames_that_wait_are_written_together_and_in_order() -> None:

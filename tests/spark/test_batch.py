@@ -16,7 +16,8 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, IsNotNull, LessThan, StringStartsWith
 
 from metaq.client import connect
-from metaq.spark.reading.batch import BatchReader, FilteringReader
+from metaq.spark.reading.batch import BatchReader
+from metaq.spark.reading.filters import FilteringReader
 from metaq.spark.reading.options import read_options
 from metaq.spark.reading.tasks import Task
 from metaq.spark.source import MetaqDataSource

@@ -126,3 +126,38 @@ def test_a_stream_needs_brokers() -> None:
     """P47: a store folder is a batch."""
     with pytest.raises(ConfigError, match="path: a store folder can only be read as a batch"):
         read_options({"path": "store", "subscribe": "orders"}).for_stream()
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        ("", 900.0),
+        ("15m", 900.0),
+        ("15min", 900.0),
+        ("30s", 30.0),
+        ("250 MS", 0.25),
+        ("250", 0.25),
+        ("1h", 3600.0),
+        ("0s", 0.0),
+    ],
+)
+def test_a_delay_is_written_as_in_spark(given: str, seconds: float) -> None:
+    """P47: 15 minutes if it is not given, milliseconds without a unit."""
+    assert read(minOffsetsPerTrigger="5", maxTriggerDelay=given).max_delay_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"minOffsetsPerTrigger": "0"}, "minOffsetsPerTrigger: '0' is not a whole number from 1 on"),
+        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "minOffsetsPerTrigger: 9 is over maxOffsetsPerTrigger, 8"),
+        ({"minOffsetsPerTrigger": "9", "maxTriggerDelay": "soon"}, "maxTriggerDelay: 'soon' is not a time like 500ms, 30s"),
+        ({"minOffsetsPerTrigger": "9", "maxTriggerDelay": "-1s"}, "maxTriggerDelay: '-1s' is not a time"),
+        ({"minOffsetsPerTrigger": "9", "maxTriggerDelay": "5 weeks"}, "maxTriggerDelay: '5 weeks' is not a time"),
+        ({"maxTriggerDelay": "5m"}, "maxTriggerDelay: it limits the wait for minOffsetsPerTrigger messages"),
+    ],
+)
+def test_wrong_limits_of_a_micro_batch_are_named(options: dict[str, str], words: str) -> None:
+    """P47: the least and the most must fit together, and a delay needs something to wait for."""
+    with pytest.raises(ConfigError, match=words):
+        read(**options)

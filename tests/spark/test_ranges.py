@@ -27,6 +27,7 @@ from metaq.spark.reading.ranges import (
     refuse_late,
     resolve_offsets,
     shared,
+    starts,
     task_count,
     told,
 )
@@ -44,6 +45,34 @@ def ordinals(ranges: list[Range]) -> list[tuple[TopicPartition, int]]:
 def some_ranges(draw: st.DrawFn) -> list[Range]:
     found = draw(st.dictionaries(partitions, st.tuples(counts, st.integers(0, 60)), max_size=8))
     return [Range(key, begin, begin + size) for key, (begin, size) in sorted(found.items())]
+
+
+# -- triggers -------------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 40), max_size=60), st.integers(1, 100), st.integers(0, 20))
+def test_a_micro_batch_waits_for_messages_but_not_for_long(arrivals: list[int], least: int, longest: int) -> None:
+    """P47: each has ``least`` messages, or ``longest`` seconds have passed since the last one; no message waits longer."""
+    waiting, last, oldest = 0, 0, None
+    for now, count in enumerate(arrivals):
+        waiting += count
+        oldest = now if oldest is None and waiting else oldest
+        if starts(waiting, now - last, least, longest):
+            assert waiting >= least or (waiting and now - last >= longest)
+            waiting, last, oldest = 0, now, None
+        assert waiting < least
+        assert oldest is None or now - oldest < longest
+
+
+@given(st.integers(0, 1000), st.floats(0, 1e6), st.integers(1, 1000), st.floats(0, 1e6))
+def test_a_micro_batch_starts_for_messages_only(waiting: int, idle_s: float, least: int, longest_s: float) -> None:
+    """P47: never for none, always for enough, and once it starts, more messages or more time change nothing."""
+    assert not starts(0, idle_s, least, longest_s)
+    assert starts(least + waiting, idle_s, least, longest_s)
+    assert starts(1, longest_s, least, longest_s), "the first message after a long pause starts one at once"
+    if starts(waiting, idle_s, least, longest_s):
+        assert starts(waiting + 1, idle_s, least, longest_s)
+        assert starts(waiting, idle_s + 1, least, longest_s)
 
 
 # -- sharing --------------------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from metaq.client import connect
 from metaq.message import MessageQueue
 from metaq.spark.reading.groups import GroupOffsets
+from metaq.spark.reading.limitedstream import LOST
 from metaq.spark.reading.ranges import QUEUES
-from metaq.spark.reading.stream import LOST
 from tests.spark.topics import (
     AGING,
     DEADLINE_S,

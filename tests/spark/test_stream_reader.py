@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from pyspark.sql.types import StructType
 
 from metaq.client import connect
 from metaq.errors import ConfigError, DataLost
 from metaq.spark.reading import stream as stream_module
+from metaq.spark.reading.limitedstream import LOST, LimitedStreamReader
 from metaq.spark.reading.ranges import QUEUES
-from metaq.spark.reading.stream import LOST, StreamReader
 from metaq.spark.reading.tasks import Task
 from metaq.spark.source import COLUMNS, MetaqDataSource
 from tests.spark.topics import AGING, DEADLINE_S, age, clients
@@ -22,7 +22,7 @@ from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 ALL = ReadAllAvailable()
 TOPIC = "t"
 
-MakeReader = Callable[..., StreamReader]
+MakeReader = Callable[..., LimitedStreamReader]
 
 
 @pytest.fixture
@@ -31,11 +31,11 @@ def new_reader() -> Iterator[MakeReader]:
     schema = StructType()
     for column in COLUMNS.split(", "):
         schema.add(column.split(" ")[0], "string")
-    readers: list[StreamReader] = []
+    readers: list[LimitedStreamReader] = []
 
-    def make(servers: str, **options: str) -> StreamReader:
+    def make(servers: str, **options: str) -> LimitedStreamReader:
         reader = MetaqDataSource({"metaq.bootstrap.servers": servers, "subscribe": TOPIC, **options}).streamReader(schema)
-        assert isinstance(reader, StreamReader)
+        assert isinstance(reader, LimitedStreamReader)
         readers.append(reader)
         return reader
 
@@ -63,7 +63,7 @@ def offsets(position: dict[str, Any]) -> list[int]:
     return list(position[TOPIC].values())
 
 
-def ranges(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[int, int, int]]:
+def ranges(reader: LimitedStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[int, int, int]]:
     found = []
     for task in reader.partitions(start, end):
         assert isinstance(task, Task)
@@ -96,6 +96,48 @@ def test_a_limit_is_for_those_who_ask_for_it(broker: BrokerProcess, new_reader: 
     assert offsets(reader.latestOffset(start, ReadMaxRows(20))) == [14, 6], "one for each, and the rest in proportion"
     assert offsets(reader.latestOffset(start, ALL)) == [30, 10]
     assert new_reader(broker.registry).getDefaultReadLimit() == ALL
+
+
+def test_a_batch_waits_for_the_least_and_not_longer_than_said(
+    broker: BrokerProcess, new_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P47: the first one does not wait, nor do those that Spark wants to have all."""
+    monkeypatch.setattr(stream_module, "HOLD_S", 0.0)
+    put(broker, 0, 5)
+    limits = {"minOffsetsPerTrigger": "10", "maxTriggerDelay": "60s"}
+    reader = new_reader(broker.registry, startingOffsets="earliest", **limits)
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMinRows(10)
+    first = reader.latestOffset(reader.initialOffset(), limit)
+    assert offsets(first) == [5, 0]
+    put(broker, 1, 9)
+    assert reader.latestOffset(first, limit) == first, "9 of 10"
+    assert offsets(reader.latestOffset(first, ALL)) == [5, 9]
+    put(broker, 0, 1)
+    second = reader.latestOffset(first, limit)
+    assert offsets(second) == [6, 9]
+    put(broker, 0, 1)
+    assert reader.latestOffset(second, limit) == second
+    reader._triggered -= 60.0
+    assert offsets(reader.latestOffset(second, limit)) == [7, 9], "1 of 10, but a minute has passed"
+
+
+def test_the_least_and_the_most_work_together(
+    broker: BrokerProcess, new_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P47: a query that ends by itself takes also what is less than the least."""
+    monkeypatch.setattr(stream_module, "HOLD_S", 0.0)
+    put(broker, 0, 11)
+    limits = {"minOffsetsPerTrigger": "4", "maxOffsetsPerTrigger": "5"}
+    reader = new_reader(broker.registry, startingOffsets="earliest", **limits)
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMaxRows(5)
+    first = reader.latestOffset(reader.initialOffset(), limit)
+    second = reader.latestOffset(first, limit)
+    assert [offsets(first), offsets(second)] == [[5, 0], [10, 0]]
+    assert reader.latestOffset(second, limit) == second
+    reader.prepareForTriggerAvailableNow()
+    assert offsets(reader.latestOffset(second, limit)) == [11, 0]
 
 
 def test_news_are_waited_for_and_their_absence_is_told(broker: BrokerProcess, new_reader: MakeReader) -> None:

@@ -12,7 +12,7 @@ STALL_S: Final = 10.0
 """The longest time that writing one frame may take; after that the connection is given up."""
 
 
-class Connection:
+class LinkConnection:
     """A connection to an address. One thread may read it while another one writes."""
 
     def __init__(self, address: str, timeout_s: float, access: Access) -> None:

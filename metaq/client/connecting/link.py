@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from metaq.client.connecting.access import OPEN, Access
-from metaq.client.connecting.connection import STALL_S, Connection
+from metaq.client.connecting.connection import STALL_S, LinkConnection
 from metaq.client.connecting.presence import Presence, level_of
-from metaq.client.connecting.reading import Reader
+from metaq.client.connecting.reading import LinkReader
 from metaq.client.connecting.transport import Asked, ClientAnswer, Done, Greet, RemotingRequest, Waiter, unanswered
-from metaq.client.connecting.writing import Writer
+from metaq.client.connecting.writing import LinkWriter
 from metaq.errors import ClientClosed, ClientError, NotConnected, RequestTimeout
 from metaq.protocol.remoting.frames import RemotingCommand, encode_request, encode_response
 
@@ -51,12 +51,12 @@ class Link:
         self._asked = asked
         self._access = access
         self._presence = presence
-        self._connection = Connection(address, timeout_s, access)
+        self._connection = LinkConnection(address, timeout_s, access)
         self._opaques = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
         self._closed = False
-        self._writer = Writer(self._connection)
-        self._reader = Reader(self._connection, self)
+        self._writer = LinkWriter(self._connection)
+        self._reader = LinkReader(self._connection, self)
         self._reader.start()
 
     @property

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from metaq.client.connecting.connection import Connection
+from metaq.client.connecting.connection import LinkConnection
 from metaq.client.connecting.transport import Waiter
 from metaq.errors import ProtocolError
 from metaq.protocol.remoting.frames import FrameReader, RemotingCommand
@@ -50,10 +50,10 @@ class Receiver(Protocol):
         ...
 
 
-class Reader:
+class LinkReader:
     """A reader of frames from one connection. Thread-safe."""
 
-    def __init__(self, connection: Connection, receiver: Receiver) -> None:
+    def __init__(self, connection: LinkConnection, receiver: Receiver) -> None:
         self._connection = connection
         self._receiver = receiver
         self._frames = FrameReader()

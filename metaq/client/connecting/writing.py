@@ -7,7 +7,7 @@ import time
 from collections import deque
 from typing import Final
 
-from metaq.client.connecting.connection import Connection
+from metaq.client.connecting.connection import LinkConnection
 from metaq.errors import ClientError, NotConnected, RequestTimeout
 
 LARGE_BYTES: Final = 16 * 1024
@@ -16,14 +16,14 @@ MOST_WAITING: Final = 512
 """The most frames that wait to be written; whoever brings one more writes them, so that a slow broker slows the program."""
 
 
-class Writer:
+class LinkWriter:
     """A writer of frames to one connection. Thread-safe.
 
     A frame is written by its caller, or ``soon``: then by a thread of the writer's own, which writes all frames that have come
     while it was busy or waited for a processor. Every caller that writes takes along what waits, so that nothing overtakes it.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: LinkConnection) -> None:
         self._connection = connection
         self._turn = threading.Lock()  # held by the thread that writes
         self._waiting: deque[bytes] = deque()

@@ -9,6 +9,8 @@
     4      flag
     4 + n  body
     2 + m  properties: name 01 value 02, repeated
+
+``read_batch`` gives its fields in columns, since an object for each message costs as much as reading it.
 """
 
 import struct
@@ -20,10 +22,10 @@ from metaq.protocol.record import MAX_PROPERTIES_LENGTH
 
 MOST: Final = 1024
 """The most messages in a batch: that many of 4 KiB each take a broker some 15 ms."""
+HEAD_SIZE: Final = 20
+LENGTH_SIZE: Final = 2
 _HEAD: Final = struct.Struct(">iiiii")  # size, magic, CRC, flag, length of the body
 _LENGTH: Final = struct.Struct(">h")
-_new: Final = tuple.__new__
-"""Makes a named tuple at a third of the cost of its own constructor."""
 
 
 class BatchItem(NamedTuple):
@@ -34,26 +36,51 @@ class BatchItem(NamedTuple):
     properties: str
 
 
-def decode_batch(data: bytes) -> list[BatchItem]:
-    """Return the messages in order. ``MessageIllegal`` when lengths contradict each other, or there are more than ``MOST``."""
-    items: list[BatchItem] = []
+class BatchColumns(NamedTuple):
+    """The messages of a batch, field by field, in order."""
+
+    flags: list[int]
+    bodies: list[bytes]
+    properties: list[str]
+
+
+def read_batch(data: bytes) -> BatchColumns:
+    """Return the messages. ``MessageIllegal`` when lengths contradict each other, or there are more than ``MOST``."""
+    flags: list[int] = []
+    bodies: list[bytes] = []
+    properties: list[str] = []
     at, end = 0, len(data)
     try:
         while at < end:
-            size, _, _, flag, length = _HEAD.unpack_from(data, at)
-            body_at = at + _HEAD.size
-            body_end = body_at + length
-            properties_at = body_end + _LENGTH.size
-            stop = properties_at + (_LENGTH.unpack_from(data, body_end)[0] if length >= 0 else -1)
-            if not properties_at <= stop == at + size <= end:
+            body_at, stop = at + HEAD_SIZE, at + _int32(data, at)
+            body_end = body_at + _int32(data, at + 16)
+            properties_at = body_end + LENGTH_SIZE
+            if (
+                not (body_at <= body_end and properties_at <= stop <= end)
+                or stop - properties_at > MAX_PROPERTIES_LENGTH
+                or stop - properties_at != data[body_end] << 8 | data[body_end + 1]
+            ):
                 raise MessageIllegal(f"the lengths of the message at byte {at} of a batch of {end} contradict each other")
-            if len(items) == MOST:
+            if len(flags) == MOST:
                 raise MessageIllegal(f"a batch has more than {MOST} messages: send several batches")
-            items.append(_new(BatchItem, (flag, data[body_at:body_end], data[properties_at:stop].decode())))
+            flags.append(_int32(data, at + 12))
+            bodies.append(data[body_at:body_end])
+            properties.append(data[properties_at:stop].decode())
             at = stop
-    except (struct.error, UnicodeDecodeError) as error:
+    except (IndexError, UnicodeDecodeError) as error:
         raise MessageIllegal(f"the message at byte {at} of a batch of {end} cannot be read: {error}") from error
-    return items
+    return BatchColumns(flags, bodies, properties)
+
+
+def _int32(data: bytes, at: int) -> int:
+    """Return a number of 32 bits; compiled, in a tenth of the time that ``struct`` takes."""
+    value = data[at] << 24 | data[at + 1] << 16 | data[at + 2] << 8 | data[at + 3]
+    return value if value < 0x80000000 else value - 0x100000000
+
+
+def decode_batch(data: bytes) -> list[BatchItem]:
+    """Return the same as ``read_batch``, message by message."""
+    return list(map(BatchItem._make, zip(*read_batch(data), strict=True)))
 
 
 def encode_batch(items: Iterable[BatchItem]) -> bytes:

@@ -114,7 +114,8 @@ class FrameReader:
         self._wanted = HEAD_SIZE
         limit = self._limit
         while end - at >= HEAD_SIZE:
-            length, header = HEAD.unpack_from(data, at)
+            lengths = int.from_bytes(data[at : at + HEAD_SIZE], "big", signed=True)
+            length, header = lengths >> 32, lengths & 0xFFFFFFFF
             size = header & _HEADER_LENGTH
             if not 4 <= length <= limit or header >> 24 > COMPACT or size > min(length - 4, MAX_HEADER_BYTES):
                 self.error = self._wrong(length, header)
@@ -124,14 +125,14 @@ class FrameReader:
             if stop > end:
                 self._wanted = LENGTH_SIZE + length
                 break
-            decode = _decode_compact if header >> 24 else _decode_json
+            head, body = data[start : start + size], data[start + size : stop]
             try:
-                frames.append(decode(data[start : start + size], data[start + size : stop]))
+                frames.append(_decode_compact(head, body) if header >> 24 else _decode_json(head, body))
             except StreamLost as error:
                 self.error = error
                 break
             at = stop
-        if self.error is None:
+        if at < end and self.error is None:
             self._kept += data[at:]
         return frames
 
@@ -148,15 +149,17 @@ class FrameReader:
 
 def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
     try:
-        content = orjson.loads(header)
-        get = content.get
-        fields = get("extFields") or {}
-        code, opaque, flag = content["code"], content["opaque"], get("flag", 0)
-        version, remark, language = get("version", 0), get("remark"), get("language")
-        try:
-            "".join(fields.values())  # the cheapest test that all values are strings
-        except TypeError:
-            fields = {name: _as_text(value) for name, value in fields.items() if value is not None}
+        content: dict[str, Any] = orjson.loads(header)
+        fields: dict[str, Any] = content.get("extFields") or {}
+        code: int = content["code"]
+        opaque: int = content["opaque"]
+        flag: int = content.get("flag", 0)
+        version: int = content.get("version", 0)
+        remark, language = content.get("remark"), content.get("language")
+        for value in fields.values():
+            if not isinstance(value, str):
+                fields = {name: _as_text(value) for name, value in fields.items() if value is not None}
+                break
         # one test for all four: with the bias, a number beyond 32 bits is negative or has higher bits
         in_range = not ((code + _BIAS) | (opaque + _BIAS) | (flag + _BIAS) | (version + _BIAS)) >> 32
     except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
@@ -230,6 +233,11 @@ class Asked(Protocol):
     def serialization(self) -> int: ...
 
 
+def frame_head(header_size: int, body_size: int = 0) -> bytes:
+    """Return what is before a JSON header: both lengths (``HEAD``)."""
+    return (LENGTH_SIZE + header_size + body_size << 32 | header_size).to_bytes(HEAD_SIZE, "big")
+
+
 def encode_response(
     request: Asked,
     code: int,
@@ -240,7 +248,7 @@ def encode_response(
     """Return the frame that answers ``request``, up to its body, of which ``body_size`` bytes follow."""
     if fields is None and remark is None and request.serialization == JSON:
         header = _BARE_JSON % (code, request.opaque, VERSION)
-        return HEAD.pack(4 + len(header) + body_size, len(header)) + header
+        return frame_head(len(header), body_size) + header
     return _encode(code, request.opaque, RESPONSE_FLAG, fields, remark, body_size, "JAVA", request.serialization)
 
 

@@ -51,9 +51,11 @@ class PutHandler:
             self._known_for = self._context.topics.version
         obstacle = None if store.writable and not self._turns.overloaded else self._obstacle()
         for put in commands[at:] if at else commands:
-            if type(put) is not Put or put.transaction is not None:
+            if type(put) is not Put:
                 break
-            put_topic, number, flag, checksum, _, opaque, body = put
+            put_topic, number, flag, checksum, transaction, opaque, body = put  # cheaper than by name
+            if transaction is not None:
+                break
             size += len(body)
             try:
                 if obstacle is not None:

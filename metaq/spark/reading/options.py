@@ -18,7 +18,9 @@ from metaq.spark.reading.login import NOBODY, PASSWORD, TLS_CA, USER, Login, che
 SERVERS: Final = "metaq.bootstrap.servers"
 PATH: Final = "path"
 STRATEGY: Final = "startingOffsetsByTimestampStrategy"
+MIN_OFFSETS: Final = "minOffsetsPerTrigger"
 MAX_OFFSETS: Final = "maxOffsetsPerTrigger"
+MAX_DELAY: Final = "maxTriggerDelay"
 CHOICES: Final = ("subscribe", "subscribePattern", "assign")
 READING: Final = (
     # the source
@@ -37,7 +39,9 @@ READING: Final = (
     "endingTimestamp",
     "endingOffsetsByTimestamp",
     # the rest
+    MIN_OFFSETS,
     MAX_OFFSETS,
+    MAX_DELAY,
     "minPartitions",
     "failOnDataLoss",
     "includeHeaders",
@@ -53,6 +57,10 @@ LATEST: Final = -1
 _EDGES: Final = {"earliest": EARLIEST, "latest": LATEST}
 _FLAGS: Final = {"true": True, "false": False}
 _MOST: Final = (1 << 63) - 1
+_DELAY_S: Final = 15 * 60.0
+_TIME: Final = re.compile(r"([0-9]{1,15}) *([a-z]*)")
+_UNITS: Final = {"": 1e-3, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+"""Seconds; a time without a unit is in milliseconds, as everywhere in Spark."""
 
 Table = Mapping[str, Mapping[int, int]]
 """A number for each partition, by topic."""
@@ -101,7 +109,10 @@ class ReadOptions(NamedTuple):
     ending: Place | None
     latest_if_late: bool
     """Whether a starting time after the newest message means the end, rather than an error."""
+    min_offsets: int | None
     max_offsets: int | None
+    max_delay_s: float
+    """How long a micro-batch waits for ``min_offsets`` messages, from the last one on."""
     min_partitions: int | None
     fail_on_data_loss: bool
     headers: bool
@@ -184,6 +195,16 @@ class GivenOptions:
             raise ConfigError(f"{name}: {text!r} is not a whole number from {least} on")
         return int(text)
 
+    def seconds(self, name: str) -> float | None:
+        """Return a time as Spark writes it, such as ``15m``, in seconds; ``None`` when it is absent. ``ConfigError``."""
+        text = self.text(name).lower()
+        if not text:
+            return None
+        found = _TIME.fullmatch(text)
+        if found is None or found[2] not in _UNITS:
+            raise ConfigError(f"{name}: {text!r} is not a time like 500ms, 30s, 15m or 1h")
+        return int(found[1]) * _UNITS[found[2]]
+
     def table(self, name: str, shape: str) -> dict[str, Any]:
         """Return a JSON object; ``shape`` is the example that errors show. ``ConfigError``."""
         try:
@@ -204,6 +225,12 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         raise ConfigError(f"give {SERVERS} (host:port, or zk://host:port) or path (a store folder); {wanted}")
     if path and (given.text(USER) or given.text(TLS_CA)):
         raise ConfigError(f"path: a store folder is read without brokers; leave out {USER} and {TLS_CA}")
+    least, most = given.number(MIN_OFFSETS, 1), given.number(MAX_OFFSETS, 1)
+    if least is not None and most is not None and least > most:
+        raise ConfigError(f"{MIN_OFFSETS}: {least} is over {MAX_OFFSETS}, {most}: no micro-batch could ever begin")
+    delay = given.seconds(MAX_DELAY)
+    if delay is not None and least is None:
+        raise ConfigError(f"{MAX_DELAY}: it limits the wait for {MIN_OFFSETS} messages; give this option, too")
     return ReadOptions(
         servers=servers,
         path=path,
@@ -211,7 +238,9 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         starting=_place(given, "starting"),
         ending=_place(given, "ending"),
         latest_if_late=_strategy(given),
-        max_offsets=given.number(MAX_OFFSETS, 1),
+        min_offsets=least,
+        max_offsets=most,
+        max_delay_s=_DELAY_S if delay is None else delay,
         min_partitions=given.number("minPartitions", 1),
         fail_on_data_loss=given.flag("failOnDataLoss", default=True),
         headers=given.flag("includeHeaders", default=False),

@@ -227,6 +227,11 @@ def told(losses: Sequence[Loss]) -> str:
 # -- sharing --------------------------------------------------------------------------------------------------------------
 
 
+def starts(waiting: int, idle_s: float, least: int, longest_s: float) -> bool:
+    """Return whether a micro-batch starts: ``least`` messages wait, or some do and the last one began ``longest_s`` ago."""
+    return waiting >= least or (waiting > 0 and idle_s >= longest_s)
+
+
 def limited(begins: Offsets, ends: Offsets, most: int) -> dict[TopicPartition, int]:
     """Return ends at most ``most`` messages after the begins in all, in proportion to each partition's lag.
 

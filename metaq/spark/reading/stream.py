@@ -1,17 +1,18 @@
 """Streaming reads: where a query begins, how far a micro-batch goes, and which messages have aged out meanwhile.
 
-Spark keeps one ``StreamReader`` for a query, in a process beside the driver, and calls its methods one at a time. The form of
-the offsets that it stores is in ``metaq.spark.reading.ranges``.
+Spark keeps one reader for a query, in a process beside the driver, and calls its methods one at a time. What it asks differs
+with its version: ``metaq.spark.reading.limitedstream`` and ``metaq.spark.reading.plainstream`` answer. The form of the offsets
+that it stores is in ``metaq.spark.reading.ranges``.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from metaq.errors import ClientError, RouteNotFound
 from metaq.message import MessageQueue, TopicPartition
@@ -33,6 +34,7 @@ from metaq.spark.reading.ranges import (
     limited,
     refuse_late,
     resolve_offsets,
+    starts,
 )
 from metaq.spark.reading.tasks import plain_errors, read_task, report_losses
 
@@ -47,12 +49,10 @@ LOOK_S: Final = 0.1
 """Time between two looks for news during ``HOLD_S``."""
 ROUTES_S: Final = 10.0
 """Time between two looks for new topics and partitions."""
-LOST: Final = "#lost"
-"""Key in the latest offset that Spark reports: how many messages this run of the query has left out, by partition."""
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A streaming read. Spark pickles it before the first call, so it connects later."""
+class StreamReader(DataSourceStreamReader):
+    """What a streaming read is in all versions of Spark, which pickles it before the first call: so it connects later."""
 
     def __init__(self, read_options: Callable[[], ReadOptions]) -> None:
         self._read_options = read_options
@@ -60,68 +60,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._topics: dict[str, TopicQueues] = {}
         self._looked = 0.0
         self._target: Position | None = None
-        self._unpinned: dict[str, Any] | None = None
         self._latest: dict[str, Any] | None = None
         self._lost: dict[tuple[TopicPartition, int], int] = {}
+        self._triggered = -math.inf
+        """When the last micro-batch began that had messages; the first one waits for none."""
 
     @cached_property
     def options(self) -> ReadOptions:
         """The options, read at the first use. ``ConfigError`` for options that a streaming query cannot have."""
         with plain_errors():
             return self._read_options().for_stream()
-
-    # -- what Spark asks, in this order -----------------------------------------------------------------------------
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the end of the query: messages that come later are not read."""
-        with plain_errors():
-            layout = self._layout({})
-            self._target = Position({key: span.most for key, span in self._spans(layout).items()}, layout)
-
-    def initialOffset(self) -> dict[str, Any]:
-        """Return where a new query begins.
-
-        Spark does not record it. A beginning that would be another later (latest, or a time) is recorded as the end of an empty
-        batch.
-        """
-        with plain_errors():
-            place = self.options.starting
-            assert place is not None
-            layout = self._layout({})
-            spans = self._spans(layout)
-            begins = resolve_offsets(place, spans, lambda key, time_ms: self._brokers.at_time(_queue(layout, key), time_ms))
-            if place.by_time and not self.options.latest_if_late:
-                refuse_late(place, begins, spans)
-            report_losses(beyond(begins, spans), fail=self.options.fail_on_data_loss)
-            begins = {key: min(begin, spans[key].most) for key, begin in begins.items()}
-            found = encode_position(Position(begins, layout))
-            if not place.stands:
-                self._unpinned = found
-            return found
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        """Return how many messages a micro-batch may have."""
-        most = self.options.max_offsets
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return where the next micro-batch ends; ``start`` when no message comes within ``HOLD_S``."""
-        with plain_errors():
-            unpinned, self._unpinned = self._unpinned, None
-            if unpinned == start:
-                return start
-            position = decode_position(start)
-            deadline = time.monotonic() + HOLD_S
-            while True:
-                spans = self._spans(self._layout(position.layout))
-                ends = self._ends(position, spans)
-                if encode_position(ends) != start or self._target is not None or time.monotonic() >= deadline:
-                    break
-                time.sleep(LOOK_S)
-            if isinstance(limit, ReadMaxRows):
-                ends = Position(limited(position.offsets, ends.offsets, limit.max_rows), ends.layout)
-            self._remember(kept(_between(position, ends), spans)[1])  # Spark asks for a batch's progress before its plan
-            return encode_position(ends)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the tasks of a micro-batch, the same ones when it is planned again after a crash."""
@@ -154,15 +102,48 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             except ClientError as error:
                 logger.warning("offsets not committed group=%s reason=%s", self.options.group, error)
 
-    def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the latest ends that were seen, and what was lost, for the query's progress."""
-        if self._latest is None or not self._lost:
-            return self._latest
-        lost: dict[str, dict[str, int]] = {}
-        for ((topic, partition), _), count in sorted(self._lost.items()):
-            row = lost.setdefault(topic, {})
-            row[str(partition)] = row.get(str(partition), 0) + count
-        return {**self._latest, LOST: lost}
+    # -- where micro-batches begin and end ----------------------------------------------------------------------------
+
+    def _beginning(self) -> tuple[Position, dict[TopicPartition, Span]]:
+        """Return where a new query begins, and what the partitions hold."""
+        place = self.options.starting
+        assert place is not None
+        layout = self._layout({})
+        spans = self._spans(layout)
+        begins = resolve_offsets(place, spans, lambda key, time_ms: self._brokers.at_time(_queue(layout, key), time_ms))
+        if place.by_time and not self.options.latest_if_late:
+            refuse_late(place, begins, spans)
+        report_losses(beyond(begins, spans), fail=self.options.fail_on_data_loss)
+        return Position({key: min(begin, spans[key].most) for key, begin in begins.items()}, layout), spans
+
+    def _next(self, start: dict[str, Any], *, least: int | None, most: int | None) -> dict[str, Any]:
+        """Return where the next micro-batch ends; ``start`` when none begins within ``HOLD_S``.
+
+        Args:
+            start: where it begins.
+            least: how many messages it waits for, ``maxTriggerDelay`` at most.
+            most: how many it may have.
+        """
+        position = decode_position(start)
+        deadline = time.monotonic() + HOLD_S
+        while True:
+            spans = self._spans(self._layout(position.layout))
+            ends = self._ends(position, spans)
+            if least is None:
+                due = encode_position(ends) != start
+            else:
+                waiting = sum(abs(one.end - one.begin) for one in _between(position, ends))  # offsets may have gone back
+                due = starts(waiting, time.monotonic() - self._triggered, least, self.options.max_delay_s)
+            if due or self._target is not None or time.monotonic() >= deadline:
+                break
+            time.sleep(LOOK_S)
+        if not due:
+            return start
+        self._triggered = time.monotonic()
+        if most is not None:
+            ends = Position(limited(position.offsets, ends.offsets, most), ends.layout)
+        self._remember(kept(_between(position, ends), spans)[1])  # Spark asks for a batch's progress before its plan
+        return encode_position(ends)
 
     # -- looking ------------------------------------------------------------------------------------------------------
 

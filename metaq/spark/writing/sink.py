@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructField, StructType
 
 from metaq.client.client import connect
@@ -30,6 +30,7 @@ from metaq.message import MessageQueue
 from metaq.spark.reading.login import NOBODY, PASSWORD, TLS_CA, USER, Login
 from metaq.spark.reading.options import SERVERS, GivenOptions
 from metaq.spark.reading.tasks import PATIENCE_S, PAUSE_S, plain_errors
+from metaq.spark.versions import DataSourceStreamArrowWriter
 from metaq.spark.writing.packing import java_hashes, pack, written_keys
 
 logger = logging.getLogger(__name__)

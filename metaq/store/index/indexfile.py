@@ -44,6 +44,7 @@ HEADER_SIZE: Final = 40
 SLOT: Final = struct.Struct(">i")
 SLOT_SIZE: Final = 4
 ITEM: Final = struct.Struct(">iqii")
+_pack: Final = ITEM.pack
 ITEM_SIZE: Final = 20
 NAME_DIGITS: Final = 17
 MOST_SECONDS: Final = 0x7FFFFFFF
@@ -246,9 +247,9 @@ class IndexFile:
 
     def enter(self, entries: Sequence[Entry], hasher: KeyHasher) -> int:
         """Add the keys of records, in the order of the log; return how many records found room. The slots are loaded."""
-        table, changed, tail, slots = self._table, self._changed, self._tail, self.slots
+        table, changed, slots = self._table, self._changed, self.slots
         assert table is not None
-        hash_of, pack = hasher.hash, ITEM.pack
+        items: list[bytes] = []
         count, done, most, seconds_of, seconds = self.count, 0, self.entries - 1, -1, 0
         for log_offset, topic, keys, store_ms in entries:
             if count == 1:
@@ -258,17 +259,18 @@ class IndexFile:
             if store_ms != seconds_of:
                 seconds_of, seconds = store_ms, self.seconds(store_ms)
             for key in keys if len(keys) <= most else keys[:most]:
-                value = hash_of(topic, key)
+                value = hasher.hash(topic, key)
                 slot = value % slots
                 previous = table[slot]
                 if not previous:
                     self.used += 1
-                tail += pack(value, log_offset, seconds, previous)
+                items.append(_pack(value, log_offset, seconds, previous))
                 table[slot] = count
                 changed.add(slot // SPAN_SLOTS)
                 count += 1
             self.end_ms, self.end_offset = store_ms, log_offset
             done += 1
+        self._tail += b"".join(items)
         self.count = count
         return done
 

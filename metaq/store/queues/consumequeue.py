@@ -25,6 +25,7 @@ from metaq.store.files.filecache import FileCache, Read, Run
 from metaq.store.log.segments import is_segment_name, segment_name
 
 UNIT: Final = struct.Struct(">qii")
+_pack: Final = UNIT.pack
 UNIT_SIZE: Final = 16
 FILLER_SIZE: Final = 0x7FFFFFFF
 FILLER: Final = UNIT.pack(0, FILLER_SIZE, 0)
@@ -173,7 +174,7 @@ class ConsumeQueue:
 
     def add(self, log_offset: int, size: int, tag: int, text_size: int) -> None:
         """Add the unit of the next message. Every message passes here: live, recovered or replicated."""
-        self.pending += UNIT.pack(log_offset, size, tag)
+        self.pending += _pack(log_offset, size, tag)
         self.next += 1
         self.text_end += text_size
 

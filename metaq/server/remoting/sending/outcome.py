@@ -1,18 +1,22 @@
 """The replies to sends: kept while the messages become durable, then sent together."""
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from metaq.engine.figures.counters import Counters
 from metaq.engine.turn import Short
 from metaq.errors import MetaqError
 from metaq.protocol.remoting.codes import JSON, VERSION, Response
-from metaq.protocol.remoting.frames import HEAD, encode_response
+from metaq.protocol.remoting.frames import encode_response, frame_head
 from metaq.server.remoting.session import RemotingSession
 
 RECALL_HANDLE: Final = "recallHandle"
+SUCCESS: Final = int(Response.SUCCESS)
 _SENT_JSON: Final = (
-    b'{"code":%d,"extFields":{"queueId":"%d","TRACE_ON":"true","MSG_REGION":"DefaultRegion","msgId":"%b","queueOffset":"%d"'
-    b'%b},"flag":1,"language":"JAVA","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":%d}'
+    b'{"code":%d,"extFields":{"queueId":"%d","TRACE_ON":"true","MSG_REGION":"DefaultRegion","msgId":"%b%016X%b",'
+    b'"queueOffset":"%d"%b},"flag":1,"language":"JAVA","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":'
+    + b"%d}"
+    % VERSION
 )
 _RECALL_JSON: Final = b',"recallHandle":"%b"'
 
@@ -28,36 +32,42 @@ class Sent(NamedTuple):
     serialization: int
     partition: int
     queue_offset: int
-    ids: bytes
-    """Offset message ids, separated by commas."""
-    more: tuple[str, str] | None
+    log_offset: int
+    following: Sequence[int] = ()
+    """The log offsets of the other messages of a batch."""
+    more: tuple[str, str] | None = None
     """One more field and its value: of a transactional message its unique id, of a delayed one its handle."""
 
-    def encode(self, code: int) -> bytes:
-        opaque, serialization, partition, queue_offset, ids, more = self
-        if serialization == JSON and (more is None or more[0] == RECALL_HANDLE):
-            last = b"" if more is None else _RECALL_JSON % more[1].encode()  # base64, of which JSON escapes nothing
-            header = _SENT_JSON % (code, partition, ids, queue_offset, last, opaque, VERSION)
-            return HEAD.pack(4 + len(header), len(header)) + header
-        fields = {
-            "queueId": str(partition),
-            "TRACE_ON": "true",
-            "MSG_REGION": "DefaultRegion",
-            "msgId": ids.decode(),
-            "queueOffset": str(queue_offset),
-        }
-        if more is not None:
-            fields[more[0]] = more[1]
-        return encode_response(self, code, fields)
+
+def encode_sent(sent: Sent, code: int, host: bytes) -> bytes:
+    """Return a reply; ``host`` is the broker's address in the ids of messages, in hexadecimal digits."""
+    opaque, serialization, partition, queue_offset, log_offset, following, more = sent
+    rest = (b",%b%%016X" % host) * len(following) % tuple(following) if following else b""
+    if serialization == JSON and (more is None or more[0] == RECALL_HANDLE):
+        last = b"" if more is None else _RECALL_JSON % more[1].encode()  # base64, of which JSON escapes nothing
+        header = _SENT_JSON % (code, partition, host, log_offset, rest, queue_offset, last, opaque)
+        return frame_head(len(header)) + header
+    fields = {
+        "queueId": str(partition),
+        "TRACE_ON": "true",
+        "MSG_REGION": "DefaultRegion",
+        "msgId": (b"%b%016X%b" % (host, log_offset, rest)).decode(),
+        "queueOffset": str(queue_offset),
+    }
+    if more is not None:
+        fields[more[0]] = more[1]
+    return encode_response(sent, code, fields)
 
 
 class SendOutcome:
     """The replies to one session's sends of one turn."""
 
-    __slots__ = ("_counters", "_session", "requests", "sent", "size", "turn")
+    __slots__ = ("_counters", "_host", "_session", "requests", "sent", "size", "turn")
 
-    def __init__(self, session: RemotingSession, turn: int, counters: Counters) -> None:
+    def __init__(self, session: RemotingSession, turn: int, counters: Counters, host: bytes) -> None:
+        """Begin without any; ``host`` as in ``encode_sent``."""
         self._session = session
+        self._host = host
         self._counters = counters
         self.turn = turn
         self.requests = 0
@@ -66,10 +76,10 @@ class SendOutcome:
         self.size = 0
 
     def stored(self) -> None:
-        self._pay([sent.encode(Response.SUCCESS) for sent in self.sent])
+        self._pay([encode_sent(sent, SUCCESS, self._host) for sent in self.sent])
 
     def late(self, short: Short) -> None:
-        self._pay([sent.encode(short.code) for sent in self.sent])
+        self._pay([encode_sent(sent, short.code, self._host) for sent in self.sent])
 
     def refused(self, error: MetaqError, outcome: str) -> None:
         remark = f"the message {outcome}: {error}"

@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from metaq.checksum import crc32
 from metaq.config import Settings
@@ -25,7 +25,7 @@ from metaq.protocol import properties
 from metaq.protocol.delays import MAY_DELAY, as_delayed, due_ms
 from metaq.protocol.priority import one_level
 from metaq.protocol.record import CHECKSUM_SIZE, CONSTANT_MIDDLE, HEADER_SIZE, constant_middle, java_hash, longer_tail
-from metaq.protocol.remoting.batch import decode_batch
+from metaq.protocol.remoting.batch import BatchColumns, decode_batch, read_batch
 from metaq.protocol.remoting.codes import ONEWAY_FLAG, Request
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.recall import RecallHandle, encode_recall
@@ -37,7 +37,6 @@ from metaq.server.remoting.sending.outcome import RECALL_HANDLE, SendOutcome, Se
 from metaq.server.remoting.sending.partitions import Partitions
 from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler, failure
 from metaq.store.files.filecache import ColdRead, Read, read_cached
-from metaq.store.newrecord import Fields
 from metaq.store.queues.consumequeue import ConsumeQueue
 from metaq.timers.handles import Handle
 from metaq.timers.records import PARKS
@@ -51,14 +50,37 @@ UNUSUAL: Final = ~(COMPRESSED | COMPRESSION_KIND)
 """Bits of a sender's sysFlag that exclude a message from the fast path."""
 SEND_V2: Final = int(Request.SEND_MESSAGE_V2)
 PLAIN: Final = int(StoredAs.PLAIN)
+PUBLISH: Final = Action.PUBLISH
 _INT32: Final = 1 << 31
 _new: Final = tuple.__new__
 """Costs a third of the named tuple's own constructor."""
 _KNOWN_TAGS: Final = 1024
 
 
-Filled = tuple[int, bytes | None, int, tuple[str, ...]]
-"""The last fields of a ``NewRecord``: text size, tail, tag and keys."""
+class Tag:
+    """What a message's tag adds to its record."""
+
+    __slots__ = ("hash", "text_size")
+
+    def __init__(self, code: int, text_size: int) -> None:
+        self.hash = code
+        self.text_size = text_size
+        """The bytes of the message for text readers, without its body."""
+
+
+NO_TAG: Final = Tag(0, HEADER_SIZE_TEXT)
+
+Filled = tuple[bytes | None, Tag, tuple[str, ...]]
+"""What the properties of a message become in its record: its tail, tag and keys."""
+
+
+class FilledBatch(NamedTuple):
+    """The same of the messages of a batch, in columns as in ``BatchColumns``, and the bytes of their records in the log."""
+
+    tails: list[bytes | None]
+    tags: list[Tag]
+    keys: list[tuple[str, ...]]
+    size: int
 
 
 def _deciding(text: str) -> dict[str, str]:
@@ -89,7 +111,7 @@ class SendHandler:
         self._known = partitions.known
         self._store = context.store
         self._host = context.store_host.hex().upper().encode()
-        self._tags: dict[str, tuple[int, int]] = {}  # hash, and text size without body
+        self._tags: dict[str, Tag] = {}
         self.configure(context.settings)
 
     def configure(self, settings: Settings) -> None:
@@ -153,32 +175,30 @@ class SendHandler:
         size = 0
         end = at
         now_ms = self._store.clock.now_ms()
-        for request in requests[at:] if at else requests:
-            staged = self._stage_short(session, request, now_ms) if request[0] == SEND_V2 else None
+        # by position, which is cheaper than by name
+        for code, opaque, flag, fields, body, _, _, _, serialization in requests[at:] if at else requests:
+            staged = self._stage_short(session, opaque, serialization, fields, body, now_ms) if code == SEND_V2 else None
             if staged is None:
                 break
             end += 1
-            size += len(request.body)
-            if not request.flag & ONEWAY_FLAG:
+            size += len(body)
+            if not flag & ONEWAY_FLAG:
                 sent.append(staged)
         if end > at:
             self._owe(session, size, sent, end - at)
         return end
 
-    def _stage_short(self, session: RemotingSession, request: RemotingCommand, now_ms: int) -> Sent | None:
+    def _stage_short(
+        self, session: RemotingSession, opaque: int, serialization: int, fields: dict[str, str], body: bytes, now_ms: int
+    ) -> Sent | None:
         """Stage one message on the fast path. Return ``None``, with nothing done yet, when the message needs the slow path."""
-        fields, body = request.fields, request.body
         try:
             topic = fields["b"]
             queue = self._known[topic, fields["e"]]
             sys_flag, flag = int(fields["f"]), int(fields["h"])
             if sys_flag & UNUSUAL or not -_INT32 <= flag < _INT32 or len(body) > self._most_bytes:
                 return None
-            if (
-                fields.get("j", "0") != "0"
-                or fields.get("m") == "true"
-                or not allowed(session.principal, Action.PUBLISH, topic)
-            ):
+            if fields.get("j", "0") != "0" or fields.get("m") == "true" or not allowed(session.principal, PUBLISH, topic):
                 return None
             born_ms = int(fields["g"])
             text = fields.get("i")
@@ -188,33 +208,38 @@ class SendHandler:
                 if ident is not None:
                     looked = self._dedupe.look(topic, ident, now_ms)
                     if looked.first is not None:
-                        return self._sent_before(request, looked.first)
+                        return self._sent_before(opaque, serialization, looked.first)
             middle = CONSTANT_MIDDLE.pack(sys_flag, born_ms, session.born_host, now_ms, self._context.store_host, 0)
             if text and MAY_DELAY in text and looked is None:
-                return self._park_short(request, queue, flag, middle, text, now_ms)
-            filled = self._fill(queue, text, body)
+                return self._park_short(opaque, serialization, queue, flag, body, middle, text, now_ms)
+            filled = self._fill(queue, text)
             if filled is None:
                 return None
+            tail, tag, keys = filled
             position = queue.text_end
             ordinal = queue.next
             # RocketMQ stores the body CRC without its highest bit, as a non-negative int
-            text_size, tail, tag, keys = filled  # unpacked by the call, they would cost a compiled broker a quarter of the put
             crc = crc32(body) & 0x7FFFFFFF
-            offset = self._store.put(queue, flag, body, crc, middle, text_size, tail, tag, keys)
+            offset = self._store.put(queue, flag, body, crc, middle, tag.text_size + len(body), tail, tag.hash, keys)
             if looked is not None:
                 first = _new(First, (PLAIN, queue.partition, ordinal, offset, position))
                 self._dedupe.stage(looked.key, first, now_ms)
         except (KeyError, ValueError, struct.error, MetaqError, ColdIds):
             return None
-        return _new(
-            Sent, (request.opaque, request.serialization, queue.partition, ordinal, b"%b%016X" % (self._host, offset), None)
-        )
+        return _new(Sent, (opaque, serialization, queue.partition, ordinal, offset, (), None))
 
     def _park_short(
-        self, request: RemotingCommand, queue: ConsumeQueue, flag: int, middle: bytes, text: str, now_ms: int
+        self,
+        opaque: int,
+        serialization: int,
+        queue: ConsumeQueue,
+        flag: int,
+        body: bytes,
+        middle: bytes,
+        text: str,
+        now_ms: int,
     ) -> Sent | None:
         """Stage a message for its time. Return ``None``, with nothing done yet, when it needs the slow path for that."""
-        body = request.body
         delayed = as_delayed(text)
         if delayed is None:
             return None
@@ -222,43 +247,37 @@ class SendHandler:
         kept = short_to_park(delayed, due, queue, self._segment_bytes - len(body)) if due > now_ms else None
         if kept is None:
             return None
-        tag, size = (0, HEADER_SIZE_TEXT) if delayed.tag is None else self._tag(delayed.tag)
+        tag = NO_TAG if delayed.tag is None else self._tag(delayed.tag)
         parks = self._store.queue(*PARKS)
         tail = longer_tail(parks.tail, kept)
         crc = crc32(body) & 0x7FFFFFFF
-        handle = self._timers.park_record((parks, flag, body, crc, middle, size + len(body), tail, tag, ()), due)
+        text_size = tag.text_size + len(body)
+        handle = self._timers.park_record((parks, flag, body, crc, middle, text_size, tail, tag.hash, ()), due)
         more = self._recall(queue.topic, delayed.unique_key, handle)
-        ids = b"%b%016X" % (self._host, handle.ident)
-        return _new(Sent, (request.opaque, request.serialization, queue.partition, 0, ids, more))
+        return _new(Sent, (opaque, serialization, queue.partition, 0, handle.ident, (), more))
 
-    def _sent_before(self, request: RemotingCommand, first: First) -> Sent | None:
+    def _sent_before(self, opaque: int, serialization: int, first: First) -> Sent | None:
         """Return the reply to a message that was stored before; ``None`` when it has more than a plain one."""
         if first.kind != StoredAs.PLAIN:
             return None
-        ids = b"%b%016X" % (self._host, first.log_offset)
-        return Sent(request.opaque, request.serialization, first.partition, first.ordinal, ids, None)
+        return Sent(opaque, serialization, first.partition, first.ordinal, first.log_offset)
 
-    def _fill(self, queue: ConsumeQueue, text: str | None, body: bytes) -> Filled | None:
-        """Return what a message adds to its record, or ``None`` when its properties require work by the broker."""
+    def _fill(self, queue: ConsumeQueue, text: str | None) -> Filled | None:
+        """Return what properties become in a record, or ``None`` when they require work by the broker."""
         if not text:
-            return HEADER_SIZE_TEXT + len(body), None, 0, ()
+            return None, NO_TAG, ()
         kept = properties.as_sent(text)
         if kept is None:
             return None
         data, tag, keys = kept
-        tail = longer_tail(queue.tail, data)
-        if tag is None:
-            return HEADER_SIZE_TEXT + len(body), tail, 0, keys
-        known = self._tag(tag)
-        return known[1] + len(body), tail, known[0], keys
+        return longer_tail(queue.tail, data), NO_TAG if tag is None else self._tag(tag), keys
 
-    def _tag(self, tag: str) -> tuple[int, int]:
-        """Return the hash of a tag, and the text size of a message that has it, without its body."""
+    def _tag(self, tag: str) -> Tag:
         known = self._tags.get(tag)
         if known is None:
             if len(self._tags) == _KNOWN_TAGS:
                 self._tags.clear()
-            self._tags[tag] = known = (java_hash(tag), HEADER_SIZE_TEXT + 4 + len(tag.encode()))
+            self._tags[tag] = known = Tag(java_hash(tag), HEADER_SIZE_TEXT + 4 + len(tag.encode()))
         return known
 
     def send(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
@@ -291,7 +310,7 @@ class SendHandler:
             serialization=request.serialization,
             partition=draft.partition if first is None else first.partition,
             queue_offset=placed.ordinal,
-            ids=b"%b%016X" % (self._host, placed.log_offset),
+            log_offset=placed.log_offset,
             more=self._more(header.topic, unique_key, placed),
         )
         self._owe(session, len(request.body), [] if request.is_oneway else [sent])
@@ -331,19 +350,31 @@ class SendHandler:
             store_host=self._context.store_host,
             reconsume_times=header.reconsume_times,
         )
-        records, size, idents = self._read_batch(queue, middle, header.properties or "", request.body)
-        first, keys = self._look_batch(header.topic, idents, now_ms)
+        batch = self._read_batch(header.properties or "", request.body)
+        filled = self._fill_batch(queue, batch)
+        first, ids = self._look_batch(header.topic, batch.properties, now_ms)
         if first is None:
-            store.log.reserve(size)
-            places = store.put_all(records)
+            store.log.reserve(filled.size)
+            places = self._put_batch(queue, middle, batch, filled)
             first = First(StoredAs.PLAIN, queue.partition, ordinal, places[0], position)
-            self._stage_batch(keys, first, places, records, now_ms)
+            self._stage_batch(ids, first, places, batch, filled.tags, now_ms)
         else:
-            places = self._places(header.topic, first, len(records))
-        ids = (self._host + b"%016X,") * len(places) % tuple(places)
-        sent = Sent(request.opaque, request.serialization, first.partition, first.ordinal, ids[:-1], None)
+            places = self._places(header.topic, first, len(batch.bodies))
+        sent = Sent(request.opaque, request.serialization, first.partition, first.ordinal, first.log_offset, places[1:])
         self._owe(session, len(request.body), [] if request.is_oneway else [sent])
         return None
+
+    def _put_batch(self, queue: ConsumeQueue, middle: bytes, batch: BatchColumns, filled: FilledBatch) -> list[int]:
+        """Stage the messages of a batch, for which there is room; return their log offsets."""
+        flags, bodies, _ = batch
+        tails, tags, keys, _ = filled
+        store = self._store
+        places: list[int] = []
+        for at, body in enumerate(bodies):
+            tag = tags[at]
+            crc, text_size = crc32(body) & 0x7FFFFFFF, tag.text_size + len(body)
+            places.append(store.put(queue, flags[at], body, crc, middle, text_size, tails[at], tag.hash, keys[at]))
+        return places
 
     def _batch_level(self, topic: Topic, queue: ConsumeQueue, shared: str, data: bytes) -> ConsumeQueue:
         """Return the partition of a batch in a topic with priorities, whose messages have one. Raise ``MessageIllegal``."""
@@ -351,25 +382,27 @@ class SendHandler:
         several: list[Mapping[str, str]] = [common | _deciding(item.properties) for item in decode_batch(data)]
         return self._store.queue(topic.name, one_level(several, topic.partitions, queue.partition))
 
-    def _look_batch(self, topic: str, idents: list[str | None], now_ms: int) -> tuple[First | None, list[bytes | None]]:
+    def _look_batch(self, topic: str, texts: list[str], now_ms: int) -> tuple[First | None, list[bytes | None]]:
         """Return the first message of the same batch that was stored before, if there is one; else the keys of all ids."""
-        if topic not in self._windows or idents[0] is None:
+        ident = id_in(texts[0]) if topic in self._windows else None
+        if ident is None:
             return None, []
-        key, first = self._dedupe.look(topic, idents[0], now_ms)
+        key, first = self._dedupe.look(topic, ident, now_ms)
         if first is not None:
             return first, []
-        return None, [key, *(None if ident is None else self._dedupe.key(topic, ident, now_ms) for ident in idents[1:])]
+        others = [id_in(text) for text in texts[1:]]
+        return None, [key, *(None if ident is None else self._dedupe.key(topic, ident, now_ms) for ident in others)]
 
     def _stage_batch(
-        self, keys: list[bytes | None], first: First, places: list[int], records: list[Fields], now_ms: int
+        self, ids: list[bytes | None], first: First, places: list[int], batch: BatchColumns, tags: list[Tag], now_ms: int
     ) -> None:
         """Take the ids of a batch that was just staged: a message of it may be sent again alone."""
         position = first.detail
-        for at, key in enumerate(keys):
+        for at, key in enumerate(ids):
             if key is not None:
                 place = First(StoredAs.PLAIN, first.partition, first.ordinal + at, places[at], position)
                 self._dedupe.stage(key, place, now_ms)
-            position += records[at][5]
+            position += tags[at].text_size + len(batch.bodies[at])
 
     def _places(self, topic: str, first: First, count: int) -> list[int]:
         """Return the log offsets of a batch that was stored before. Raise ``ColdIds`` when they must be read from the disk."""
@@ -384,41 +417,40 @@ class SendHandler:
         except ColdRead:
             raise ColdIds([], read_places) from None
 
-    def _read_batch(
-        self, queue: ConsumeQueue, middle: bytes, shared: str, data: bytes
-    ) -> tuple[list[Fields], int, list[str | None]]:
-        """Return the records of a batch, their bytes in the log, and their ids; ``shared`` are properties of all messages.
-
-        Raise ``MessageIllegal``.
-        """
-        records: list[Fields] = []
-        idents: list[str | None] = []
-        has_window = queue.topic in self._windows
-        size, short_tail = 0, len(queue.tail)
+    def _read_batch(self, shared: str, data: bytes) -> BatchColumns:
+        """Return the messages of a batch, with ``shared`` among the properties of each. Raise ``MessageIllegal``."""
         kept = properties.as_sent(shared)
         if kept is not None and not kept[0]:
             shared = ""  # only meant for the broker
-        items = decode_batch(data)
-        characters = sum(len(item.properties) for item in items) + len(items) * len(shared)
+        flags, bodies, texts = read_batch(data)
+        if not bodies:
+            raise MessageIllegal("the batch has no messages")
+        characters = sum(map(len, texts)) + len(texts) * len(shared)
         if characters > MOST_BATCH_PROPERTIES:
             limit = f"over the limit of {MOST_BATCH_PROPERTIES}"
             raise MessageIllegal(f"the properties of a batch have {characters} characters, {limit}: send several batches")
-        for flag, body, text in items:
-            whole = f"{text}\x02{shared}" if shared else text
-            filled = self._fill(queue, whole, body)
+        return BatchColumns(flags, bodies, [f"{text}\x02{shared}" for text in texts] if shared else texts)
+
+    def _fill_batch(self, queue: ConsumeQueue, batch: BatchColumns) -> FilledBatch:
+        """Return what the properties of a batch become in its records. Raise ``MessageIllegal``."""
+        _, bodies, texts = batch
+        tails: list[bytes | None] = []
+        tags: list[Tag] = []
+        keys: list[tuple[str, ...]] = []
+        size, short_tail = 0, len(queue.tail)
+        for body, text in zip(bodies, texts, strict=True):
+            filled = self._fill(queue, text)
             if filled is None:
                 raise MessageIllegal(NO_BATCH)
-            text_size, tail, tag, keys = filled
+            tail, tag, names = filled
             size += HEADER_SIZE + len(body) + (short_tail if tail is None else len(tail)) + CHECKSUM_SIZE
             if size > self._most_batch_bytes:
                 limit = f"over the limit of {self._most_batch_bytes} bytes (from max_message_bytes)"
                 raise MessageIllegal(f"the records of a batch, its properties repeated in each, are {limit}")
-            idents.append(id_in(whole) if has_window else None)
-            # in the order of NewRecord
-            records.append((queue, flag, body, crc32(body) & 0x7FFFFFFF, middle, text_size, tail, tag, keys))
-        if not records:
-            raise MessageIllegal("the batch has no messages")
-        return records, size, idents
+            tails.append(tail)
+            tags.append(tag)
+            keys.append(names)
+        return FilledBatch(tails, tags, keys, size)
 
     # -- what both need -----------------------------------------------------------------------------------------------
 
@@ -426,7 +458,7 @@ class SendHandler:
         """Make the replies owed; they are sent when the turn's append is as durable as promised."""
         turns, outcome = self._turns, session.outcome
         if outcome is None or outcome.turn != turns.number:
-            session.outcome = outcome = SendOutcome(session, turns.number, self._context.counters)
+            session.outcome = outcome = SendOutcome(session, turns.number, self._context.counters, self._host)
             turns.staged(outcome)
         outcome.requests += requests
         outcome.sent += sent

@@ -1,0 +1,72 @@
+"""Streaming reads for PySpark from ``LIMITS`` on: Spark tells where each micro-batch begins, and whether it has a limit."""
+
+from typing import Any, Final
+
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from metaq.spark.reading.ranges import Position, encode_position
+from metaq.spark.reading.stream import StreamReader
+from metaq.spark.reading.tasks import plain_errors
+
+LOST: Final = "#lost"
+"""Key in the latest offset that Spark reports: how many messages this run of the query has left out, by partition."""
+
+
+class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
+    """A streaming read. The methods stand in the order in which Spark calls them."""
+
+    _unpinned: dict[str, Any] | None = None
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix the end of the query: messages that come later are not read."""
+        with plain_errors():
+            layout = self._layout({})
+            self._target = Position({key: span.most for key, span in self._spans(layout).items()}, layout)
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return where a new query begins.
+
+        Spark does not record it. A beginning that would be another later (latest, or a time) is recorded as the end of an empty
+        batch.
+        """
+        with plain_errors():
+            found = encode_position(self._beginning()[0])
+            assert self.options.starting is not None
+            if not self.options.starting.stands:
+                self._unpinned = found
+            return found
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return how many messages a micro-batch has: Spark's limits hold one number, so the most goes before the least."""
+        if self.options.max_offsets is not None:
+            return ReadMaxRows(self.options.max_offsets)
+        return ReadAllAvailable() if self.options.min_offsets is None else ReadMinRows(self.options.min_offsets)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return where the next micro-batch ends; ``start`` when there is none for now.
+
+        Trigger.Once asks for all, and Trigger.AvailableNow for what is there now: neither waits for more.
+        """
+        with plain_errors():
+            unpinned, self._unpinned = self._unpinned, None
+            if unpinned == start:
+                return start
+            waits = self._target is None and not isinstance(limit, ReadAllAvailable)
+            least = self.options.min_offsets if waits else None
+            return self._next(start, least=least, most=limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Return the latest ends that were seen, and what was lost, for the query's progress."""
+        if self._latest is None or not self._lost:
+            return self._latest
+        lost: dict[str, dict[str, int]] = {}
+        for ((topic, partition), _), count in sorted(self._lost.items()):
+            row = lost.setdefault(topic, {})
+            row[str(partition)] = row.get(str(partition), 0) + count
+        return {**self._latest, LOST: lost}

@@ -1,0 +1,65 @@
+"""Streaming reads for PySpark 4.0 and 4.1, which do not tell where a micro-batch begins, nor how much it may have.
+
+The reader knows that from its last answer, and after a restart from what Spark says then: it plans the range from the latest
+offset of its checkpoint to that offset, before it asks for the next one.
+"""
+
+import time
+from typing import Any
+
+from pyspark.sql.datasource import InputPartition
+
+from metaq.spark.reading.ranges import Position, decode_position, encode_position, limited
+from metaq.spark.reading.stream import StreamReader
+from metaq.spark.reading.tasks import plain_errors
+
+
+class PlainStreamReader(StreamReader):
+    """A streaming read. A new query is asked for the end of its first micro-batch before it is asked for the beginning."""
+
+    _initial: dict[str, Any] | None = None
+    _end: dict[str, Any] | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return where a new query begins."""
+        with plain_errors():
+            if self._initial is None:
+                self._initial = encode_position(self._beginning()[0])
+            return self._initial
+
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
+        """Return where the next micro-batch ends, which is where it begins when there is none for now."""
+        with plain_errors():
+            if self._end is None:
+                self._end = self._first_end()
+            else:
+                self._end = self._next(self._end, least=self.options.min_offsets, most=self.options.max_offsets)
+            return self._end
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Return the tasks of a micro-batch.
+
+        Spark does not record where a query begins. If its first batch is planned again after a crash, the place may be another
+        one, behind the end; then what follows the end is left to the next batch.
+        """
+        self._end = end
+        if start == self._initial:
+            with plain_errors():
+                before, after = decode_position(start), decode_position(end)
+                begins = {key: min(offset, after.offsets.get(key, offset)) for key, offset in before.offsets.items()}
+                start = encode_position(Position(begins, before.layout))
+        return super().partitions(start, end)
+
+    def _first_end(self) -> dict[str, Any]:
+        """Return the end of a new query's first batch, which is found together with its beginning.
+
+        So ``latest`` is the same place in both, and stays in the checkpoint as the end of an empty batch.
+        """
+        begins, spans = self._beginning()
+        self._initial = encode_position(begins)
+        ends = {key: spans[key].most for key in begins.offsets}
+        if self.options.max_offsets is not None:
+            ends = limited(begins.offsets, ends, self.options.max_offsets)
+        if ends != begins.offsets:
+            self._triggered = time.monotonic()
+        return encode_position(Position(ends, begins.layout))

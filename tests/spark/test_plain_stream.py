@@ -1,0 +1,100 @@
+"""The reader of a stream for PySpark 4.0 and 4.1, asked as these ask it, over a real broker."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaq.spark.reading import stream as stream_module
+from metaq.spark.reading.options import read_options
+from metaq.spark.reading.plainstream import PlainStreamReader
+from metaq.spark.reading.tasks import Task
+from tests.spark.topics import clients
+from tests.support.broker import BrokerProcess
+
+TOPIC = "t"
+Ranges = list[tuple[int, int, int]]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path / "data") as broker:
+        put(broker, 0, 0)
+        yield broker
+
+
+@pytest.fixture
+def new_reader(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., PlainStreamReader]]:
+    """Yield a function that makes a reader as Spark does after a start or a restart."""
+    monkeypatch.setattr(stream_module, "HOLD_S", 0.0)
+    readers = []
+
+    def make(**options: str) -> PlainStreamReader:
+        given = {"metaq.bootstrap.servers": broker.registry, "subscribe": TOPIC, **options}
+        readers.append(PlainStreamReader(lambda: read_options(given)))
+        return readers[-1]
+
+    yield make
+    for reader in readers:
+        if reader._connected is not None:
+            reader._connected.close()
+
+
+MakeReader = Callable[..., PlainStreamReader]
+
+
+def put(broker: BrokerProcess, partition: int, count: int) -> None:
+    with clients(broker) as (client, text):
+        client.admin().create_topic(TOPIC, 2)
+        text.put_many(TOPIC, [b"x"] * count, partition=partition)
+
+
+def offsets(position: dict[str, Any]) -> list[int]:
+    return list(position[TOPIC].values())
+
+
+def ranges(reader: PlainStreamReader, start: dict[str, Any], end: dict[str, Any]) -> Ranges:
+    tasks = [task for task in reader.partitions(start, end) if isinstance(task, Task)]
+    return [(part.range.partition.partition, part.range.begin, part.range.end) for task in tasks for part in task.parts]
+
+
+def test_a_new_query_is_asked_for_an_end_first(broker: BrokerProcess, new_reader: MakeReader) -> None:
+    """P47: its beginning is from the same moment."""
+    put(broker, 0, 5)
+    earliest = new_reader(startingOffsets="earliest")
+    end = earliest.latestOffset()
+    put(broker, 0, 5)
+    assert ranges(earliest, earliest.initialOffset(), end) == [(0, 0, 5)]
+    assert offsets(earliest.latestOffset()) == [10, 0]
+    latest = new_reader()
+    end = latest.latestOffset()
+    put(broker, 1, 3)
+    start = latest.initialOffset()
+    assert start == end
+    assert ranges(latest, start, end) == []
+    assert ranges(latest, end, latest.latestOffset()) == [(1, 0, 3)]
+
+
+def test_a_first_batch_that_crashed_loses_nothing(broker: BrokerProcess, new_reader: MakeReader) -> None:
+    """P47: Spark asks again where the query begins, and latest is further on: what is between is the next batch."""
+    end = new_reader().latestOffset()
+    put(broker, 0, 5)
+    again = new_reader()
+    assert ranges(again, end, end) == [], "what Spark asks first after a restart"
+    assert ranges(again, again.initialOffset(), end) == []
+    assert ranges(again, end, again.latestOffset()) == [(0, 0, 5)]
+
+
+def test_limits_hold_after_a_restart(broker: BrokerProcess, new_reader: MakeReader) -> None:
+    """P47: the latest offset of the checkpoint is where the next batch begins."""
+    put(broker, 0, 11)
+    limits = {"startingOffsets": "earliest", "minOffsetsPerTrigger": "4", "maxOffsetsPerTrigger": "5"}
+    first = new_reader(**limits).latestOffset()
+    again = new_reader(**limits)
+    again.partitions(first, first)
+    second = again.latestOffset()
+    assert [offsets(first), offsets(second)] == [[5, 0], [10, 0]]
+    assert again.latestOffset() == second, "1 of 4"
+    put(broker, 1, 3)
+    assert offsets(again.latestOffset()) == [11, 3]
