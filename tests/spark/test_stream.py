@@ -177,6 +177,36 @@ def test_a_running_query_sees_new_messages_partitions_and_a_restarted_broker(
             query.stop()
 
 
+def test_a_query_waits_for_the_least_of_a_batch(spark: "SparkSession", tmp_path: Path, checkpoint: str) -> None:
+    """P47: it sees fewer messages and leaves them for later; one more, and all of them are a batch."""
+    idle = "spark.sql.streaming.noDataProgressEventInterval"
+    spark.conf.set(idle, "0")  # else Spark tells every ten seconds that nothing happens
+    try:
+        with BrokerProcess(tmp_path / "data") as broker, clients(broker) as (client, text):
+            client.admin().create_topic("t", 1)
+            text.put_many("t", [b"x"] * 5, partition=0)
+            seen = Seen({}, [])
+            limits = {"startingOffsets": "earliest", "minOffsetsPerTrigger": 10, "maxTriggerDelay": "1h"}
+            query = running(stream(spark, broker, "t", **limits).load(), checkpoint, seen.batches)
+            try:
+                wait_until(lambda: len(seen.rows) == 5, DEADLINE_S, "the first batch has not waited")
+                text.put_many("t", [b"x"] * 9, partition=0)
+
+                def latest() -> int:
+                    progress = query.lastProgress
+                    return 0 if progress is None else int(json.loads(progress["sources"][0]["latestOffset"])["t"]["0"])
+
+                wait_until(lambda: latest() == 14, DEADLINE_S, "9 messages more are seen")
+                assert len(seen.rows) == 5
+                text.put_many("t", [b"x"], partition=0)
+                wait_until(lambda: len(seen.rows) == 15, DEADLINE_S, "10 messages are a batch")
+                assert [len(seen.batches[number]) for number in sorted(seen.batches)] == [5, 10]
+            finally:
+                query.stop()
+    finally:
+        spark.conf.unset(idle)
+
+
 # -- data loss ------------------------------------------------------------------------------------------------------------
 
 
