@@ -14,7 +14,6 @@ shuffle come in the same order again: then ROW is another row's, CHECK differs, 
 Without CHECK it would lose one of them.
 """
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -35,6 +34,8 @@ _LENGTH: Final = np.dtype(">i2")
 _FIXED: Final = _HEAD.itemsize + _LENGTH.itemsize
 _SEPARATORS: Final = "[\x01\x02]"
 _NOT_IN_KEYS: Final = r"[\x01\x02\s]"
+_HEX: Final = np.frombuffer(b"".join(b"%02x" % number for number in range(256)), "<u2")
+"""Each byte as two hexadecimal digits."""
 _SHOWN: Final = 60
 """Characters of a bad value in an error."""
 
@@ -136,12 +137,12 @@ def _headers(column: pa.Array) -> pa.LargeBinaryArray:
 
 
 def _marks(contents: pa.LargeBinaryArray, write: str, first: int) -> pa.LargeBinaryArray:
-    """Return METAQ_WRITE of each row. This is a loop, 0.3 us a row, because Arrow and numpy have no checksum."""
+    """Return METAQ_WRITE of each row. Only the checksums take a loop: Arrow and numpy have none."""
     data = memoryview(contents.buffers()[2] or b"")
-    before = f"{WRITE}\x01{write}/".encode()
-    places = enumerate(pairwise(_offsets(contents).tolist()), first)
-    marks: Sequence[bytes] = [b"%b%d/%08x\x02" % (before, row, crc32(data[start:end])) for row, (start, end) in places]
-    return pa.array(marks, pa.large_binary())
+    checks = [crc32(data[start:end]) for start, end in pairwise(_offsets(contents).tolist())]
+    rows = pa.array(np.arange(first, first + len(contents))).cast(pa.large_string()).cast(pa.large_binary())
+    digits = _fixed(_HEX[np.array(checks, ">u4").view(np.uint8)].view("S8"))
+    return _join(f"{WRITE}\x01{write}/".encode(), rows, b"/", digits, b"\x02")
 
 
 # -- arrays -----------------------------------------------------------------------------------------------------------

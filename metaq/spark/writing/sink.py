@@ -10,6 +10,8 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -55,10 +57,19 @@ _OF_READING: Final = frozenset({"offset", "timestamp", "timestampType", "error"}
 _MOST_ROWS: Final = 512
 _MOST_BYTES: Final = 256 * 1024
 """Limit of one request: the broker takes 8 us a message, and does nothing else meanwhile."""
+_FLIGHTS: Final = 2
+"""Requests of a task that are on their way at a time: one that the broker handles, and one that is there when it has."""
 _ANY: Final = -1
 """In place of a partition's number: the producer chooses one."""
 
 T = TypeVar("T")
+
+
+class Request(NamedTuple):
+    """Messages that are sent together."""
+
+    data: memoryview
+    messages: int
 
 
 class Target(NamedTuple):
@@ -190,18 +201,38 @@ def _report(messages: Iterable[WriterCommitMessage | None]) -> None:
 def send(batches: Iterable[pa.RecordBatch], to: Target, write: str) -> Written:
     """Send the rows of one task, and wait until the broker has stored them; ``write`` is QUERY/BATCH/PARTITION of METAQ_WRITE.
 
-    Rows for one partition keep their order. Requests to brokers that are away are repeated for ``PATIENCE_S``. Errors as from
-    ``Producer.send`` and ``pack``.
+    Rows for one partition keep their order. While ``_FLIGHTS`` requests are on their way, the next rows are packed. Requests to
+    brokers that are away are repeated for ``PATIENCE_S``. Errors as from ``Producer.send`` and ``pack``.
     """
     rows = unsure = 0
-    with connect(to.servers, **to.login.for_client()) as client, client.producer() as producer:
+    with connect(to.servers, **to.login.for_client()) as client, client.producer() as producer, _flights() as pool:
+        flying: list[Future[int]] = []
         for batch in batches:
             packed = pack(batch, write, rows)
+            unsure += _landed(flying)
             for topic, places in _by_topic(batch, to.topic):
                 messages, mine = (packed, batch) if places is None else (packed.take(places), batch.take(places))
-                unsure += _send_topic(producer, topic, messages, mine)
+                flying += [pool.submit(series) for series in _series_of(producer, topic, messages, mine)]
             rows += len(batch)
+        unsure += _landed(flying)
     return Written(rows, unsure)
+
+
+@contextmanager
+def _flights() -> Iterator[ThreadPoolExecutor]:
+    """Yield the threads that send; after an error, what they have not begun is left out."""
+    pool = ThreadPoolExecutor(_FLIGHTS, "metaq-write")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _landed(flying: list[Future[int]]) -> int:
+    """Wait until all is stored, and empty the list. Return how many messages are stored less safely than configured."""
+    unsure = sum(one.result() for one in flying)
+    flying.clear()
+    return unsure
 
 
 def _by_topic(batch: pa.RecordBatch, topic: str) -> Iterator[tuple[str, pa.Array | None]]:
@@ -219,8 +250,13 @@ def _by_topic(batch: pa.RecordBatch, topic: str) -> Iterator[tuple[str, pa.Array
         yield name, None if len(names) == 1 else pc.indices_nonzero(pc.equal(column, name))
 
 
-def _send_topic(producer: Producer, topic: str, messages: pa.LargeBinaryArray, rows: pa.RecordBatch) -> int:
-    """Send the messages of a topic, partition by partition. Return how many are stored less safely than configured."""
+def _series_of(
+    producer: Producer, topic: str, messages: pa.LargeBinaryArray, rows: pa.RecordBatch
+) -> Iterator[Callable[[], int]]:
+    """Yield calls that send the messages of a topic, each the requests for a partition, and return as ``_landed``.
+
+    Messages for any partition need no order: there are as many calls for them as requests at a time.
+    """
     queues = _patiently(partial(producer.queues, topic))
     numbers = _partitions(rows, queues, topic)
     order = np.argsort(numbers, kind="stable")
@@ -229,14 +265,22 @@ def _send_topic(producer: Producer, topic: str, messages: pa.LargeBinaryArray, r
     ends = np.frombuffer(messages.buffers()[1], np.int64)[messages.offset : messages.offset + len(messages) + 1]
     data = memoryview(messages.buffers()[2])
     borders = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(messages)]
-    unsure = 0
-    for first, end in _requests(ends, borders):
+    series: dict[tuple[int, int], list[Request]] = {}
+    for turn, (first, end) in enumerate(_requests(ends, borders)):
         number = int(numbers[first])
-        queue = None if number == _ANY else queues[number]
-        packed = bytes(data[ends[first] : ends[end]])
-        results = _patiently(partial(producer.send_packed, topic, packed, end - first, queue=queue))
+        lane = turn % _FLIGHTS if number == _ANY else 0
+        series.setdefault((number, lane), []).append(Request(data[ends[first] : ends[end]], end - first))
+    for (number, _), requests in series.items():
+        yield partial(_send_series, producer, topic, requests, None if number == _ANY else queues[number])
+
+
+def _send_series(producer: Producer, topic: str, requests: Iterable[Request], queue: MessageQueue | None) -> int:
+    """Send requests one after the other. Return how many messages are stored less safely than configured."""
+    unsure = 0
+    for data, count in requests:
+        results = _patiently(partial(producer.send_packed, topic, bytes(data), count, queue=queue))
         if results[0].status is not SendStatus.SEND_OK:
-            unsure += len(results)
+            unsure += count
     return unsure
 
 
