@@ -214,6 +214,7 @@ def metaq(level: Level, settings: Sequence[str] = ()) -> System:
 
     def command(folder: Path, port: int) -> list[str]:
         place = ["--data", str(folder / "data"), "--listen", f"127.0.0.1:{port}", "--remoting-listen", "none"]
+        place += ["--ample-free-bytes", "0"]  # a disk that is rather full measures the same
         return ["serve", *place, "--registry-listen", "127.0.0.1:0", "--durability", level.value, *settings]
 
     return System(

@@ -25,7 +25,7 @@ _MOST_DIGITS: Final = 400
 
 
 class Rules(NamedTuple):
-    """What a field is for, and the bounds of its value."""
+    """The purpose of a field, and the bounds of its value."""
 
     description: str
     ge: float | None = None
@@ -47,7 +47,7 @@ class Declared(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What is wrong with one value: the names that lead to it, none for the values as a whole, and the reason."""
+    """The reason why one value is refused, and the names that lead to it; none for the values as a whole."""
 
     place: tuple[str, ...]
     reason: str

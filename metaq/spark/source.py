@@ -11,8 +11,8 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSource
 from pyspark.sql.types import StructType
 
 from metaq.errors import ConfigError
+from metaq.spark.login import with_password
 from metaq.spark.reading.batch import BatchReader
-from metaq.spark.reading.login import with_password
 from metaq.spark.reading.options import ReadOptions, read_options
 from metaq.spark.reading.tasks import plain_errors
 from metaq.spark.versions import FILTERS, LIMITS, VERSION, DataSourceStreamArrowWriter, refuse_older

@@ -12,6 +12,7 @@ import pytest
 import metaq
 from metaq import TextClient
 from metaq.cli.doctor.bundle import HIDDEN, LOG_BYTES, _is_here, redact
+from metaq.form import FORM
 from tests.support.broker import BrokerProcess
 
 SECRET = "correct-horse-battery"
@@ -55,7 +56,7 @@ def test_a_bundle_holds_what_shows_why_a_broker_misbehaves(tmp_path: Path) -> No
     }
     assert files["problems.txt"] == ""
     assert "max_topics=77\n" in files["settings.ini"]
-    assert f"metaq {metaq.__version__}\n" in files["versions.txt"] and "\ngevent 2" in files["versions.txt"]
+    assert f"metaq {metaq.__version__} ({FORM})\n" in files["versions.txt"] and "\ngevent 2" in files["versions.txt"]
     assert "orders" in files["stats-topics.txt"]
     assert "sync_forever" in files["stats-stacks.txt"] and "duties.py" in files["stats-stacks.txt"]
     assert f"folder path={tmp_path}/data files=" in files["disk.txt"] and "disk total=" in files["disk.txt"]

@@ -60,7 +60,7 @@ CLIENT: Final = [
     M(
         "SG-134",
         "client/sending/sending.py",
-        "if outcome.code not in _ELSEWHERE and not isinstance(error, BrokerBusy):",
+        "if outcome.code not in ELSEWHERE and not isinstance(error, BrokerBusy):",
         "if False:",
         f"{SENDING}::test_what_every_broker_would_refuse_is_refused_at_once",
     ),

@@ -296,8 +296,8 @@ REGISTRIES: Final = [
     M(
         "RD-014",
         "config.py",
-        "registration_interval_ms: int = Field(30_000",
-        "registration_interval_ms: int = Field(60_000",
+        "registration_interval_ms: int = declare(30_000",
+        "registration_interval_ms: int = declare(60_000",
         AGAIN,
         waits=True,
     ),

@@ -150,8 +150,8 @@ STORE: Final = [
     M(
         "MQ-016",
         "config.py",
-        "queue_file_bytes: int = Field(20 * MIB",
-        "queue_file_bytes: int = Field(16 * MIB",
+        "queue_file_bytes: int = declare(20 * MIB",
+        "queue_file_bytes: int = declare(16 * MIB",
         f"{FEATURES}::test_units_and_their_files",
     ),
     M(
@@ -237,7 +237,7 @@ PROTOCOLS: Final = [
     M(
         "RD-021",
         "protocol/remoting/frames.py",
-        "_decode_compact if header >> 24 else _decode_json",
+        "_decode_compact(head, body) if header >> 24 else _decode_json(head, body)",
         "_decode_json",
         "protocol/test_remoting.py::test_requests_come_as_they_were_written",
     ),

@@ -16,8 +16,8 @@ from pyspark.errors import PySparkException
 import metaq
 from metaq.errors import ConfigError
 from metaq.message import HISTORY_TOPIC
+from metaq.spark.login import Login
 from metaq.spark.reading.groups import GroupOffsets
-from metaq.spark.reading.login import Login
 from metaq.spark.reading.options import read_options
 from metaq.spark.source import MetaqDataSource
 from tests.spark.topics import run_now

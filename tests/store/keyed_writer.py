@@ -13,12 +13,18 @@ from metaq.message import Durability
 from metaq.protocol.keys import KEYS, UNIQ_KEY, keys_of
 from metaq.protocol.record import constant_middle, encode_properties, host_bytes, record_tail
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
+from metaq.store.log.retention import RetentionRules
 from metaq.store.messagestore import MessageStore
 from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
 
 SETTINGS: Final = StoreSettings(
-    segment_bytes=256 * 1024, index_slots=500, index_entries=5000, durability=Durability.MEMORY, open_files=8
+    segment_bytes=256 * 1024,
+    index_slots=500,
+    index_entries=5000,
+    durability=Durability.MEMORY,
+    open_files=8,
+    retention=RetentionRules(ample_free_bytes=0),  # however full the disk is
 )
 HOST: Final = host_bytes("127.0.0.1", 10911)
 

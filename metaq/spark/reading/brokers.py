@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 from metaq.client import connect
 from metaq.errors import ClientError, ConnectionFailed, RouteNotFound
 from metaq.message import INTERNAL_TOPICS, MessageQueue, TopicPartition
-from metaq.spark.reading.login import Login
+from metaq.spark.login import Login
 from metaq.spark.reading.ranges import Layout, Span
 
 logger = logging.getLogger(__name__)

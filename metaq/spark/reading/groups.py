@@ -14,8 +14,8 @@ from pyspark.sql.streaming.listener import (
 
 from metaq.errors import MetaqError
 from metaq.message import MessageQueue
+from metaq.spark.login import from_environment
 from metaq.spark.reading.brokers import Brokers
-from metaq.spark.reading.login import from_environment
 from metaq.spark.reading.ranges import QUEUES, decode_position
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from metaq.errors import ConfigError
 from metaq.protocol.inflating import MAX_INFLATED_BYTES
-from metaq.spark.reading.login import NOBODY, PASSWORD, TLS_CA, USER, Login, check_servers, login
+from metaq.spark.login import NOBODY, PASSWORD, TLS_CA, USER, Login, check_servers, login
 
 SERVERS: Final = "metaq.bootstrap.servers"
 PATH: Final = "path"

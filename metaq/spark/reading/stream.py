@@ -52,7 +52,7 @@ ROUTES_S: Final = 10.0
 
 
 class StreamReader(DataSourceStreamReader):
-    """What a streaming read is in all versions of Spark, which pickles it before the first call: so it connects later."""
+    """A streaming read, as all versions of Spark have it. Spark pickles it before the first call: so it connects later."""
 
     def __init__(self, read_options: Callable[[], ReadOptions]) -> None:
         self._read_options = read_options

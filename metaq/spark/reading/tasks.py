@@ -16,9 +16,9 @@ from metaq.errors import AgedOut, ConnectionFailed, DataLost, MetaqError, Offset
 from metaq.message import MessageQueue, TopicPartition
 from metaq.protocol.remoting.bulk import Bulk, BulkFetch
 from metaq.protocol.remoting.headers import Int32
+from metaq.spark.login import Login
 from metaq.spark.reading.checking import intact_piece
 from metaq.spark.reading.columns import Piece, Shape, missing, piece_of, record_batches
-from metaq.spark.reading.login import Login
 from metaq.spark.reading.options import ReadOptions
 from metaq.spark.reading.ranges import Loss, Range, told
 

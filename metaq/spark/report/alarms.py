@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from metaq.client import Producer, connect
 from metaq.errors import MetaqError
-from metaq.spark.reading.login import NOBODY, Login, from_environment
+from metaq.spark.login import NOBODY, Login, from_environment
 from metaq.spark.report.report import SETTINGS, TOLD, Job, check_topics, line_of, replace_text, report
 from metaq.spark.session import session
 

@@ -12,7 +12,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from metaq.errors import ConfigError
-from metaq.spark.reading.login import NOBODY, PASSWORD, TLS_CA, USER, Login
+from metaq.spark.login import NOBODY, PASSWORD, TLS_CA, USER, Login
 from metaq.spark.reading.options import SERVERS
 
 SCHEMA: Final = StructType(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from metaq.client import Client, connect
 from metaq.errors import ConfigError, MetaqError
-from metaq.spark.reading.login import from_environment
+from metaq.spark.login import from_environment
 from metaq.spark.session import session
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from metaq.client.message import SendStatus
 from metaq.client.sending.producer import Producer
 from metaq.errors import BadRequest, ClientError, ConfigError
 from metaq.message import MessageQueue
-from metaq.spark.reading.login import NOBODY, PASSWORD, TLS_CA, USER, Login
+from metaq.spark.login import NOBODY, PASSWORD, TLS_CA, USER, Login
 from metaq.spark.reading.options import SERVERS, GivenOptions
 from metaq.spark.reading.tasks import PATIENCE_S, PAUSE_S, plain_errors
 from metaq.spark.versions import DataSourceStreamArrowWriter

@@ -58,7 +58,7 @@ _KNOWN_TAGS: Final = 1024
 
 
 class Tag:
-    """What a message's tag adds to its record."""
+    """The part of a record that comes from the message's tag."""
 
     __slots__ = ("hash", "text_size")
 
@@ -71,7 +71,7 @@ class Tag:
 NO_TAG: Final = Tag(0, HEADER_SIZE_TEXT)
 
 Filled = tuple[bytes | None, Tag, tuple[str, ...]]
-"""What the properties of a message become in its record: its tail, tag and keys."""
+"""The part of a record that comes from the message's properties: its tail, tag and keys."""
 
 
 class FilledBatch(NamedTuple):
