@@ -234,8 +234,8 @@ TOOLS: Final = [
     M(
         "spark",
         "spark/writing/packing.py",
-        "crc32(data[start:end])) for row",
-        "0) for row",
+        "crc32(data[start:end]) for start",
+        "0 for start",
         "spark/test_packing.py::test_the_check_is_of_body_and_properties",
     ),
     M(

@@ -65,7 +65,7 @@ _ANY: Final = -1
 T = TypeVar("T")
 
 
-class Request(NamedTuple):
+class PackedBatch(NamedTuple):
     """Messages that are sent together."""
 
     data: memoryview
@@ -265,16 +265,16 @@ def _series_of(
     ends = np.frombuffer(messages.buffers()[1], np.int64)[messages.offset : messages.offset + len(messages) + 1]
     data = memoryview(messages.buffers()[2])
     borders = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(messages)]
-    series: dict[tuple[int, int], list[Request]] = {}
+    series: dict[tuple[int, int], list[PackedBatch]] = {}
     for turn, (first, end) in enumerate(_requests(ends, borders)):
         number = int(numbers[first])
         lane = turn % _FLIGHTS if number == _ANY else 0
-        series.setdefault((number, lane), []).append(Request(data[ends[first] : ends[end]], end - first))
+        series.setdefault((number, lane), []).append(PackedBatch(data[ends[first] : ends[end]], end - first))
     for (number, _), requests in series.items():
         yield partial(_send_series, producer, topic, requests, None if number == _ANY else queues[number])
 
 
-def _send_series(producer: Producer, topic: str, requests: Iterable[Request], queue: MessageQueue | None) -> int:
+def _send_series(producer: Producer, topic: str, requests: Iterable[PackedBatch], queue: MessageQueue | None) -> int:
     """Send requests one after the other. Return how many messages are stored less safely than configured."""
     unsure = 0
     for data, count in requests:
