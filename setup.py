@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +124,13 @@ COMPILED = [
 ]
 
 
+COMPILING = frozenset(("bdist_wheel", "build_ext"))
+"""The commands that compile. Others run where mypyc is not installed yet, to find out what is needed."""
+
+
 def extensions() -> list[Any]:
     """Return the compiled modules when COMPILE_METAQ=1 asks for them: `make compile`, and build_metaq.py for wheels."""
-    if os.environ.get("COMPILE_METAQ") != "1":
+    if os.environ.get("COMPILE_METAQ") != "1" or not COMPILING.intersection(sys.argv):
         return []
     from mypyc.build import mypycify  # noqa: PLC0415 - only there when it is asked for
 
