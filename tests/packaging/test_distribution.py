@@ -82,7 +82,16 @@ def test_the_sdist_holds_what_the_wheel_is_made_of(built: Built) -> None:
     """SG-137: and the documents; the wheel of the fixture was made of it."""
     with tarfile.open(built.sdist) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
-    made_of = {"setup.py", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "conf/broker.yaml", "docs/events.md"}
+    made_of = {
+        "setup.py",
+        "build_metaq.py",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "conf/broker.yaml",
+        "docs/events.md",
+    }
     works_with = {"fabfile.py", "conf/cluster.yaml", "docs/metaq-grafana.json", "Containerfile", ".dockerignore"}
     assert made_of | works_with <= names
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/", ".venv", "data/"))]
