@@ -131,5 +131,6 @@ def test_nothing_is_safe_while_the_only_slave_has_no_room(tmp_path: Path, durabi
         (tmp_path / "full").unlink()
         wait_caught_up(master, slave)
         assert try_put(master, b"safe again") == (200, "")
+        wait_caught_up(master, slave)
         assert read_all(slave) == read_all(master)
         assert [message.body for message in read_all(master)][-2:] == [b"in doubt", b"safe again"]
