@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import gevent
-from gevent import socket, ssl
+from gevent import socket
 from gevent.event import Event
 
 from metaq.address import Address
@@ -355,7 +355,7 @@ class _Slave:
 
     def _send(self, parts: Sequence[bytes | memoryview]) -> None:
         """Send all parts, mostly without copying the bytes of the log."""
-        if isinstance(self._connection, ssl.SSLSocket):  # it cannot send several parts at once
+        if type(self._connection) is not socket.socket:  # one in TLS cannot send several parts at once
             self._connection.sendall(b"".join(parts))
             return
         sent = self._connection.sendmsg(parts)

@@ -14,14 +14,17 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
 
 import orjson
-from gevent import socket, ssl
+from gevent import socket
 
 from metaq.errors import AccessDenied, ConfigError, ProtocolError
 from metaq.protocol.remoting.signature import Credentials
 from metaq.replication.frames import LENGTH
+
+if TYPE_CHECKING:
+    from gevent import ssl
 
 SLAVE: Final = b"slave"
 MASTER: Final = b"master"
@@ -80,6 +83,8 @@ class Peers:
         self.credentials = credentials
         self._tls: Any = None
         if tls_ca:
+            from gevent import ssl  # noqa: PLC0415 - only with TLS: with its libraries it takes 1.5 MB
+
             # not create_default_context: it makes a context of the standard library, whose sockets would block the loop
             self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -110,6 +115,8 @@ class Certificate:
 
     def __init__(self, chain: str, key: str) -> None:
         """Load a certificate chain and its key from files; raise ``ConfigError`` when they cannot be used."""
+        from gevent import ssl  # noqa: PLC0415 - only with TLS: with its libraries it takes 1.5 MB
+
         self._tls: Any = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
@@ -117,7 +124,7 @@ class Certificate:
         except OSError as error:
             raise ConfigError(f"tls_certificate {chain}, tls_key {key}: cannot be used: {error}") from error
 
-    def secured(self, connection: socket.socket) -> ssl.SSLSocket:
+    def secured(self, connection: socket.socket) -> "ssl.SSLSocket":
         """Return the connection in TLS; the caller still has to do the handshake (``do_handshake``)."""
         secured: ssl.SSLSocket = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
         return secured

@@ -15,7 +15,7 @@ from metaq.server.access.authentication import Authentication
 from metaq.server.addresses import Addresses, bind
 from metaq.server.endpoint import Endpoint
 from metaq.server.wire.listeners import Listener
-from metaq.server.wire.tls import make_context
+from metaq.server.wire.tls import TlsContext
 from metaq.store.copies.epochs import Epochs
 from metaq.store.files.disk import Disk
 from metaq.store.files.filecache import Run
@@ -61,7 +61,7 @@ def open_data(
     ``tell`` receives the progress of the opening. ``bound`` and ``authentication`` come from the broker that had another role
     before.
     """
-    tls = make_context(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
+    tls = TlsContext(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
     endpoint, run = Endpoint(settings, get_hub().loop, tls, bound, authentication), run_in_pool
     peers = endpoint.authentication.peers(settings)
     try:

@@ -26,7 +26,7 @@ from metaq.server.remoting.identity import IdentityHandler
 from metaq.server.remoting.registry import RegistryHandler
 from metaq.server.text.login import log_in
 from metaq.server.text.session import TextSession
-from metaq.server.wire.tls import make_context
+from metaq.server.wire.tls import TlsContext
 from metaq.store.files.disk import Disk, RealDisk
 from metaq.store.files.filecache import Rest
 from metaq.store.recovery.recovery import LOCK
@@ -52,7 +52,7 @@ class RegistryServer:
         """The settings in force."""
         self._clock = clock or SystemClock()
         disk = disk or RealDisk()
-        tls = make_context(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
+        tls = TlsContext(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
         self._endpoint = Endpoint(settings, get_hub().loop, tls)
         try:
             self.address = self._endpoint.bind("registry_listen", settings.registry_listen)

@@ -381,7 +381,7 @@ def test_serve_stops_in_order(tmp_path: Path, number: signal.Signals) -> None:
         ("metaq", {"metaq.client", "socket"}),
         ("metaq.cli", {"gevent", "rich", "pydantic", "yaml", "metaq.server", "metaq.store"}),
         ("metaq.cli.messages.lines", {"gevent", "rich", "pydantic", "yaml", "metaq.server", "metaq.store"}),
-        ("metaq.cli.host.serve", {"rich", "pydantic", "yaml", "asyncio", "kazoo", "rocksdict", "metaq.client"}),
+        ("metaq.cli.host.serve", {"rich", "pydantic", "yaml", "asyncio", "kazoo", "rocksdict", "ssl", "http", "metaq.client"}),
         ("metaq.client", {"gevent", "click", "rich", "pydantic", "yaml", "metaq.server", "metaq.store"}),
     ],
 )

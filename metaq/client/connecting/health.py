@@ -2,7 +2,8 @@
 
 from typing import Final
 
-_ISOLATION: Final = ((3.0, 180.0), (2.0, 120.0), (1.0, 60.0), (0.55, 30.0))
+# typed as a tuple of any length: the compiled module mistakes a fixed-length tuple of floats for one that was never set
+_ISOLATION: Final[tuple[tuple[float, float], ...]] = ((3.0, 180.0), (2.0, 120.0), (1.0, 60.0), (0.55, 30.0))
 """The seconds that a send took at least, and the seconds for which its broker is then avoided."""
 _FAILURE_ISOLATION_S: Final = 60.0
 

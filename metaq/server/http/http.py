@@ -26,31 +26,35 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import gevent
 import orjson
-from gevent import socket
+from gevent import get_hub, socket
 
 import metaq
 from metaq.address import LOOPBACK, Address, parse_listen
 from metaq.config import Settings
 from metaq.engine.figures.metrics import CONTENT_TYPE, Family, Histogram, Metric, MetricKind
+from metaq.engine.pool import run_in_pool
 from metaq.errors import AccessDenied, ConfigError, Overloaded
 from metaq.form import FORM
 from metaq.replication.peers import Certificate
 from metaq.server.access.authentication import Authentication
 from metaq.server.access.permissions import Action, Principal, demand
-from metaq.server.http.httpserver import HttpServer
 from metaq.server.http.process import PROCESS, process_families
 from metaq.server.http.scrapes import Scrapes
 from metaq.server.wire.listeners import IPV4_IN_IPV6, Listener, resolve
 from metaq.store.files.filecache import Rest
 from metaq.store.recovery.progress import RecoveryStep
 
+if TYPE_CHECKING:
+    from metaq.server.http.httpserver import HttpServer
+
 logger = logging.getLogger(__name__)
 
 NONE: Final = "none"
+_READABLE: Final = 1
 WATCH_S: Final = 0.1
 """Interval at which the lateness of the loop is measured."""
 STALL_BOUNDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -123,6 +127,10 @@ class Monitor:
         self._has_users = bool(settings.users_file)
         self._stalls = Histogram(STALL_BOUNDS)
         self._scrapes = Scrapes(self._families)
+        self._listening: socket.socket | None = None
+        self._certificate: Certificate | None = None
+        self._first: Any = None
+        """The watcher for the first connection."""
         self._server: HttpServer | None = None
         self._watcher: Any = None
         self.address: Address | None = None
@@ -137,9 +145,21 @@ class Monitor:
         listener = Listener(setting, resolve(setting, where, settings))
         listener.listen()
         self.address = listener.address
-        certificate = Certificate(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
-        self._server = HttpServer(socket.socket(fileno=listener.socket.detach()), self._answer, certificate)
-        self._server.start()
+        self._certificate = Certificate(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
+        self._listening = socket.socket(fileno=listener.socket.detach())
+        self._first = get_hub().loop.io(self._listening.fileno(), _READABLE)
+        self._first.start(self._begin)
+
+    def _begin(self) -> None:
+        """Begin to serve, now that there is a first connection."""
+        self._first.stop()
+        gevent.spawn(self._serve)
+
+    def _serve(self) -> None:
+        make = run_in_pool(_server_class)
+        if self._listening is not None:
+            self._server = make(self._listening, self._answer, self._certificate)
+            self._server.start()
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -153,7 +173,7 @@ class Monitor:
         ``monitored`` returns the current source of metrics and readiness; ``authentication`` has the users.
         """
         self._state, self._step, self._monitored, self._authentication = Stage.SERVING, None, monitored, authentication
-        if self._server is not None:
+        if self._listening is not None:
             self._watcher = gevent.spawn(self._watch_loop)
 
     def stopping(self) -> None:
@@ -164,6 +184,11 @@ class Monitor:
         """Close the port."""
         if self._watcher is not None:
             self._watcher.kill()
+        if self._first is not None:
+            self._first.close()
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
         if self._server is not None:
             self._server.stop(timeout=0)
 
@@ -293,3 +318,10 @@ def _plain(status: str, text: str) -> Answer:
 
 def _json(status: str, content: Mapping[str, object]) -> Answer:
     return status, "application/json", orjson.dumps(content, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _server_class() -> "type[HttpServer]":
+    """Return the class of the server. It takes 3 MB and 30 ms to import, so that happens when it is needed, in a thread."""
+    from metaq.server.http.httpserver import HttpServer  # noqa: PLC0415
+
+    return HttpServer

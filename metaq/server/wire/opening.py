@@ -84,7 +84,7 @@ class Opening:
             logger.warning("TLS refused peer=%s reason=no certificate is configured (tls_certificate)", self.address)
             self.close()
         else:
-            self._connection = TlsStream(connection, self._door.tls)
+            self._connection = self._door.tls.secured(connection)
             self.on_readable()
 
     def _choose(self, data: bytes) -> None:
