@@ -123,6 +123,22 @@ COMPILED = [
     "metaq/timers/records.py",
 ]
 
+# The way of a send in the client. It is an extension of its own, so that a broker does not load it.
+COMPILED_CLIENT = [
+    "metaq/client/checks.py",
+    "metaq/client/connecting/connection.py",
+    "metaq/client/connecting/health.py",
+    "metaq/client/connecting/identity.py",
+    "metaq/client/connecting/link.py",
+    "metaq/client/connecting/reading.py",
+    "metaq/client/connecting/transport.py",
+    "metaq/client/connecting/writing.py",
+    "metaq/client/sending/asynchronous.py",
+    "metaq/client/sending/batches.py",
+    "metaq/client/sending/sending.py",
+]
+
+
 
 COMPILING = frozenset(("bdist_wheel", "build_ext"))
 """The commands that compile. Others run where mypyc is not installed yet, to find out what is needed."""
@@ -137,7 +153,12 @@ def extensions() -> list[Any]:
     # Whatever is installed here, what comes from the dependencies has no types: so all wheels of a version are the same.
     types = ["--config-file=", "--no-site-packages", "--ignore-missing-imports", f"--cache-dir={os.devnull}"]
     # Debug information is two thirds of the extension and a third of the time, and names the folder it was built in.
-    return list(mypycify([*types, *COMPILED], opt_level="3", debug_level="0", group_name="metaq.compiled"))
+    groups = [(COMPILED, "metaq.compiled"), (COMPILED_CLIENT, "metaq.compiled_client")]
+    made = list(mypycify([*types, *COMPILED, *COMPILED_CLIENT], opt_level="3", debug_level="0", separate=groups))
+    for extension in made:
+        # Names that are not exported can be called directly and inlined, and take no room; C unwinds no stack.
+        extension.extra_compile_args += ["-fvisibility=hidden", "-fno-asynchronous-unwind-tables"]
+    return made
 
 
 setup(

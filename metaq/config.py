@@ -5,7 +5,6 @@ unit. A field made by ``_live`` can change while the process runs (``metaq.serve
 generated from them.
 """
 
-import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -356,6 +355,8 @@ def _checked(given: dict[str, Given], names: Collection[str]) -> dict[str, Given
     problems = []
     for name, (_, origin) in given.items():
         if name not in names:
+            import difflib  # noqa: PLC0415 - only for a mistake
+
             near = difflib.get_close_matches(name, names, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             problems.append(f"unknown setting {name!r} in {origin}{hint}")

@@ -3,14 +3,14 @@
 import gc
 import io
 
-from gevent.util import print_run_info
-
 
 def stacks() -> str:
     """Return the stacks of all threads and greenlets, innermost call last.
 
     The event loop stands still for some tens of milliseconds.
     """
+    from gevent.util import print_run_info  # noqa: PLC0415 - only for a person who asks
+
     gc.unfreeze()  # gevent finds greenlets through gc.get_objects(), which leaves out frozen objects
     try:
         text = io.StringIO()

@@ -19,7 +19,6 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from typing import Final, NamedTuple, Protocol
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from metaq.errors import BadRequest
 
@@ -216,6 +215,8 @@ def find_zone(name: str) -> tzinfo:
     """Return a time zone by its name in the zone database. Raise ``BadRequest`` for one that this machine does not know."""
     if name == "UTC":
         return UTC
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # noqa: PLC0415 - finding out where zones are kept takes 0.3 MB
+
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:

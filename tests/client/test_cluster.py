@@ -5,12 +5,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from metaq.client import Client, ConsumeFrom, SendResult, connect
-from metaq.client.connecting import core, health
+from metaq.client.connecting import core
+from metaq.client.connecting.health import BrokerHealth
 from metaq.errors import ClientError
 from metaq.message import MessageQueue
 from tests.client.test_consumers import FIRST, Heard
@@ -50,7 +52,9 @@ def stack() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def pair(tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> Pair:
-    monkeypatch.setattr(health, "_ISOLATION", ())  # a machine that stands still for a moment makes no broker a slow one
+    monkeypatch.setattr(
+        core, "BrokerHealth", partial(BrokerHealth, ())
+    )  # a machine that stands still for a moment makes no broker a slow one
     return Pair(tmp_path, stack)
 
 
@@ -190,7 +194,7 @@ class Sender:
 def test_a_cluster_changes_while_it_is_used(tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     """SG-008, MY-035: brokers and a registry come and go, the topic grows onto a new broker, and no send fails."""
     monkeypatch.setattr(core, "ROUTES_S", 0.3)
-    monkeypatch.setattr(health, "_FAILURE_ISOLATION_S", 0.5)
+    monkeypatch.setattr(core, "BrokerHealth", partial(BrokerHealth, failure_isolation_s=0.5))
     registries = [stack.enter_context(RegistryProcess(tmp_path / f"registry{number}")) for number in range(2)]
     named = ";".join(registry.address for registry in registries)
     brokers = {}

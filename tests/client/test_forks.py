@@ -191,8 +191,8 @@ def test_whatever_lock_another_thread_held_hangs_no_child(process: BrokerProcess
     expected = {
         "Core._guard",
         "Links._guard",
-        "Writer._turn",
-        "Reader._changed",
+        "LinkWriter._turn",
+        "LinkReader._changed",
         "Scheduler._changed",
         "Routes._guard",
         "Checks._guard",

@@ -4,15 +4,16 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from metaq.client import Client, Outcome, OutgoingMessage, SendStatus, connect
-from metaq.client.connecting import health
+from metaq.client.connecting import core
 from metaq.client.connecting.health import BrokerHealth
-from metaq.client.sending.sending import Attempt, Outgoing, QueueChoice, Sending
+from metaq.client.sending.sending import Outgoing, QueueChoice, Sending
 from metaq.errors import (
     BadRequest,
     BrokerBusy,
@@ -34,7 +35,6 @@ from tests.support.fakeremoting import FakeRemoting, Reply, Script, accept, rout
 
 TIMEOUT_S = 60.0
 SEND = Request.SEND_MESSAGE_V2
-NO_ROUTES: Any = None
 
 
 class Cluster:
@@ -58,7 +58,9 @@ class Cluster:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    monkeypatch.setattr(health, "_ISOLATION", ())  # a machine that stands still for a moment makes no broker a slow one
+    monkeypatch.setattr(
+        core, "BrokerHealth", partial(BrokerHealth, ())
+    )  # a machine that stands still for a moment makes no broker a slow one
     with ExitStack() as stack:
         yield Cluster(stack)
 
@@ -309,7 +311,7 @@ def test_a_quick_answer_brings_a_broker_back() -> None:
 def test_sends_pass_over_a_slow_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     """RD-103, SG-117: what a send took decides where the next ones go, until the time of the slow broker is over."""
     clock = [1000.0]
-    monkeypatch.setattr("metaq.client.sending.sending.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     queues = [MessageQueue("orders", name, number) for name in ("a", "b") for number in range(2)]
     routes: Any = SimpleNamespace(writable=lambda topic, deadline: queues, address=lambda name: f"{name}:1")
     choice = QueueChoice(routes, BrokerHealth())
@@ -396,15 +398,15 @@ def test_the_last_look_for_a_master_comes_too_late() -> None:
     """SG-138, P14: what was waited for is told, not that the time was too short to ask for a route once more."""
     reasons = iter([RouteProblem.NO_LIVE_MASTER, RouteProblem.REGISTRY_UNREACHABLE])
 
-    class Choice(QueueChoice):
-        def choose(self, outgoing: Outgoing, failed_broker: str, deadline: float, *, may_leave: bool = False) -> Attempt:
-            reason = next(reasons)
-            if reason is RouteProblem.REGISTRY_UNREACHABLE:
-                sending.deadline = time.monotonic()
-            raise RouteNotFound("orders", reason, "")
+    def writable(topic: str, deadline: float) -> None:
+        reason = next(reasons)
+        if reason is RouteProblem.REGISTRY_UNREACHABLE:
+            sending.deadline = time.monotonic()
+        raise RouteNotFound("orders", reason, "")
 
+    routes: Any = SimpleNamespace(writable=writable)
     outgoing = Outgoing("orders", {}, b"", SEND, (), None)
-    sending = Sending(outgoing, Choice(NO_ROUTES, BrokerHealth()), time.monotonic() + TIMEOUT_S)
+    sending = Sending(outgoing, QueueChoice(routes, BrokerHealth()), time.monotonic() + TIMEOUT_S)
     assert sending.attempt() is None
     with pytest.raises(RouteNotFound) as caught:
         sending.attempt()

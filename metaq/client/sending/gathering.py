@@ -12,12 +12,12 @@ from metaq.client.connecting.core import EXPIRY_S, Core
 from metaq.client.connecting.forks import renewed_in_children
 from metaq.client.message import properties_text
 from metaq.client.sending.asynchronous import AsyncSend, SendFuture, Sent
-from metaq.client.sending.sending import ELSEWHERE, Outgoing, QueueChoice, Sending, compose, send_fields
+from metaq.client.sending.batches import outgoing_batch
+from metaq.client.sending.sending import ELSEWHERE, Outgoing, QueueChoice, Sending, compose
 from metaq.errors import BrokerBusy, ClientClosed, MetaqError, Refused
 from metaq.message import MessageQueue
 from metaq.protocol.properties import KEYS, UNIQUE_KEY
 from metaq.protocol.remoting.batch import MOST, BatchItem, encode_batch
-from metaq.protocol.remoting.codes import Request
 
 LARGE_BYTES: Final = 4096
 """A message with a body or properties from this size on is sent on its own: its body may be worth compressing."""
@@ -54,11 +54,9 @@ class _Batch:
 
     def outgoing(self, group: str) -> Outgoing:
         """Return the batch as it is sent, to the partition of its first message's ordering key, or to any without keys."""
-        fields = {**send_fields(group, self.topic, ""), "m": "true"}
         ids = [letter.properties[UNIQUE_KEY] for letter in self.letters]
-        keys = tuple(key for letter in self.letters for key in letter.properties.get(KEYS, "").split())
-        body, first = b"".join(self.items), self.letters[0].ordering_key
-        return Outgoing(self.topic, fields, body, Request.SEND_BATCH_MESSAGE, ids, first, keys=keys)
+        keys = [key for letter in self.letters for key in letter.properties.get(KEYS, "").split()]
+        return outgoing_batch(group, self.topic, b"".join(self.items), ids, self.letters[0].ordering_key, keys)
 
 
 class Gatherer:

@@ -21,9 +21,9 @@ from metaq.client.message import (
     delay_properties,
     message_properties,
     priority_properties,
-    properties_text,
 )
 from metaq.client.sending.asynchronous import AsyncSend, SendFuture
+from metaq.client.sending.batches import compose_batch, outgoing_batch
 from metaq.client.sending.gathering import Gatherer
 from metaq.client.sending.replies import Replies
 from metaq.client.sending.sending import (
@@ -36,12 +36,10 @@ from metaq.client.sending.sending import (
     check_size,
     compose,
     deliver,
-    send_fields,
 )
 from metaq.errors import BadRequest
 from metaq.message import MessageQueue
-from metaq.protocol.properties import CLUSTER, DEDUPE_ID, REPLY_TO, SHARDING_KEY, UNIQUE_KEY
-from metaq.protocol.remoting.batch import BatchItem, encode_batch
+from metaq.protocol.properties import CLUSTER, DEDUPE_ID, REPLY_TO, SHARDING_KEY
 from metaq.protocol.remoting.codes import Request
 
 DEFAULT_GROUP: Final = "metaq_producer"
@@ -235,32 +233,8 @@ class Producer(GroupProducer):
         and in a topic with priorities they have the same one. It raises the errors of ``send``.
         """
         deadline = self._core.deadline(timeout_s)
-        checks.topic(topic)
-        ids: list[str] = []
-        items: list[BatchItem] = []
-        all_keys: list[str] = []
-        for number, message in enumerate(_several(messages)):
-            if not isinstance(message, bytes | OutgoingMessage):
-                raise checks.wrong(f"messages[{number}]", message, "bytes, or a metaq.OutgoingMessage")
-            unique_id = self._core.unique_ids.next()
-            ids.append(unique_id)
-            if isinstance(message, bytes):
-                items.append(BatchItem(0, message, f"{UNIQUE_KEY}\x01{unique_id}\x02"))
-                continue
-            body, tag, keys, properties, priority = message
-            checks.priority(priority)
-            checks.message(body, tag, properties)
-            keys = checks.keys(keys)
-            all_keys += [keys] if isinstance(keys, str) else keys
-            pairs = message_properties(unique_id, tag, keys, properties, priority_properties(priority))
-            items.append(BatchItem(0, body, properties_text(pairs)))
-        if not items:
-            return []
-        packed = encode_batch(items)
-        check_size(packed, f"a batch of {len(items)} messages")
-        fields = {**send_fields(self.group, topic, ""), "m": "true"}
-        outgoing = Outgoing(topic, fields, packed, Request.SEND_BATCH_MESSAGE, ids, None, keys=tuple(all_keys))
-        return self._send(outgoing, deadline)
+        outgoing = compose_batch(self.group, topic, messages, self._core.unique_ids)
+        return [] if outgoing is None else self._send(outgoing, deadline)
 
     def send_packed(self, topic: str, packed: bytes, count: int, *, queue: MessageQueue | None = None) -> list[SendResult]:
         """Send ``count`` messages that are already encoded as in ``metaq.protocol.remoting.batch``; they get no client ids.
@@ -270,8 +244,7 @@ class Producer(GroupProducer):
         deadline = self._core.deadline()
         checks.topic(topic)
         check_size(packed, f"a batch of {count} messages")
-        fields = {**send_fields(self.group, topic, ""), "m": "true"}
-        outgoing = Outgoing(topic, fields, packed, Request.SEND_BATCH_MESSAGE, ("",) * count, None, queue)
+        outgoing = outgoing_batch(self.group, topic, packed, [""] * count)._replace(queue=queue)
         return self._send(outgoing, deadline)
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
@@ -366,10 +339,3 @@ def _own(level: int, delay: timedelta | None, deliver_at: datetime | None, prior
     checks.delay(level, delay, deliver_at)
     checks.priority(priority)
     return {**delay_properties(level, delay, deliver_at), **priority_properties(priority)}
-
-
-def _several(messages: Iterable[bytes | OutgoingMessage]) -> Iterable[bytes | OutgoingMessage]:
-    """Return the messages; refuse a single one, which is iterable, too, and would be taken apart."""
-    if isinstance(messages, bytes | str | OutgoingMessage) or not isinstance(messages, Iterable):
-        raise checks.wrong("messages", messages, "several messages, as a list of bytes")
-    return messages

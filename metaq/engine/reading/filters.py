@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from metaq.protocol.sql92 import compile_expression
 from metaq.protocol.subscription import ExpressionKind, Subscription, parse_subscription
 
 FILTERS_KEPT: Final = 512
@@ -35,6 +34,8 @@ EVERY_MESSAGE: Final = Filter()
 
 def _make_filter(subscription: Subscription) -> Filter:
     if subscription.kind is ExpressionKind.SQL92:
+        from metaq.protocol.sql92 import compile_expression  # noqa: PLC0415 - few brokers ever meet an expression
+
         return Filter(matches=compile_expression(subscription.expression))
     return Filter(subscription.codes or None)
 

@@ -39,7 +39,9 @@ def resolve(setting: str, value: str, settings: Settings) -> Address:
     """
     host, port = parse_listen(setting, value)
     try:
-        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+        # as bytes where that can be: for a text the codec of international names is loaded, which takes 0.4 MB
+        name = host.encode() if host.isascii() else host
+        address = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0][4][0]
     except OSError as error:
         raise ConfigError(f"{setting}: cannot resolve {host!r}: {error.strerror}") from error
     if not ipaddress.ip_address(address).is_loopback and not (settings.users_file or settings.allow_public):

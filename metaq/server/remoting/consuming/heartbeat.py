@@ -6,13 +6,13 @@ import orjson
 
 from metaq.engine.context import Context
 from metaq.engine.leases.waiting import WaitingLines
+from metaq.engine.reading.filters import filter_of
 from metaq.engine.tables.topics import Topic
 from metaq.errors import RequestFailed
 from metaq.protocol.remoting.codes import INNER_PRODUCER, UNIT_SUBSCRIBED, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import ConsumerGroupOnly, UnregisterClient, decode_header
 from metaq.protocol.remoting.heartbeats import ConsumerData, Heartbeat, decode_client_check, decode_heartbeat
-from metaq.protocol.sql92 import compile_expression
 from metaq.protocol.subscription import ExpressionKind
 from metaq.server.access.permissions import Action, Principal, demand
 from metaq.server.remoting.session import DONE, Answer, RemotingSession, RequestHandler
@@ -108,5 +108,5 @@ class HeartbeatHandler:
         if subscription.kind is ExpressionKind.SQL92:
             if not self._context.settings.sql_filter:
                 raise RequestFailed(Response.SYSTEM_ERROR, NO_SQL_FILTER)
-            compile_expression(subscription.expression)
+            filter_of(subscription)
         return DONE
