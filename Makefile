@@ -50,7 +50,7 @@ interpret:
 	rm -rf build
 
 test-compiled: compile
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow" tests/protocol tests/store tests/engine tests/tx tests/wire tests/crash tests/server/text tests/server/remoting; status=$$?; \
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow" tests/protocol tests/store tests/engine tests/client tests/tx tests/wire tests/crash tests/server/text tests/server/remoting; status=$$?; \
 	    $(MAKE) interpret; exit $$status
 
 bench: .venv/.stamp-dev

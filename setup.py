@@ -126,7 +126,6 @@ COMPILED = [
 # The way of a send in the client. It is an extension of its own, so that a broker does not load it.
 COMPILED_CLIENT = [
     "metaq/client/checks.py",
-    "metaq/client/connecting/connection.py",
     "metaq/client/connecting/health.py",
     "metaq/client/connecting/identity.py",
     "metaq/client/connecting/link.py",
@@ -137,7 +136,6 @@ COMPILED_CLIENT = [
     "metaq/client/sending/batches.py",
     "metaq/client/sending/sending.py",
 ]
-
 
 
 COMPILING = frozenset(("bdist_wheel", "build_ext"))

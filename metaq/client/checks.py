@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from metaq.errors import BadRequest
 from metaq.message import MAX_PARTITIONS, MessageQueue
@@ -78,7 +78,7 @@ def keys(value: str | Iterable[str]) -> str | list[str]:
         return value
     if isinstance(value, bytes) or not isinstance(value, tuple | list | Iterable):
         raise wrong("keys", value, takes)
-    found = list(value)
+    found: list[Any] = list(value)  # not of str yet: compiled code would refuse others itself, without naming the parameter
     for one in found:
         text("keys", one, takes)
     return found

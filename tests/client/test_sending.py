@@ -312,7 +312,7 @@ def test_sends_pass_over_a_slow_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     """RD-103, SG-117: what a send took decides where the next ones go, until the time of the slow broker is over."""
     clock = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    queues = [MessageQueue("orders", name, number) for name in ("a", "b") for number in range(2)]
+    queues = tuple(MessageQueue("orders", name, number) for name in ("a", "b") for number in range(2))
     routes: Any = SimpleNamespace(writable=lambda topic, deadline: queues, address=lambda name: f"{name}:1")
     choice = QueueChoice(routes, BrokerHealth())
     outgoing = Outgoing("orders", {}, b"", SEND, ("id",), None)

@@ -43,8 +43,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 def compiled_modules() -> set[str]:
     """What setup.py lists, without the suffix."""
-    listed = (ROOT / "setup.py").read_text("utf-8").partition("COMPILED = [")[2].partition("]")[0]
-    return set(re.findall(r'"(.+)\.py"', listed))
+    return set(re.findall(r'^    "(metaq/.+)\.py",$', (ROOT / "setup.py").read_text("utf-8"), re.MULTILINE))
 
 
 def test_from_nothing_to_the_first_message(built: Built, tmp_path: Path) -> None:
@@ -69,7 +68,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Built) -> None:
     inside = {name for name in names if ".dist-info/" not in name}
     extensions = {name for name in inside if name.endswith(".so")}
     assert inside - extensions == {*(name for name in tracked() if name.startswith("metaq/")), "pyspark_metaq.py"}
-    assert {name.partition(".")[0] for name in extensions} == {*compiled_modules(), "metaq/compiled__mypyc"}
+    shared = {"metaq/compiled__mypyc", "metaq/compiled_client__mypyc"}
+    assert {name.partition(".")[0] for name in extensions} == compiled_modules() | shared
     assert any(name.endswith((".dist-info/licenses/LICENSE", ".dist-info/LICENSE")) for name in names)
     assert (metadata["Name"], metadata["Version"]) == ("metaq-broker", metaq.__version__)
     assert metadata["License"] == "Apache-2.0" or metadata["License-Expression"] == "Apache-2.0"

@@ -1,6 +1,7 @@
 """Batches: several messages to one partition in one request."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from metaq.client import checks
 from metaq.client.connecting.identity import UniqueIds
@@ -45,8 +46,11 @@ def outgoing_batch(
     return Outgoing(topic, fields, packed, Request.SEND_BATCH_MESSAGE, ids, ordering_key, keys=tuple(keys or ()))
 
 
-def _described(message: OutgoingMessage, unique_id: str) -> tuple[str, list[str]]:
-    """Return a message's properties as a request carries them, and its keys."""
+def _described(message: Any, unique_id: str) -> tuple[str, list[str]]:
+    """Return an ``OutgoingMessage``'s properties as a request carries them, and its keys.
+
+    Its fields are of any type before they are checked: compiled code would refuse them itself, without naming them.
+    """
     body, tag, given, properties, priority = message
     checks.priority(priority)
     checks.message(body, tag, properties)
@@ -55,7 +59,7 @@ def _described(message: OutgoingMessage, unique_id: str) -> tuple[str, list[str]
     return properties_text(pairs), [keys] if isinstance(keys, str) else keys
 
 
-def _several(messages: Iterable[bytes | OutgoingMessage]) -> Iterable[bytes | OutgoingMessage]:
+def _several(messages: object) -> Iterable[object]:
     """Return the messages; refuse a single one, which is iterable, too, and would be taken apart."""
     if isinstance(messages, bytes | str | OutgoingMessage) or not isinstance(messages, Iterable):
         raise checks.wrong("messages", messages, "several messages, as a list of bytes")
