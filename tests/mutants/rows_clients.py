@@ -17,8 +17,8 @@ CLIENT: Final = [
     ),
     M(
         "SG-133",
-        "client/sending/producer.py",
-        "keys=tuple(all_keys)",
+        "client/sending/batches.py",
+        "keys=tuple(keys or ())",
         "keys=()",
         f"{SENDING}::test_what_was_sent_is_logged_with_its_keys_and_never_what_it_holds",
     ),
