@@ -22,7 +22,7 @@ from tests.packaging.built import DEADLINE_S, clean_environment, copy, run, trac
 from tests.support.broker import wait_until
 from tests.support.ports import free_ports
 
-pytestmark = [pytest.mark.partner("git"), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.partner("git"), pytest.mark.timeout(2400)]
 
 
 class Instruction(NamedTuple):

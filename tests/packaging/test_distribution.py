@@ -15,7 +15,7 @@ import metaq
 from tests.docs.examples import ROOT
 from tests.packaging.built import MOST_KIB, build, install, run, serving, tracked, wheel_in
 
-pytestmark = [pytest.mark.slow, pytest.mark.partner("git"), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.partner("git"), pytest.mark.timeout(2400)]
 
 
 class Built(NamedTuple):
