@@ -172,7 +172,10 @@ class Group(contextlib.ExitStack):
         return [said[number] for number in sorted(said) if number > epoch]
 
     def whole(self) -> bool:
-        """Return whether all replicas are in sync, have one master, and are in its epoch."""
+        """Return whether all replicas are in sync, have one master, are in its epoch, and could be the next one.
+
+        A slave that was killed when the master had just taken it in is in sync, and after its restart suspect for a moment.
+        """
         looks = {number: member.look() for number, member in self.members.items()}
         known = [look for look in looks.values() if look is not None]
         masters = [look for look in known if look["role"] == "master"]
@@ -181,6 +184,7 @@ class Group(contextlib.ExitStack):
             and len(masters) == 1
             and masters[0]["in_sync"] == list(REPLICAS)
             and all(look["epoch"] == masters[0]["epoch"] for look in known)
+            and all(look["suspect"] is None for look in known if look is not masters[0])
         )
 
     def wait_whole(self) -> None:
