@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -462,6 +463,7 @@ class LeaseMachine(RuleBasedStateMachine):
             assert max(place.next, self.broker.first_of(where.partition)) == end
 
 
+@pytest.mark.timeout(1200)
 def test_anything_may_happen_to_leases() -> None:
     """E-08, F-9, F-11, F-15, F-17: each message is given until it is done or dead, to one at a time, whatever happens."""
     run_state_machine_as_test(LeaseMachine, settings=settings(max_examples=60, stateful_step_count=50))
