@@ -34,7 +34,7 @@ broker needs ten times as much."""
 BLOCK: Final = bytes(1 << 18)
 """Hashed without Python's lock, which the timer needs."""
 LATE_S: Final = {TIMER: 0.02, SYNC: 0.1, WORK: 0.03}
-"""From this lateness on; below, it is what every timer and every disk is."""
+"""From this lateness on; below, it is what every timer, disk and processor is."""
 TOLD_S: Final = 0.5
 DEADLINE_S: Final = 120.0
 MOST_EXCUSED: Final = 0.05
