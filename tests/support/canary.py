@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Final
 
@@ -57,11 +57,11 @@ class Canary(contextlib.ExitStack):
         wait_until(lambda: len(self._last()) == len(LATE_S), DEADLINE_S, f"the canary lives; see {self._told}")
         return self
 
-    def late_s(self, start: float, end: float) -> float:
-        """For how long, of the time from ``start`` to ``end``, it was late."""
+    def late_s(self, start: float, end: float, kinds: Container[str] = LATE_S) -> float:
+        """For how long, of the time from ``start`` to ``end``, a thread of these kinds was late."""
         wait_until(lambda: min(self._last().values()) >= end, DEADLINE_S, f"the canary tells of that time; see {self._told}")
         total, until = 0.0, start
-        for begin, done in sorted((begin, done) for _, begin, done in self._lines()):
+        for begin, done in sorted((begin, done) for kind, begin, done in self._lines() if kind in kinds):
             if until < done and begin < end:
                 total += min(done, end) - max(begin, until)
                 until = min(done, end)
