@@ -46,6 +46,13 @@ LEASES: Final = [
     ),
     M(
         "leases",
+        "engine/leases/popping.py",
+        "return state is part.state and self._context.offsets.get(*place) == part.offset",
+        "return state is part.state",
+        f"{FAULTS}::test_a_pop_that_read_while_the_offset_changed_gives_nothing",
+    ),
+    M(
+        "leases",
         "engine/leases/keeping.py",
         "with self._taking:",
         "if True:",
@@ -110,8 +117,8 @@ LEASES: Final = [
     M(
         "leases",
         "engine/leases/popping.py",
-        "state is part.state and (state is None or state.version == part.version)",
-        "True",
+        "return state is part.state and state.version == part.version",
+        "return True",
         f"{FAULTS}::test_a_message_that_is_finished_during_a_plan_is_no_failure",
     ),
     M(

@@ -99,6 +99,8 @@ class PlanPart(NamedTuple):
     place: GroupPartition
     state: PartitionLeases | None
     version: int
+    offset: int | None
+    """That of the group, if it has one and no state: from there it begins."""
     next: int
     """The first message that was never given and is still there."""
     again: AgainPart
@@ -140,10 +142,11 @@ class Planner:
         if queue is None or not queue.readable:
             return None
         least = self._store.first(queue, read)[0]
-        state = self._leases.settled(place)
+        state, offset = self._leases.settled(place), None
         if state is None:
-            following = self._first(request, place, queue, least, read)
-            begins = following < least or self._context.offsets.get(*place) is None
+            offset = self._context.offsets.get(*place)
+            following = offset if offset is not None else self._first(request, queue, least, read)
+            begins = offset is None or offset < least
         else:
             self._keep_order(state, queue, request, read)
             if request.by_partition and state.leased:
@@ -167,7 +170,7 @@ class Planner:
             # there were few: the rest is for what waits, before anything of a lower level
             rest_bytes = most_bytes - sum(map(len, found.body))
             again = self._again(state, queue, request.group, most - len(found.ordinals), rest_bytes, read)
-        return _new(PlanPart, (place, state, version, fresh_from, again, found, begins, fresh.lined, fresh.keys))
+        return _new(PlanPart, (place, state, version, offset, fresh_from, again, found, begins, fresh.lined, fresh.keys))
 
     def _keep_order(self, state: PartitionLeases, queue: ConsumeQueue, request: PopRequest, read: Read) -> None:
         """Have a state know the keys of its messages, or not, as the order of the group is now."""
@@ -187,11 +190,8 @@ class Planner:
             leased, opened = state.leased, state.open
         return min(group.max_in_flight - leased, group.max_open - opened, MOST_OPEN - self._leases.open)
 
-    def _first(self, request: PopRequest, place: GroupPartition, queue: ConsumeQueue, least: int, read: Read) -> int:
-        """Return the offset at which a group begins that has no leases in a partition."""
-        known = self._context.offsets.get(*place)
-        if known is not None:
-            return known
+    def _first(self, request: PopRequest, queue: ConsumeQueue, least: int, read: Read) -> int:
+        """Return the offset at which a group begins that has none."""
         if request.from_first or is_young(self._store, queue, read):
             return least
         return queue.readable
@@ -244,7 +244,7 @@ class Planner:
         """Plan to give an attempt what it has of the partition; ``None`` when another one has it."""
         version, held = state.version, self._attempts.held(place, request.attempt)
         again = self._held_again(state, queue, held, read)
-        return PlanPart(place, state, version, state.next, again, None, begins=False) if len(held) <= most else None
+        return PlanPart(place, state, version, None, state.next, again, None, begins=False) if len(held) <= most else None
 
     def _held_again(self, state: PartitionLeases, queue: ConsumeQueue, held: Sequence[int], read: Read) -> AgainPart:
         """Plan to give an attempt what it has: as it was given before."""

@@ -209,7 +209,9 @@ class Pops:
         state, place = self._leases.get(part.place), part.place
         if self._context.topics.get(place.topic) is None or part.next < self._store.queues[TopicPartition(*place[1:])].first:
             return False  # it is of a topic that was deleted meanwhile, and perhaps made again
-        return state is part.state and (state is None or state.version == part.version)
+        if state is None or part.state is None:
+            return state is part.state and self._context.offsets.get(*place) == part.offset
+        return state is part.state and state.version == part.version
 
     def _take_part(self, request: PopRequest, part: PlanPart, pop_ms: int) -> None:
         place, again, fresh = part.place, part.again, part.fresh

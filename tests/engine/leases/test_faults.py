@@ -366,3 +366,17 @@ def test_places_of_a_deleted_topic_are_forgotten(broker: LeasedBroker) -> None:
     assert pop(broker)[0] == [2]
     broker.end_turn()
     assert open_in(broker.killed()) == [2]
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["commit", "reset"])
+def test_a_pop_that_read_while_the_offset_changed_gives_nothing(broker: LeasedBroker, reset: bool) -> None:
+    """A group's first pop is not from an offset that a member, or an administrator, has left meanwhile."""
+    put(broker, 4)
+    request, offsets = broker.request(GROUP, 0, 32, LEASE_MS), broker.context.offsets
+    plan = broker.plan(request)
+    if reset:
+        offsets.reset(*PLACE, 3)
+    else:
+        offsets.commit(*PLACE, 3, broker.clock.monotonic())
+    assert broker.take(request, plan) is None
+    assert pop(broker)[0] == [3]

@@ -83,6 +83,8 @@ class LeaseMachine(RuleBasedStateMachine):
             for letter in self.broker.dead_letters(group, self.known.letters[group]):
                 self.known.letters[group] += 1
                 place, ordinal = self.known.place_of(group, letter.body)
+                if ordinal >= place.next:
+                    continue  # a reset of this turn made it a new message again
                 assert ordinal not in place.dead, letter
                 place.dead.add(ordinal)
                 if ordinal in place.dying:
@@ -282,7 +284,9 @@ class LeaseMachine(RuleBasedStateMachine):
         queue = self.broker.store.queues.get(TopicPartition(TOPIC, receipt.place.partition))
         if is_leased and queue is not None:
             stored = self.broker.store.reader.record(queue, receipt.ordinal, read_here)
-            assert stored is not None
+            if stored is None:
+                assert receipt.ordinal < self.broker.first_of(receipt.place.partition)
+                return  # given from a plan that was older than its end
             record = bytes(stored.buffer[stored.at : stored.at + stored.size])
             self.broker.leasing.poison.give_up(receipt.place, receipt.ordinal, record, Reason.REJECTED)
             self._note_claim(receipt.place, receipt.ordinal)
@@ -378,7 +382,17 @@ class LeaseMachine(RuleBasedStateMachine):
     def _retire(self) -> None:
         """F-15: segments with open messages are deleted."""
         self.end_turn()
+        gone = [
+            (where, ordinal)
+            for where, place in self.known.places.items()
+            for ordinal in place.open
+            if ordinal < self.broker.first_of(where.partition)
+        ]
         self.broker.retire()
+        for where, ordinal in gone:
+            state = self.broker.state(where)
+            if state is None or state.find(ordinal) is None:
+                self.known.places[where].finish(ordinal)  # given from a plan that was older than its end: no dead letter has it
         self._turn_ended()
 
     # -- the disk, and the end of the process -------------------------------------------------------------------------
@@ -463,7 +477,7 @@ class LeaseMachine(RuleBasedStateMachine):
             assert max(place.next, self.broker.first_of(where.partition)) == end
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1200)  # seconds pass where it holds; a failure is made smaller for up to five minutes
 def test_anything_may_happen_to_leases() -> None:
     """E-08, F-9, F-11, F-15, F-17: each message is given until it is done or dead, to one at a time, whatever happens."""
     run_state_machine_as_test(LeaseMachine, settings=settings(max_examples=60, stateful_step_count=50))
