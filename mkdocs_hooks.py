@@ -18,6 +18,8 @@ DOCS: Final = ROOT / "docs"
 README: Final = ROOT / "README.md"
 BENCHMARKS: Final = ROOT / "benchmarks"
 FIRST_PAGE: Final = "index.md"
+_ROW: Final = re.compile(r"^\|.*$", re.MULTILINE)
+_CODE: Final = re.compile(r"`[^`\n]*`")
 _LINK: Final = re.compile(r"(?<=\]\()(?!\w+:)([^)#\s]+)(?=[)#])")
 
 
@@ -54,7 +56,7 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - mkdocs names them
-    """Return the text of a page with its links as they are on the site."""
+    """Return the text of a page with its links as they are on the site, and with bars in code in tables as mkdocs reads them."""
     assert page.file.abs_src_path is not None, "pages are files"
     source = Path(page.file.abs_src_path)
     folder = posixpath.dirname(page.file.src_uri)
@@ -63,7 +65,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         target = _target(source, link[0])
         return link[0] if target is None else posixpath.relpath(_place(target), folder or ".")
 
-    return _LINK.sub(moved, markdown)
+    return _ROW.sub(lambda row: _CODE.sub(lambda code: code[0].replace(r"\|", "|"), row[0]), _LINK.sub(moved, markdown))
 
 
 def _target(source: Path, link: str) -> Path | None:

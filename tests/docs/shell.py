@@ -23,11 +23,10 @@ _END: Final = "end of the line with status"
 
 
 class Typed(NamedTuple):
-    """A line that was typed, how long it took, and what it printed."""
+    """A line that was typed, and how long it took until it had printed what the page shows."""
 
     line: str
     seconds: float
-    printed: str
 
 
 class Shell:
@@ -62,12 +61,13 @@ class Shell:
         """Save the programs and type the lines of these fences; each line must print what stands below it."""
         typed: list[Typed] = []
         for fence in page:
-            if fence.kind == "python" and (named := _NAMED.match(fence.text)) is not None:
-                (self._folder / named[1]).write_text(self._replaced(fence.text), "utf-8")
+            text = self._replaced(fence.text)
+            if fence.kind == "python" and (named := _NAMED.match(text)) is not None:
+                (self._folder / named[1]).write_text(text, "utf-8")
             elif fence.kind == "console":
-                for step in steps(fence.text, PROMPT):
+                for step in steps(text, PROMPT):
                     typed += [self._type(line, "", fence.place) for line in step.typed[:-1]]
-                    typed.append(self._type(step.typed[-1], self._replaced(step.shown), fence.place))
+                    typed.append(self._type(step.typed[-1], step.shown, fence.place))
         return typed
 
     def _type(self, line: str, shown: str, place: str) -> Typed:
@@ -76,7 +76,9 @@ class Shell:
         while True:
             status, printed = self._run(line, began + DEADLINE_S)
             if status == 0 and matches(shown, printed):
-                return Typed(line, time.monotonic() - began, printed)
+                seconds = time.monotonic() - began
+                print(f"{seconds:6.1f} s  {line}", flush=True)
+                return Typed(line, seconds)
             is_late = time.monotonic() > began + DEADLINE_S
             assert _LOOK.match(line) and not is_late, f"{place}: {line} ends with {status} and prints\n{printed}"
             time.sleep(LOOK_PAUSE_S)
