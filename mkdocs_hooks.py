@@ -1,7 +1,8 @@
 """Make a site of documents that are written to be read on GitHub: mkdocs calls this, as mkdocs.yml tells it to.
 
-The site holds all that its pages link to, so nobody needs the network to read on: README.md is its first page, and files outside of
-docs are copied beside the pages. Links are written for where a page lies in the project; here they are made those of the site.
+The site holds all that its pages link to, so nobody needs the network to read on: README.md is its first page, and files
+outside of docs are copied beside the pages. Links are written for where a page lies in the project; here they are made those of
+the site.
 """
 
 import posixpath
@@ -40,7 +41,7 @@ def _filled(entry: Any) -> Any:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Add the first page, results of benchmarks, and the files outside of docs that pages link to, also those that are added."""
+    """Add the first page, the results of benchmarks, and the files outside of docs that pages link to, added ones, too."""
     waiting = [README, *BENCHMARKS.rglob("*.md")]
     waiting += [Path(file.abs_src_path) for file in files.documentation_pages() if file.abs_src_path is not None]
     seen = set[Path]()
@@ -52,11 +53,13 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
         if not path.is_relative_to(DOCS):
             files.append(File.generated(config, _place(path), abs_src_path=str(path)))
         if path.suffix == ".md":
-            waiting += [target for link in _LINK.findall(path.read_text("utf-8")) if (target := _target(path, link)) is not None]
+            waiting += [
+                target for link in _LINK.findall(path.read_text("utf-8")) if (target := _target(path, link)) is not None
+            ]
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - mkdocs names them
-    """Return the text of a page with its links as they are on the site, and with bars in code in tables as mkdocs reads them."""
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Return the text of a page with its links as on the site, and bars within code in tables as mkdocs reads them."""
     assert page.file.abs_src_path is not None, "pages are files"
     source = Path(page.file.abs_src_path)
     folder = posixpath.dirname(page.file.src_uri)

@@ -18,7 +18,8 @@ DEADLINE_S: Final = 240.0
 """For one line, on a machine that does much else."""
 LOOK_PAUSE_S: Final = 0.25
 _LOOK: Final = re.compile(r"(?:cat|grep|tail|metaq \w+ (?:list|show|lag|tail))\b")
-_NAMED: Final = re.compile(r"# (\w+\.py)\n")
+NAMED: Final = re.compile(r"# (\w+\.py)\n")
+"""The first line of a program that is to be saved."""
 _END: Final = "end of the line with status"
 
 
@@ -62,7 +63,7 @@ class Shell:
         typed: list[Typed] = []
         for fence in page:
             text = self._replaced(fence.text)
-            if fence.kind == "python" and (named := _NAMED.match(text)) is not None:
+            if fence.kind == "python" and (named := NAMED.match(text)) is not None:
                 (self._folder / named[1]).write_text(text, "utf-8")
             elif fence.kind == "console":
                 for step in steps(text, PROMPT):
