@@ -41,9 +41,10 @@ format: .venv/.stamp-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The documents as a site in ./site, to be opened from the disk.
+# The documents as a site in ./site. The theme would print what its authors say about the next version of mkdocs.
 docs: .venv/.stamp-dev
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "to read it, with search: python3 -m http.server --bind 127.0.0.1 --directory site"
 
 # The hot modules as extensions, in place, from then on in every command; `make interpret` takes them away again.
 compile: .venv/.stamp-dev
