@@ -12,7 +12,7 @@ export PATH := $(PATH):/usr/sbin:/sbin
 # Where compiled modules are not kept, each broker compiles all of its own again: twice the time of a start, a thousand times.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-slow test-all test-long lint format bench compile interpret test-compiled
+.PHONY: run test test-slow test-all test-long lint format docs bench compile interpret test-compiled
 
 run: .venv/.stamp-run
 	$(BIN)/metaq serve --data data --listen 127.0.0.1:8123
@@ -40,6 +40,11 @@ lint: .venv/.stamp-dev
 format: .venv/.stamp-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The documents as a site in ./site. The theme would print what its authors say about the next version of mkdocs.
+docs: .venv/.stamp-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "to read it, with search: python3 -m http.server --bind 127.0.0.1 --directory site"
 
 # The hot modules as extensions, in place, from then on in every command; `make interpret` takes them away again.
 compile: .venv/.stamp-dev

@@ -38,6 +38,12 @@ DEPLOY = ["fabric>=3.2", "pydantic>=2.6"]
 # Pictures beside the page of `metaq offsets report`.
 REPORT = ["matplotlib>=3.9"]
 
+# `make docs`: decision 19. mkdocs 2 will not know its plugins.
+SITE = ["mkdocs>=1.6,<2", "mkdocs-material>=9.7,<10"]
+
+# What docs/recipes.md works with.
+RECIPES = ["django>=5.2", "fastapi>=0.115", "gunicorn>=23.0", "httpx2>=2.0"]
+
 # The way of a put and of a get. mypyc makes extension modules of the same sources; without them all works the same, slower.
 COMPILED = [
     "metaq/dedupe/records.py",
@@ -205,7 +211,9 @@ setup(
             *COMPRESSION,
             *DEPLOY,
             *LINTERS,
+            *RECIPES,
             *REPORT,
+            *SITE,
             *SPARK,
             *TIMERS,
             *TRANSACTION,

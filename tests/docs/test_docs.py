@@ -28,6 +28,7 @@ from metaq.store.index.indexfile import ITEM_SIZE
 from metaq.store.queues.consumequeue import UNIT_SIZE
 from tests.docs import tree
 from tests.docs.examples import ROOT, Fence, fences, play
+from tests.docs.shell import NAMED
 from tests.support.broker import BrokerProcess
 
 PROTOCOL: Final = "docs/protocol.md"
@@ -35,6 +36,8 @@ FEATURES: Final = "docs/features.md"
 CONFIGURATION: Final = ROOT / "conf" / "broker.yaml"
 REGISTRY_CONFIGURATION: Final = ROOT / "conf" / "registry.yaml"
 MOST_MODULES: Final = 16
+OF_THE_PROJECT: Final = {"setup.py", "build_metaq.py", "fabfile.py", "mkdocs_hooks.py"}
+"""Modules in the project's own folder."""
 DOCUMENTS: Final = ["README.md", "CHANGELOG.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 SUFFIXES: Final = "|".join(sorted({name.rpartition("_")[2] for name in FIELDS}))
 SESSIONS: Final = [*fences(PROTOCOL, "telnet"), *fences("docs/timers.md", "telnet"), *fences("docs/leases.md", "telnet")]
@@ -171,10 +174,11 @@ def test_no_folder_is_too_full() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_files_that_a_document_names_exist(document: str) -> None:
-    """Modules by name, links by path."""
+    """Modules by name, links by path; programs that a page shows are there, too."""
     text = text_of(document)
-    modules = {path.name for folder in ("metaq", "tests", "examples") for path in (ROOT / folder).rglob("*.py")}
-    assert set(re.findall(r"\b\w+\.py\b", text)) - modules - {"setup.py", "build_metaq.py", "fabfile.py"} == set()
+    programs = {named[1] for fence in fences(document, "python") if (named := NAMED.match(fence.text)) is not None}
+    modules = programs | {path.name for folder in ("metaq", "tests", "examples") for path in (ROOT / folder).rglob("*.py")}
+    assert set(re.findall(r"\b\w+\.py\b", text)) - modules - OF_THE_PROJECT == set()
     for link in re.findall(r"\]\(([^)]+)\)", text):
         path, _, anchor = link.partition("#")
         if "://" in link:
