@@ -246,6 +246,7 @@ setup(
             "cibuildwheel>=3.0",
             "hypothesis>=6.100",
             "import-linter>=2.16",
+            "packaging>=24.2",
             "prometheus-client>=0.20",
             "psycopg[binary]>=3.1",
             "pytest>=9.0",

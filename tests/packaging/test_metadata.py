@@ -55,7 +55,7 @@ def test_every_link_of_the_description_is_absolute_and_leads_to_what_is_there(me
 
 def test_the_kinds_of_links_are_found() -> None:
     """SG-137: inline, by reference, and as HTML."""
-    text = 'a [b](c.md) ![d](e.png)\n[f]: g.md\n<img src="h.png"> <a href=\'i.md\'>'
+    text = "a [b](c.md) ![d](e.png)\n[f]: g.md\n<img src=\"h.png\"> <a href='i.md'>"
     assert links(text) == ["c.md", "e.png", "g.md", "h.png", "i.md"]
 
 
