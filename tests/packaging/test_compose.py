@@ -163,13 +163,8 @@ def running(places: Places, folder: Path) -> Iterator[dict[str, Path]]:
     with contextlib.ExitStack() as stack:
         for name, log in logs.items():
             moved = {setting: places.moved(name, text) for setting, text in settings_of(name).items()}
-            inside = {
-                **moved,
-                "METAQ_DATA": str(folder / name),
-                "METAQ_SEGMENT_BYTES": "33554432",
-                "METAQ_AMPLE_FREE_BYTES": "0",
-            }
-            clean = {variable: text for variable, text in os.environ.items() if not variable.startswith("METAQ_")}
+            inside = {**moved, "METAQ_DATA": str(folder / name), "METAQ_AMPLE_FREE_BYTES": "0"}
+            inside["METAQ_SEGMENT_BYTES"] = str(SEGMENT_BYTES)  # which takes less room
             with log.open("wb") as output:
                 command = [sys.executable, "-m", "metaq", *json.loads(IMAGE["CMD"])]
                 process = subprocess.Popen(command, env=clean_environment(**inside), stdout=output, stderr=output)
