@@ -24,7 +24,7 @@ from metaq.fields import from_values
 from tests.docs.examples import ROOT
 from tests.packaging.built import clean_environment
 from tests.packaging.test_container import ENVIRONMENT, IMAGE
-from tests.support.broker import wait_until
+from tests.support.broker import SEGMENT_BYTES, wait_until
 from tests.support.ports import free_ports
 from tests.support.zookeeper import ZooKeeperProcess
 
