@@ -267,6 +267,7 @@ def promised() -> Iterator[str]:
         "E-20",
         "E-22",
         "E-29",
+        "E-30",
         "E-31",
     )
 

@@ -85,7 +85,7 @@ def with_helm(values: dict[str, Any]) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.fixture(scope="module", params=["stand-in", *(["helm"] if shutil.which("helm") else [])])
+@pytest.fixture(scope="module", params=["stand-in", "helm"] if shutil.which("helm") else ["stand-in"])
 def render(request: pytest.FixtureRequest, stand_in: Render) -> Render:
     return with_helm if request.param == "helm" else stand_in
 

@@ -15,11 +15,9 @@ from tests.upgrade.fill import LATER
 from tests.upgrade.keep import GOLDEN, SMALL, fill
 
 DEADLINE_S: Final = 60.0
-FLAGS: Final = (
-    *(word for pair in SMALL.items() for word in pair),
-    *("--keep-hours", "1000000", "--check-after-ms", "500", "--check-interval-ms", "500"),
-)
+SETTINGS: Final = {**SMALL, "--keep-hours": "1000000", "--check-after-ms": "500", "--check-interval-ms": "500"}
 """Nothing ages out, whatever the clock of this machine says; half messages are asked about at once."""
+FLAGS: Final = [word for pair in SETTINGS.items() for word in pair]
 SOON_MS: Final = 1000
 SOON_LEVEL: Final = 1
 
