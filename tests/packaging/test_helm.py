@@ -80,8 +80,10 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Render:
 
 
 def with_helm(values: dict[str, Any]) -> "subprocess.CompletedProcess[str]":
-    """Helm itself."""
+    """Helm itself, for the oldest cluster that the chart is for."""
+    oldest = DESCRIPTION["kubeVersion"].removeprefix(">=").removesuffix("-0")
     command = ["helm", "template", RELEASE["Name"], str(CHART), "--namespace", RELEASE["Namespace"], "--values", "-"]
+    command += ["--kube-version", oldest]
     return subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, timeout=60, check=False)
 
 
