@@ -12,7 +12,7 @@ export PATH := $(PATH):/usr/sbin:/sbin
 # Where compiled modules are not kept, each broker compiles all of its own again: twice the time of a start, a thousand times.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-slow test-all test-long lint format docs bench compile interpret test-compiled
+.PHONY: run test test-slow test-all test-long lint format docs bench sbom compile interpret test-compiled
 
 run: .venv/.stamp-run
 	$(BIN)/metaq serve --data data --listen 127.0.0.1:8123
@@ -60,6 +60,10 @@ test-compiled: compile
 
 bench: .venv/.stamp-dev
 	$(BIN)/python -m benchmarks
+
+# What the package needs when it runs, with versions and licences: CycloneDX in JSON, in dist/.
+sbom: .venv/.stamp-dev
+	$(BIN)/python -m tests.packaging.sbom dist/metaq-broker.cdx.json
 
 .venv/.stamp-venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -11,8 +11,12 @@ from setuptools import find_packages, setup
 HERE = Path(__file__).parent
 README = HERE / "README.md"
 
+# Where the source is published. A release from another repository is refused (.github/workflows/release.yml).
+REPOSITORY = "https://github.com/metaq-broker/metaq"
+
 # Read, not imported: the build environment has none of the dependencies.
 VERSION = re.findall(r'^__version__ = "(.+)"$', (HERE / "metaq" / "__init__.py").read_text("utf-8"), re.MULTILINE)[0]
+TREE = f"{REPOSITORY}/blob/v{VERSION}"
 
 # The linters change their rules between releases, so these two are held to one series; `make lint` stays reproducible.
 LINTERS = ["mypy~=2.4.0", "ruff~=0.17.0"]
@@ -143,6 +147,24 @@ COMPILED_CLIENT = [
     "metaq/client/sending/sending.py",
 ]
 
+PAGES = {
+    "Documentation": "docs/what-metaq-can-do.md",
+    "Changelog": "CHANGELOG.md",
+    "Security": "SECURITY.md",
+}
+"""Where the package index leads beside the repository and its issues."""
+
+
+def description() -> str:
+    """Return the README with absolute links to the files of this version, as a package index has none of them."""
+    if not README.exists():
+        return ""
+
+    def absolute(link: re.Match[str]) -> str:
+        return f"]({TREE}/{'README.md' if link[1].startswith('#') else ''}{link[1]})"
+
+    return re.sub(r"\]\((?!https?://)([^)\s]+)\)", absolute, README.read_text("utf-8"))
+
 
 COMPILING = frozenset(("bdist_wheel", "build_ext"))
 """The commands that compile. Others run where mypyc is not installed yet, to find out what is needed."""
@@ -171,17 +193,26 @@ setup(
     name="metaq-broker",
     version=VERSION,
     description="A message broker in one process, with a protocol that a person can type",
-    long_description=README.read_text("utf-8") if README.exists() else "",
+    long_description=description(),
     long_description_content_type="text/markdown",
-    license="Apache-2.0",
+    url=REPOSITORY,
+    project_urls={"Issues": f"{REPOSITORY}/issues", **{label: f"{TREE}/{page}" for label, page in PAGES.items()}},
+    license_expression="Apache-2.0",
     license_files=["LICENSE"],
-    keywords=["message broker", "message queue", "RocketMQ", "MetaQ", "ZooKeeper", "Spark"],
+    keywords=["message broker", "message queue", "pub/sub", "gevent", "telnet", "RocketMQ", "MetaQ", "ZooKeeper", "Spark"],
     classifiers=[
         "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Environment :: No Input/Output (Daemon)",
         "Intended Audience :: Developers",
+        "Intended Audience :: System Administrators",
         "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13, 14)),
+        "Programming Language :: Python :: Implementation :: CPython",
+        "Topic :: Communications",
         "Topic :: System :: Distributed Computing",
+        "Topic :: System :: Networking",
         "Typing :: Typed",
     ],
     python_requires=">=3.11",
@@ -223,13 +254,16 @@ setup(
             "cibuildwheel>=3.0",
             "hypothesis>=6.100",
             "import-linter>=2.16",
+            "packaging>=24.2",
             "prometheus-client>=0.20",
             "psycopg[binary]>=3.1",
             "pytest>=9.0",
             "pytest-randomly>=3.15",
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",
+            "setuptools>=77.0.3",
             "trustme>=1.1",
+            "twine>=6.1",
             "types-PyYAML>=6.0",
             "types-gevent>=24.2",
             "types-setuptools>=68",

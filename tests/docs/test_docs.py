@@ -38,7 +38,8 @@ REGISTRY_CONFIGURATION: Final = ROOT / "conf" / "registry.yaml"
 MOST_MODULES: Final = 16
 OF_THE_PROJECT: Final = {"setup.py", "build_metaq.py", "fabfile.py", "mkdocs_hooks.py"}
 """Modules in the project's own folder."""
-DOCUMENTS: Final = ["README.md", "CHANGELOG.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
+BESIDE_README: Final = ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
+DOCUMENTS: Final = ["README.md", *BESIDE_README, *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 SUFFIXES: Final = "|".join(sorted({name.rpartition("_")[2] for name in FIELDS}))
 SESSIONS: Final = [*fences(PROTOCOL, "telnet"), *fences("docs/timers.md", "telnet"), *fences("docs/leases.md", "telnet")]
 METRICS: Final = {metric.name for metric in (*OWN, *OF_BROKERS)}
@@ -270,6 +271,7 @@ def promised() -> Iterator[str]:
         "E-20",
         "E-22",
         "E-29",
+        "E-30",
         "E-31",
     )
 

@@ -25,6 +25,7 @@ NO_PORTS: Final = dict.fromkeys(
     ("METAQ_LISTEN", "METAQ_REMOTING_LISTEN", "METAQ_REGISTRY_LISTEN", "METAQ_HTTP_LISTEN"), "127.0.0.1:0"
 )
 """The only thing that a test changes: the ports of a broker that may run on this machine already."""
+PIP_INSTALL: Final = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 
 
 class Serving(NamedTuple):
@@ -87,7 +88,16 @@ def install(wheel: Path, environment: Path) -> Path:
     """An environment of its own with the wheel and what that needs, from pip's cache if it is there; its folder of commands."""
     venv.create(environment, with_pip=True)
     binaries = environment / "bin"
-    run(binaries / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel, cwd=environment)
+    run(binaries / "python", *PIP_INSTALL, wheel, cwd=environment)
+    return binaries
+
+
+def install_bare(wheel: Path, environment: Path, path: str) -> Path:
+    """The same where PATH is ``path``. pip's cache may have a crcmod that was compiled, so that is built again."""
+    venv.create(environment, with_pip=True)
+    binaries = environment / "bin"
+    run(binaries / "python", *PIP_INSTALL, "--no-cache-dir", "crcmod", cwd=environment, PATH=path)
+    run(binaries / "python", *PIP_INSTALL, wheel, cwd=environment, PATH=path)
     return binaries
 
 

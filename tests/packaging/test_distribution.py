@@ -93,6 +93,8 @@ def test_the_sdist_holds_what_the_wheel_is_made_of(built: Built) -> None:
         "docs/events.md",
     }
     works_with = {"fabfile.py", "conf/cluster.yaml", "docs/metaq-grafana.json", "Containerfile", ".dockerignore"}
+    works_with |= {"compose.yaml", "deploy/compose/prometheus.yaml", "CONTRIBUTING.md", "SECURITY.md"}
+    works_with |= {name for name in tracked() if name.startswith("deploy/helm/")}
     assert made_of | works_with <= names
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/", ".venv", "data/"))]
 
