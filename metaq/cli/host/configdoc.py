@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, get_origin
 
-from metaq.cli.host.settings import metavar, shown
+from metaq.cli.host.settings import as_written, metavar
 from metaq.config import FIELDS, LIVE, TopicSettings
 from metaq.fields import Declared, declared
 from metaq.quantities import unit_of
@@ -105,7 +105,7 @@ def _default(name: str, value: Any) -> str:
         return "unset"
     if isinstance(value, bool):
         return str(value).lower()
-    return shown(name, value) or '`""`'
+    return as_written(name, value) or '`""`'
 
 
 def _unit(name: str, field: Declared) -> str:
@@ -123,4 +123,4 @@ def _unit(name: str, field: Declared) -> str:
 
 
 def _bound(name: str, value: float) -> str:
-    return str(value) if unit_of(name) is None else shown(name, value)
+    return str(value) if unit_of(name) is None else as_written(name, value)

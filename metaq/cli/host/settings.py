@@ -87,7 +87,7 @@ def metavar(name: str, annotation: Any) -> str:
     return _METAVARS[annotation] if unit is None else "SIZE" if unit is BYTES else "LENGTH"
 
 
-def shown(name: str, value: Any) -> str:
+def as_written(name: str, value: Any) -> str:
     """Return a value as a person would write it: sizes and lengths of time with a unit."""
     unit = unit_of(name)
     if unit is not None and isinstance(value, int | float):
@@ -105,7 +105,7 @@ class SettingOption(click.Option):
 
     def __init__(self, setting: str, flag: str) -> None:
         field = FIELDS[setting]
-        default = shown(setting, field.default)
+        default = as_written(setting, field.default)
         text = field.rules.description + (f"  [default: {default}]" if default else "")
         if field.annotation is bool:
             super().__init__([setting, f"{flag}/--no-{flag[2:]}"], default=None, help=text)

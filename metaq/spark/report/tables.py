@@ -27,6 +27,7 @@ because Spark sorts all rows for an aggregate of strings. Everything else is com
 """
 
 import statistics
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -39,7 +40,7 @@ from metaq.errors import ConfigError
 from metaq.spark.report.history import SERIES
 
 MOST_BUCKETS: Final = 300
-WIDTHS_S: Final = (60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)
+WIDTHS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)
 RATES_S: Final = 3600
 """Current rates are those of the last hour."""
 SKEW_S: Final = 86_400
@@ -102,8 +103,8 @@ def _gaps(broker: str, times: list[datetime], interval_s: float) -> list[ExportG
     ]
 
 
-def write_tables(history: DataFrame, sampling: Sampling, out: Path) -> None:
-    """Write each table as a folder ``NAME.parquet`` in ``out``, replacing an earlier one."""
+def write_tables(history: DataFrame, sampling: Sampling, out: Path, written: Callable[[], None]) -> None:
+    """Write each table as a folder ``NAME.parquet`` in ``out``, replacing an earlier one. Call ``written`` after each."""
     spark = history.sparkSession
     # Spark's default is a format of 96 bits that other programs read as local time
     spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
@@ -112,6 +113,7 @@ def write_tables(history: DataFrame, sampling: Sampling, out: Path) -> None:
         """Write a table and return it as read back, so the tables made from it compute nothing twice."""
         path = str(out / f"{name}.parquet")
         table.write.mode("overwrite").parquet(path)
+        written()
         return spark.read.schema(table.schema).parquet(path)
 
     history = history.where(f.col("ts").isNotNull() & f.col("maximum").isNotNull())
