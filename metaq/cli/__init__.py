@@ -88,6 +88,7 @@ MODULES: Final = {
     "offsets": "groups.offsets",
     "tx": "messages.transactions",
     "cluster": "cluster.cluster",
+    "top": "cluster.top",
     "doctor": "doctor.doctor",
     "user": "host.users",
     "verify": "host.verify",

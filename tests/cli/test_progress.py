@@ -1,7 +1,6 @@
 """Progress of long commands: on a terminal, and nowhere else."""
 
 import os
-import pty
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.broker import BrokerProcess
+from tests.support.terminal import Terminal
 
 DEADLINE_S = 60.0
 LINES = 60_000
@@ -33,25 +33,11 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 def on_terminal(*arguments: str) -> Seen:
     """Run ``metaq`` with standard error on a terminal, and standard output to a file of its own."""
-    ours, theirs = pty.openpty()
-    drawn = bytearray()
-    command = [sys.executable, "-m", "metaq", *arguments]
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-    with Path(os.devnull).open("rb") as nothing, os.fdopen(os.memfd_create("printed"), "w+b") as printed:
-        with subprocess.Popen(command, stdin=nothing, stdout=printed, stderr=theirs, env=environment) as process:
-            os.close(theirs)
-            while True:
-                try:
-                    part = os.read(ours, 65536)
-                except OSError:  # the end of a terminal whose other side is closed
-                    break
-                if not part:
-                    break
-                drawn += part
-            assert process.wait(DEADLINE_S) == 0, drawn.decode()
-        os.close(ours)
+    with os.fdopen(os.memfd_create("printed"), "w+b") as printed:
+        with Terminal(*arguments, stdout=printed.fileno()) as terminal:
+            assert terminal.end() == 0, terminal.drawn
         printed.seek(0)
-        return Seen(printed.read(), drawn.decode())
+        return Seen(printed.read(), terminal.drawn)
 
 
 def off_terminal(*arguments: str) -> subprocess.CompletedProcess[str]:
