@@ -16,7 +16,7 @@ _PAUSE_S: Final = 0.1
 """Least time between two updates: a terminal shows no more, and a command has better things to do."""
 
 
-class Progress:
+class ProgressBar:
     """How far a command is; nobody sees it, and it costs nothing."""
 
     def reach(self, done: int, share: float | None = None) -> None:
@@ -27,7 +27,7 @@ class Progress:
         return items
 
 
-class _Drawn(Progress):
+class _Drawn(ProgressBar):
     """Progress on a terminal: what is done, how many a second, and how long the rest will take."""
 
     def __init__(self, drawing: "RichProgress", task: "TaskID", unit: str) -> None:
@@ -53,13 +53,13 @@ class _Drawn(Progress):
 
 
 @contextmanager
-def progress(label: str, unit: str, *, prints: bool = False) -> Iterator[Progress]:
+def progress(label: str, unit: str, *, prints: bool = False) -> Iterator[ProgressBar]:
     """Draw the progress of what is done inside, and remove it at the end.
 
     Nothing is drawn where standard error is no terminal, nor beside what a command ``prints`` to a terminal meanwhile.
     """
     if not sys.stderr.isatty() or (prints and sys.stdout.isatty()):
-        yield Progress()
+        yield ProgressBar()
         return
     from rich.console import Console  # noqa: PLC0415 - for a terminal only
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn  # noqa: PLC0415

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from metaq.cli.cluster.samples import Metrics, parse
+from metaq.cli.cluster.samples import MetricsSample, parse
 from metaq.cli.cluster.traffic import broker_traffic, topic_traffic
 from metaq.client import Client, ConsumeFrom, TextClient, connect
 from tests.support.broker import BrokerProcess
@@ -38,8 +38,8 @@ def consume_some(client: Client) -> None:
             consumer.commit()
 
 
-def metrics(at_s: float, text: str) -> Metrics:
-    return Metrics(at_s, parse(text))
+def metrics(at_s: float, text: str) -> MetricsSample:
+    return MetricsSample(at_s, parse(text))
 
 
 @contextmanager

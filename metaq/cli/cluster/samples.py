@@ -21,7 +21,7 @@ _ESCAPED: Final = re.compile(r"\\(.)")
 Labels = Mapping[str, str]
 
 
-class Metrics(NamedTuple):
+class MetricsSample(NamedTuple):
     """The metrics of a process at one moment."""
 
     at_s: float
@@ -38,7 +38,7 @@ class Metrics(NamedTuple):
         return {tuple(found[label] for label in labels): value for found, value in self.values.get(name, ())}
 
 
-def scrape(address: Address, login: Mapping[str, Any]) -> Metrics:
+def scrape(address: Address, login: Mapping[str, Any]) -> MetricsSample:
     """Return the metrics of the process whose HTTP port is at ``address``.
 
     ``login`` holds the parameters of ``Access``. ``ConnectionFailed``, ``RequestTimeout``, ``Refused``.
@@ -66,7 +66,7 @@ def scrape(address: Address, login: Mapping[str, Any]) -> Metrics:
         )
     if status[1] != b"200":
         raise Refused(int(status[1]), f"{status[2].decode(errors='replace')} (metrics at {address})")
-    return Metrics(at_s, parse(body.decode()))
+    return MetricsSample(at_s, parse(body.decode()))
 
 
 def _request(address: Address, access: Access) -> bytes:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from metaq.address import Address
-from metaq.cli.cluster.samples import Metrics, scrape
+from metaq.cli.cluster.samples import MetricsSample, scrape
 from metaq.cli.cluster.traffic import BEHIND_S, STALL_S, BrokerTraffic, TopicTraffic, broker_traffic, topic_traffic
 from metaq.cli.common import AddressParameter, broker_option, command_login, examples, json_option, print_json
 from metaq.cli.tables import BAD, DOUBTFUL, GOOD, print_rows
@@ -59,7 +59,7 @@ def top(broker: Address, http: Address | None, interval: float, once: bool, as_j
     address = http or broker._replace(port=broker.port + 1)
     login = command_login().options()
 
-    def look() -> Metrics:
+    def look() -> MetricsSample:
         return scrape(address, login)
 
     if once or as_json:
@@ -73,7 +73,7 @@ def top(broker: Address, http: Address | None, interval: float, once: bool, as_j
     return 0
 
 
-def _print(before: Metrics, now: Metrics, *, as_json: bool) -> None:
+def _print(before: MetricsSample, now: MetricsSample, *, as_json: bool) -> None:
     whole, rows = broker_traffic(before, now), topic_traffic(before, now)
     if as_json:
         print_json(_rounded(whole._asdict()))
@@ -92,14 +92,14 @@ def _rounded(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _watch(look: Callable[[], Metrics], interval: float, where: str) -> None:
+def _watch(look: Callable[[], MetricsSample], interval: float, where: str) -> None:
     """Draw again and again until a person ends it; a broker that does not answer is asked again, and said so."""
     from rich.live import Live  # noqa: PLC0415 - for a terminal only
     from rich.text import Text  # noqa: PLC0415
 
     try:
         with _keys() as ended, Live(Text(f"asking {where}"), screen=True, auto_refresh=False) as live:
-            before: Metrics | None = None
+            before: MetricsSample | None = None
             while True:
                 try:
                     now = look()
@@ -145,7 +145,7 @@ def _sleep(seconds: float) -> bool:
     return False
 
 
-def _page(before: Metrics, now: Metrics) -> "RenderableType":
+def _page(before: MetricsSample, now: MetricsSample) -> "RenderableType":
     from rich.console import Group  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from metaq.cli.cluster.samples import Metrics
+from metaq.cli.cluster.samples import MetricsSample
 
 BEHIND_S: Final = 300.0
 """A lag from which it is a warning, as in conf/alarms.yaml."""
@@ -48,7 +48,7 @@ class TopicTraffic(NamedTuple):
     """Messages that consumers of the group lease; ``None`` for groups that do not lease."""
 
 
-def broker_traffic(before: Metrics, now: Metrics) -> BrokerTraffic:
+def broker_traffic(before: MetricsSample, now: MetricsSample) -> BrokerTraffic:
     """Return what happened between two samples."""
     return BrokerTraffic(
         role="master" if now.one("metaq_is_master") else "slave",
@@ -64,7 +64,7 @@ def broker_traffic(before: Metrics, now: Metrics) -> BrokerTraffic:
     )
 
 
-def topic_traffic(before: Metrics, now: Metrics) -> list[TopicTraffic]:
+def topic_traffic(before: MetricsSample, now: MetricsSample) -> list[TopicTraffic]:
     """Return a row for each topic, and after it one for each of its groups; the busiest topics first."""
     put = {topic: rate for (topic,), rate in _rates("metaq_messages_in_total", before, now, "topic").items()}
     got = _rates("metaq_messages_out_total", before, now, "topic", "group")
@@ -90,14 +90,14 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
-def _rates(name: str, before: Metrics, now: Metrics, *labels: str) -> Mapping[Any, float]:
+def _rates(name: str, before: MetricsSample, now: MetricsSample, *labels: str) -> Mapping[Any, float]:
     """Return how much counters grew in a second. After a restart they begin at 0."""
     old, passed_s = before.by(name, *labels), now.at_s - before.at_s
     grown = {key: value - old.get(key, 0.0) for key, value in now.by(name, *labels).items()}
     return {key: (more if more >= 0 else now.by(name, *labels)[key]) / passed_s for key, more in grown.items()}
 
 
-def _longest_stall(before: Metrics, now: Metrics) -> float:
+def _longest_stall(before: MetricsSample, now: MetricsSample) -> float:
     """Return the upper end of the highest bucket of stalls that has grown; 0 if none has."""
     grown = _rates("metaq_loop_stall_seconds_bucket", before, now, "le")
     ends = sorted((math.inf if end == "+Inf" else float(end), rate) for (end,), rate in grown.items())

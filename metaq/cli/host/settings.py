@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, get_args, get_origin
 
 import click
+from click.shell_completion import CompletionItem
 
 from metaq.cli.common import Decorated
 from metaq.config import FIELDS
@@ -79,12 +80,18 @@ _FORMS: Final = (
 
 def metavar(name: str, annotation: Any) -> str:
     """Return the placeholder of a setting's value in the help."""
-    if get_origin(annotation) is Literal:
-        return "|".join(get_args(annotation))
-    if issubclass(annotation, Enum):
-        return "|".join(member.value for member in annotation)
+    words = _words(annotation)
+    if words:
+        return "|".join(words)
     unit = unit_of(name)
     return _METAVARS[annotation] if unit is None else "SIZE" if unit is BYTES else "LENGTH"
+
+
+def _words(annotation: Any) -> tuple[str, ...]:
+    """Return the words of which a setting takes one; none for other settings."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    return tuple(member.value for member in annotation) if issubclass(annotation, Enum) else ()
 
 
 def as_written(name: str, value: Any) -> str:
@@ -111,6 +118,13 @@ class SettingOption(click.Option):
             super().__init__([setting, f"{flag}/--no-{flag[2:]}"], default=None, help=text)
         else:
             super().__init__([setting, flag], metavar=metavar(setting, field.annotation), help=text)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the words that the setting takes, if it takes only some."""
+        words = _words(FIELDS[self.name or ""].annotation)
+        if words:
+            return [CompletionItem(word) for word in words if word.startswith(incomplete)]
+        return super().shell_complete(ctx, incomplete)
 
 
 class SettingsCommand(click.Command):
