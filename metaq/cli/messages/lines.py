@@ -17,7 +17,16 @@ from typing import Any, BinaryIO, Final
 import click
 
 from metaq.address import Address
-from metaq.cli.common import FAILED, broker_option, connect_text, json_line, json_option, partition_option, print_json
+from metaq.cli.common import (
+    FAILED,
+    broker_option,
+    connect_text,
+    examples,
+    json_line,
+    json_option,
+    partition_option,
+    print_json,
+)
 from metaq.cli.progress import progress
 from metaq.cli.times import later_options
 from metaq.client import PutManyFailed, TextClient
@@ -91,7 +100,13 @@ def put_lines(
     return first
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "metaq put orders 'paid 2003'",
+        "metaq put orders --lines orders.txt --partition 2",
+        "metaq put reminders 'call back' --delay 90m",
+    )
+)
 @click.argument("topic")
 @click.argument("body", required=False)
 @click.option(
@@ -189,7 +204,9 @@ def body_fields(body: bytes) -> dict[str, str]:
         return {"body_base64": base64.b64encode(body).decode()}
 
 
-@click.command()
+@click.command(
+    epilog=examples("metaq get orders", "metaq get orders --count 10 --json", "metaq get orders --partition 2 --position 4096")
+)
 @click.argument("topic")
 @partition_option(0, "Partition to read.")
 @click.option(
@@ -264,7 +281,7 @@ def last_messages(client: TextClient, topic: str, partition: int, count: int) ->
     return [], end
 
 
-@click.command()
+@click.command(epilog=examples("metaq tail orders", "metaq tail orders -f", "metaq tail orders -n 1 --partition 2 --json"))
 @click.argument("topic")
 @click.option("-f", "--follow", is_flag=True, help="Continue with new messages until interrupted.")
 @click.option(
