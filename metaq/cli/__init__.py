@@ -105,9 +105,9 @@ _COMPLETES: Final = "_METAQ_COMPLETE"
 def _completing(command: click.Command) -> click.Command:
     """Return a command that completes names, too, while a shell asks for that."""
     if _COMPLETES in os.environ:
-        from metaq.cli.completion import with_names  # noqa: PLC0415 - for shells only
+        from metaq.cli.completion import completing_names  # noqa: PLC0415 - for shells only
 
-        return with_names(command)
+        return completing_names(command)
     return command
 
 

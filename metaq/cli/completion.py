@@ -79,11 +79,11 @@ _TYPES: Final[dict[str, click.ParamType[object]]] = {
 """The types of parameters by their names, while a shell completes: no command needs to know of it."""
 
 
-def with_names(command: click.Command) -> click.Command:
+def completing_names(command: click.Command) -> click.Command:
     """Return the command with parameters that complete the names of things, by the parameters' own names."""
     for parameter in command.params:
         parameter.type = _TYPES.get(parameter.name or "", parameter.type)
     if isinstance(command, click.Group):
         for one in command.commands.values():
-            with_names(one)
+            completing_names(one)
     return command

@@ -167,7 +167,8 @@ def test_times_on_an_axis_are_round() -> None:
     """P18: any span has a few, and midnight is a day."""
     start = datetime(2026, 3, 13, 12, 0, tzinfo=UTC).timestamp()
     assert [label for _, label in time_ticks(start, start + 86_400)] == ["12:00", "15:00", "18:00", "21:00", "Mar 14", "03:00", "06:00", "09:00", "12:00"]  # noqa: E501  # fmt: skip
-    for span_s in (60, 600, 3600, 86_400, 7 * 86_400, 60 * 86_400):
+    assert [label for _, label in time_ticks(start - 1, start + 58)][:3] == ["12:00", "12:00:10", "12:00:20"]
+    for span_s in (5, 60, 600, 3600, 86_400, 7 * 86_400, 60 * 86_400):
         assert 1 <= len(time_ticks(start + 7, start + 7 + span_s)) <= 10
 
 
