@@ -14,8 +14,8 @@ from metaq.client import ConsumeFrom, connect
 from tests.support.broker import BrokerProcess
 
 DEADLINE_S = 60.0
-PATIENCE_S = 30.0
-"""Far below the timeouts of the commands themselves, far above a start on a busy machine."""
+PATIENCE_S = 8.0
+"""Below the timeouts of the commands themselves, above the one of completion."""
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +73,11 @@ def test_nothing_is_said_where_no_broker_answers() -> None:
     """19.1: neither an error nor a long wait, whether the port is closed or silent; and no password is asked for."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        started = time.monotonic()
-        for where in ("127.0.0.1:1", address):
-            at = {"METAQ_REGISTRY": where, "METAQ_BROKER": where, "METAQ_USER": "someone"}
-            assert complete("put", "or", **at) == set()
-            assert complete("group", "lag", "b", **at) == set()
-        assert time.monotonic() - started < PATIENCE_S
+        for words in (("put", "or"), ("group", "lag", "b")):
+            taken_s = []
+            for where in ("127.0.0.1:1", address):
+                started = time.monotonic()
+                at = {"METAQ_REGISTRY": where, "METAQ_BROKER": where, "METAQ_USER": "someone"}
+                assert complete(*words, **at) == set()
+                taken_s.append(time.monotonic() - started)
+            assert taken_s[1] < taken_s[0] + PATIENCE_S

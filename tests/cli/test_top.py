@@ -5,15 +5,20 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from metaq.cli import commands
 from metaq.cli.cluster.samples import MetricsSample, parse
 from metaq.cli.cluster.traffic import broker_traffic, topic_traffic
 from metaq.client import Client, ConsumeFrom, TextClient, connect
 from tests.support.broker import BrokerProcess
 from tests.support.cli import Cli
 from tests.support.terminal import Terminal
+from tests.support.tls import issue
+from tests.support.users import ADMIN, write_users
 
 RED, GREEN = "\x1b[31m", "\x1b[32m"
 
@@ -139,6 +144,28 @@ def test_what_cannot_be_shown(broker: BrokerProcess) -> None:
     wrong = cli.run("top", "--once", "--http", broker.address, code=3).stderr
     assert "is no HTTP port of a broker" in wrong and "--http" in wrong
     assert "cannot connect to 127.0.0.1:1" in cli.run("top", "--once", "--http", "127.0.0.1:1", code=3).stderr
+
+
+def test_a_broker_with_users_wants_a_login(tmp_path: Path) -> None:
+    """19.1: and TLS, if it has a certificate."""
+    users, certificates = write_users(tmp_path / "users.yaml"), issue(tmp_path)
+    with BrokerProcess(tmp_path / "data", "--users-file", str(users), *certificates.flags) as process:
+        known = CliRunner(env={"METAQ_USER": ADMIN.name, "METAQ_PASSWORD": ADMIN.secret})
+        arguments = [
+            "--tls-ca",
+            str(certificates.authority),
+            "top",
+            "--once",
+            "--json",
+            "--interval",
+            "0.1",
+            "--http",
+            process.http,
+        ]
+        done = known.invoke(commands, arguments)
+        assert done.exit_code == 0 and '"role": "master"' in done.stdout, done.output
+        refused = CliRunner(env={"METAQ_USER": None}).invoke(commands, arguments)
+        assert refused.exit_code == 4 and "401" in refused.stderr
 
 
 def test_a_broker_that_goes_is_asked_again(broker: BrokerProcess) -> None:
