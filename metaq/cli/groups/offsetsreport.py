@@ -129,12 +129,16 @@ def _run(command: list[str], environment: dict[str, str]) -> tuple[int, str, lis
         subprocess.Popen(command, env=environment, stdout=printed, stderr=subprocess.PIPE, text=True) as job,  # noqa: S603
     ):
         assert job.stderr is not None
-        for line in job.stderr:
-            if step := _STEP.fullmatch(line):
-                bar.reach(int(step[1]), int(step[1]) / int(step[2]))
-            else:
-                said.append(line.rstrip("\n"))
-        job.wait()
+        try:
+            for line in job.stderr:
+                if step := _STEP.fullmatch(line):
+                    bar.reach(int(step[1]), int(step[1]) / int(step[2]))
+                else:
+                    said.append(line.rstrip("\n"))
+            job.wait()
+        except BaseException:  # Ctrl-C: Spark would go on
+            job.kill()
+            raise
         printed.seek(0)
         return job.returncode, printed.read(), said
 
