@@ -15,7 +15,8 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: run test test-slow test-all test-long lint format docs bench sbom compile interpret test-compiled
 
 run: .venv/.stamp-run
-	$(BIN)/metaq serve --data data --listen 127.0.0.1:8123
+	@echo "starting a broker with its data in ./data; Ctrl-C stops it; when it is ready: telnet 127.0.0.1 8123"
+	@$(BIN)/metaq serve --data data --listen 127.0.0.1:8123
 
 # What is fast, and a little of each kind that is slow.
 test: .venv/.stamp-dev
@@ -68,13 +69,16 @@ sbom: .venv/.stamp-dev
 .venv/.stamp-venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "metaq needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
-	$(PYTHON) -m venv .venv
+	@echo "making an environment in .venv with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv .venv
 	@touch $@
 
 .venv/.stamp-run: .venv/.stamp-venv $(PACKAGING)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[timers]'
+	@echo "installing metaq and what it needs into .venv"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[timers]'
 	@touch $@
 
 .venv/.stamp-dev: .venv/.stamp-venv $(PACKAGING)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@echo "installing metaq, and all that its tests need, into .venv; this takes some minutes"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@

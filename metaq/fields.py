@@ -1,7 +1,8 @@
 """Fields of frozen dataclasses that are set from outside: what each takes, checked and converted with all problems at once.
 
 A field's annotation is one of int, float, bool, str, Path, a Literal of words, an enum of words, one of these or ``None``, or a
-dict of other such dataclasses by name. Values come from YAML, or as text from flags and environment variables.
+dict of other such dataclasses by name. Values come from YAML, or as text from flags and environment variables. A field whose
+name ends in a unit (``metaq.quantities``) takes sizes and lengths of time as people write them, too: 1G, 3d.
 """
 
 import enum
@@ -12,6 +13,8 @@ from dataclasses import MISSING, Field, field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+from metaq.quantities import Unit, shorten, unit_of
 
 T = TypeVar("T")
 
@@ -121,14 +124,14 @@ def _converted(kind: type[Any], values: Mapping[str, Any], problems: list[Proble
             problems.append(Problem((name,), "Extra inputs are not permitted"))
             continue
         try:
-            yield name, _value(known[name].annotation, value, known[name].rules)
+            yield name, _value(known[name].annotation, value, known[name].rules, unit_of(name))
         except WrongFields as error:
             problems += [Problem((name, *place), reason) for place, reason in error.problems]
         except ValueError as error:
             problems.append(Problem((name,), str(error)))
 
 
-def _value(annotation: Any, value: Any, rules: Rules) -> Any:
+def _value(annotation: Any, value: Any, rules: Rules, unit: Unit | None) -> Any:
     """Return a value as a field takes it; ``ValueError`` says what the input should be."""
     if isinstance(annotation, types.UnionType):  # one kind, or None
         (annotation,) = (kind for kind in get_args(annotation) if kind is not types.NoneType)
@@ -142,6 +145,8 @@ def _value(annotation: Any, value: Any, rules: Rules) -> Any:
         return _word(get_args(annotation), value)
     if issubclass(annotation, enum.Enum):
         return annotation(_word([member.value for member in annotation], value))
+    if unit is not None and annotation in {int, float}:
+        return _measured(unit, annotation, value, rules)
     return _within(rules, _KINDS[annotation](value))
 
 
@@ -189,6 +194,29 @@ def _within(rules: Rules, value: Any) -> Any:
     if rules.multiple_of is not None and value % rules.multiple_of:
         raise ValueError(f"Input should be a multiple of {rules.multiple_of}")
     return value
+
+
+def _measured(unit: Unit, kind: type[int] | type[float], value: Any, rules: Rules) -> Any:
+    """Return a size or a length of time, which is a plain number in its unit, or text with a unit."""
+    try:
+        number = _KINDS[kind](value)
+    except ValueError:
+        if not isinstance(value, str):
+            raise ValueError(f"{shorten(value)} is no {unit.noun}; write {unit.form}") from None
+        exact = unit.parse(value.strip())
+        if kind is int and exact.denominator != 1:
+            raise ValueError(f"{shorten(value)} is not a whole number; write {unit.form}") from None
+        number = kind(exact)
+    for wrong, relation, bound in (
+        (rules.ge is not None and number < rules.ge, "must be at least", rules.ge),
+        (rules.gt is not None and number <= rules.gt, "must be more than", rules.gt),
+        (number > _MOST, "must be at most", _MOST),
+        (rules.le is not None and number > rules.le, "must be at most", rules.le),
+    ):
+        if wrong:
+            assert bound is not None
+            raise ValueError(f"{shorten(value)} {relation} {unit.write(bound)}")
+    return number
 
 
 def _integer(value: Any) -> int:

@@ -88,6 +88,7 @@ MODULES: Final = {
     "offsets": "groups.offsets",
     "tx": "messages.transactions",
     "cluster": "cluster.cluster",
+    "top": "cluster.top",
     "doctor": "doctor.doctor",
     "user": "host.users",
     "verify": "host.verify",
@@ -95,6 +96,19 @@ MODULES: Final = {
     "bench": "messages.bench",
 }
 """The module of each command, imported when it is used: a broker needs no rich, and ``put`` none of the settings' libraries."""
+
+
+_COMPLETES: Final = "_METAQ_COMPLETE"
+"""Set by a shell that completes what a person types, as click documents."""
+
+
+def _completing(command: click.Command) -> click.Command:
+    """Return a command that completes names, too, while a shell asks for that."""
+    if _COMPLETES in os.environ:
+        from metaq.cli.completion import completing_names  # noqa: PLC0415 - for shells only
+
+        return completing_names(command)
+    return command
 
 
 class Commands(click.Group):
@@ -108,7 +122,7 @@ class Commands(click.Group):
             return None
         command = getattr(importlib.import_module(f"metaq.cli.{MODULES[cmd_name]}"), cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
-        return command
+        return _completing(command)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -137,4 +151,4 @@ def commands(context: click.Context, user: str, users_file: str, tls_ca: str) ->
 
 def main() -> None:
     """Run the command line; this never returns."""
-    commands(prog_name="metaq")
+    _completing(commands)(prog_name="metaq")

@@ -6,7 +6,7 @@ from typing import Any, Final
 import click
 
 from metaq.address import Address
-from metaq.cli.common import broker_option, connect_text, json_option, partition_option, print_json
+from metaq.cli.common import broker_option, connect_text, examples, json_option, partition_option, print_json
 from metaq.client import parse_stats
 from metaq.protocol.text.commands import END_OF_LOG
 
@@ -15,7 +15,7 @@ CONFIG: Final = "config"
 _TABLES: Final = (TOPICS, "offsets")
 
 
-@click.command()
+@click.command(epilog=examples("metaq offset orders", "metaq offset orders --partition 2 --position 4096 --json"))
 @click.argument("topic")
 @partition_option(0, "Partition to ask about.")
 @click.option("--position", type=click.IntRange(0), metavar="N", help="Print the valid position nearest to N instead.")
@@ -64,7 +64,7 @@ def _scalar(text: str) -> int | bool | str:
     return int(text) if text.removeprefix("-").isdecimal() else text
 
 
-@click.command()
+@click.command(epilog=examples("metaq stats", "metaq stats orders", "metaq stats topics --json"))
 @click.argument("item", default="")
 @broker_option
 @json_option

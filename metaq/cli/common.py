@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -13,6 +14,9 @@ from metaq.errors import BadRequest
 
 if TYPE_CHECKING:
     from metaq.client import Client, TextClient
+
+SYSTEM_GROUP: Final = re.compile(r"CID_RMQ_SYS_.*|CID_ONS.*|TOOLS_CONSUMER|FILTERSRV_CONSUMER|SELF_TEST_.*")
+"""Groups of brokers and of their tools."""
 
 DEFAULT_BROKER: Final = "127.0.0.1:8123"
 DEFAULT_REGISTRY: Final = "127.0.0.1:9876"

@@ -20,6 +20,12 @@ _ANY_WIDTH: Final = 100_000
 """Without a terminal, lines are not folded."""
 _TIME: Final = "_ms"
 
+GOOD: Final = "green"
+DOUBTFUL: Final = "yellow"
+BAD: Final = "red"
+_COLOURS: Final = {"ok": GOOD, "warning": DOUBTFUL, "problem": BAD}
+"""The colours of levels, the same in all commands. Rich leaves colours out where there is no terminal, and with NO_COLOR."""
+
 
 def local_time(time_ms: int) -> str:
     """Return a Unix time as local date and time; empty for 0, which means that there is none."""
@@ -58,7 +64,7 @@ def print_rows(rows: Iterable[Row], *, as_json: bool, hidden: Collection[str] = 
         heading = Text(key.removesuffix(_TIME).replace("_", " ").upper(), style="bold")
         table.add_column(heading, justify="right" if key in numbers else "left", overflow="fold")
     for row in listed:
-        table.add_row(*(Text(cell(key, row[key])) for key in keys))
+        table.add_row(*(_text(key, row[key]) for key in keys))
     _print(table)
 
 
@@ -73,6 +79,10 @@ def print_record(row: Row, *, as_json: bool) -> None:
     for key, value in row.items():
         table.add_row(Text(key.removesuffix(_TIME).replace("_", " "), style="bold"), Text(cell(key, value)))
     _print(table)
+
+
+def _text(key: str, value: Any) -> Text:
+    return Text(cell(key, value), style=_COLOURS.get(value, "") if key == "level" else "")
 
 
 def _print(table: Table) -> None:

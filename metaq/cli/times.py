@@ -7,9 +7,8 @@ from typing import Any, Final
 import click
 
 from metaq.cli.common import Decorated
+from metaq.quantities import MILLISECONDS
 
-_SPAN: Final = re.compile(r"(\d{1,9})(s|m|h|d)")
-_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _UNIX_MS: Final = re.compile(r"\d{12,14}")
 
 
@@ -25,9 +24,8 @@ class When(click.ParamType[datetime]):
         if text == "now":
             return datetime.now(UTC)
         try:
-            if _SPAN.fullmatch(span := text.removesuffix(" ago")):
-                return datetime.now(UTC) - _span(span)
-            return _point(text)
+            span = _span(text.removesuffix(" ago"))
+            return _point(text) if span is None else datetime.now(UTC) - span
         except (ValueError, OverflowError):
             self.fail(f"{text!r} is no time; write 2026-01-31T12:00, 90m for 90 minutes ago, or now", parameter, context)
 
@@ -47,7 +45,7 @@ class Point(click.ParamType[datetime]):
 
 
 class SpanOption(click.ParamType[timedelta]):
-    """``90s``, ``15m``, ``3h`` or ``2d``."""
+    """``250ms``, ``90s``, ``15m``, ``3h`` or ``2d``."""
 
     name = "TIME"
 
@@ -55,16 +53,22 @@ class SpanOption(click.ParamType[timedelta]):
         if isinstance(value, timedelta):
             return value
         try:
-            return _span(str(value).strip())
-        except ValueError:
+            span = _span(str(value).strip())
+        except OverflowError:
+            span = None
+        if span is None:
             self.fail(f"{value!r} is no length of time; write 90s, 15m, 3h or 2d", parameter, context)
+        return span
 
 
-def _span(text: str) -> timedelta:
-    found = _SPAN.fullmatch(text)
-    if found is None:
-        raise ValueError(text)
-    return timedelta(**{_UNITS[found[2]]: int(found[1])})
+def _span(text: str) -> timedelta | None:
+    """Return a length of time; ``None`` for other texts, and for plain numbers, whose unit nobody knows. ``OverflowError``."""
+    if not text[-1:].isalpha():
+        return None
+    try:
+        return timedelta(milliseconds=float(MILLISECONDS.parse(text)))
+    except ValueError:
+        return None
 
 
 def _point(text: str) -> datetime:

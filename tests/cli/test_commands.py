@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import metaq
 from metaq.cli import commands
+from metaq.cli.host.settings import GROUPS
 from metaq.client import TextClient
 from metaq.config import FIELDS
 from metaq.form import FORM
@@ -312,13 +313,43 @@ def test_help_and_version() -> None:
     assert output(None, "--version") == f"metaq {metaq.__version__} ({FORM})\n"
 
 
-def test_help_of_serve_shows_every_setting() -> None:
-    """MQ-103: with its description and its default."""
-    text = " ".join(output(None, "serve", "--help").split())
-    for name, field in FIELDS.items():
-        if name != "topics":
-            assert f"--{name.replace('_', '-')} " in text
-            assert f"{field.rules.description} [default: {field.default}]" in text
+def test_help_of_serve() -> None:
+    """MQ-103, 19.1: --help-all has every setting once, under its heading; --help has the common ones."""
+    assert sorted(" ".join(f"{group.common} {group.rare}" for group in GROUPS).split()) == sorted(FIELDS.keys() - {"topics"})
+    everything, common = (output(None, "serve", flag) for flag in ("--help-all", "--help"))
+    assert len(common.splitlines()) < len(everything.splitlines()) / 2
+    text, short = (" ".join(shown.partition("\nSIZE is ")[0].split()) for shown in (everything, common))
+    for group in GROUPS:
+        assert f" {group.heading}: --" in text
+        for name in f"{group.common} {group.rare}".split():
+            flag = f" --{name.replace('_', '-')} "
+            assert (text.count(flag), short.count(flag)) == (1, 1 if name in group.common.split() else 0)
+            assert FIELDS[name].rules.description in text
+    assert "--segment-bytes SIZE size of a commit-log segment [default: 1G]" in short
+    assert "--keep-hours LENGTH age at which a segment expires [default: 3d]" in short
+    assert "--idle-timeout-ms LENGTH silence after which a connection is closed [default: 5m]" in text
+    assert f"All {len(FIELDS) - 1} settings: metaq serve --help-all\n" in common
+
+
+def test_the_examples_of_serve_work(tmp_path: Path) -> None:
+    """19.1: as they stand in its help, but for the addresses, which a test does not choose."""
+    variables = {f"METAQ_{name}LISTEN": "127.0.0.1:0" for name in ("", "REGISTRY_", "HTTP_")} | {
+        "METAQ_REMOTING_LISTEN": "none"
+    }
+    epilog = commands.get_command(None, "serve").epilog  # type: ignore[arg-type,union-attr]
+    found = [line.split() for line in str(epilog).splitlines() if line.startswith("  metaq serve ")]
+    assert len(found) >= 3
+    for _, *words in found:
+        process = subprocess.Popen(
+            command(*words), cwd=tmp_path, env={**environment(None), **variables}, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        with process:
+            try:
+                assert process.stdout.readline().startswith("metaq ready listen=")
+            finally:
+                process.terminate()
+            assert process.wait(DEADLINE_S) == 0
 
 
 def test_settings_come_from_flags_then_environment_then_file(tmp_path: Path) -> None:

@@ -150,6 +150,16 @@ def test_the_two_commands_are_there() -> None:
     """MQ-001: ``make run`` serves where the README says, ``make test`` runs the tests."""
     commands = re.findall(r"^    make (\w+)", (ROOT / README).read_text("utf-8"), re.MULTILINE)
     assert commands == ["run", "test"]
-    recipes = dict(re.findall(r"^(\w+):.*\n\t(.*)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    assert recipes["run"].endswith(f"metaq serve --data data --listen {ADDRESS.replace(' ', ':')}")
+    recipes = dict(re.findall(r"^(\w+):.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    assert recipes["run"].endswith(f"metaq serve --data data --listen {ADDRESS.replace(' ', ':')}\n")
     assert "-m pytest " in recipes["test"]
+
+
+def test_make_run_says_what_it_does() -> None:
+    """19.1: a line before each step, as a dry run shows them; the address before the broker itself says it."""
+    done = subprocess.run(
+        ["make", "--dry-run", "--always-make", "run"], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=True
+    )
+    wanted = ("making an environment", "-m venv", "installing metaq", "-m pip", "starting a broker", ADDRESS, "metaq serve")
+    places = [done.stdout.find(words) for words in wanted]
+    assert -1 not in places and places == sorted(places), done.stdout

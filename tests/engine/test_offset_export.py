@@ -137,6 +137,22 @@ def test_who_is_left_out(broker: BrokerProcess, client: Client, topic: str, tmp_
     assert not [row for row in page(broker).rows if row.topic == topic]
 
 
+def test_a_topic_without_a_group(broker: BrokerProcess, topic: str) -> None:
+    """19.1: has rows of its own, with what is in it, until a group reads it; topics of the broker itself have none."""
+    fill(broker, topic, 4, partitions=2)
+    found = sorted((row for row in page(broker).rows if row.topic == topic), key=lambda row: row.partition)
+    assert [(row.kind, row.group, row.partition, row.minimum, row.maximum) for row in found] == [
+        (Kind.TOPIC, "", 0, 0, 4),
+        (Kind.TOPIC, "", 1, 0, 4),
+    ]
+    assert [(row.consumed, row.consumed_ts, row.owner, row.lag) for row in found] == [(None, None, None, None)] * 2
+    assert found[0].maximum_ts == stored(broker, topic)[-1]
+    assert {row.topic for row in page(broker).rows if row.kind == Kind.TOPIC}.isdisjoint({HISTORY_TOPIC, "TBW102"})
+    with Consumer(broker, f"{topic}-one") as one:
+        one.commit(topic, 1)
+    assert {(row.kind, row.group) for row in page(broker).rows if row.topic == topic} == {(Kind.REMOTING, f"{topic}-one")}
+
+
 # -- other readers of the text protocol -------------------------------------------------------------------------------
 
 

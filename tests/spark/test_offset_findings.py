@@ -7,6 +7,7 @@ import pytest
 
 from metaq.spark.report.charts import Heat, Line, LineChart, draw_heat, draw_lines, level, level_ends, time_ticks, value_axis
 from metaq.spark.report.findings import Limits, OffsetFinding, find
+from metaq.spark.report.tables import MOST_BUCKETS, width_for
 from metaq.spark.report.wording import clock, count, duration, listed, percent, rate, short_count
 
 LAST = datetime(2026, 3, 14, 18, 0, tzinfo=UTC)
@@ -163,11 +164,22 @@ def test_an_axis_holds_all_values_and_few_ticks(largest: float, *, logarithmic: 
     assert 2 <= len(shares) <= 9
 
 
+@pytest.mark.parametrize(
+    ("span_s", "interval_s", "width_s"),
+    [(60, 1.0, 1), (60, 1.003, 1), (60, 1.5, 2), (3600, 1.0, 15), (3600, 60.02, 60), (86_400, 60.0, 300), (0, 60.0, 60)],
+)
+def test_buckets_are_as_fine_as_the_samples(span_s: float, interval_s: float, width_s: int) -> None:
+    """19.1: and not more than a page has room for."""
+    assert width_for(span_s, interval_s) == width_s
+    assert span_s / width_s <= MOST_BUCKETS
+
+
 def test_times_on_an_axis_are_round() -> None:
     """P18: any span has a few, and midnight is a day."""
     start = datetime(2026, 3, 13, 12, 0, tzinfo=UTC).timestamp()
     assert [label for _, label in time_ticks(start, start + 86_400)] == ["12:00", "15:00", "18:00", "21:00", "Mar 14", "03:00", "06:00", "09:00", "12:00"]  # noqa: E501  # fmt: skip
-    for span_s in (60, 600, 3600, 86_400, 7 * 86_400, 60 * 86_400):
+    assert [label for _, label in time_ticks(start - 1, start + 58)][:3] == ["12:00", "12:00:10", "12:00:20"]
+    for span_s in (5, 60, 600, 3600, 86_400, 7 * 86_400, 60 * 86_400):
         assert 1 <= len(time_ticks(start + 7, start + 7 + span_s)) <= 10
 
 

@@ -222,6 +222,30 @@ def test_groups_that_lease_messages(spark: "SparkSession", tmp_path: Path) -> No
     assert [group[name] for name in ("lag", "in_flight", "delayed")] == [801, 9, 2]
 
 
+def test_a_minute_with_a_sample_a_second(spark: "SparkSession", tmp_path: Path) -> None:
+    """19.1: is drawn as finely as it was sampled; and a topic without a group is on the page, but not among the groups."""
+    rows = [leased(60, 0, 900 + second, 0)._replace(ts=int(END.timestamp() * 1000) + 1003 * second) for second in range(61)]
+    bare = [
+        row._replace(
+            group="", kind="topic", topic="unread <1>", consumed=None, maximum=1000 + 5 * second, lag=None, delayed=None
+        )
+        for second, row in enumerate(rows)
+    ]
+    path = tmp_path / "minute.jsonl"
+    path.write_bytes(b"".join(encode_row(row) + b"\n" for row in rows + bare))
+    made = Made(tmp_path / "out", report(read_files(spark, str(path)), Job(out=str(tmp_path / "out"))))
+    over_time = pq.read_table(tmp_path / "out" / "over_time.parquet").to_pylist()
+    for group in ("workers", ""):
+        assert len([row for row in over_time if row["group"] == group]) >= 60
+    (line,) = re.findall(r'<path class="line s0" d="([^"]+)"', made.page.partition("Messages that wait</h2>")[2])[:1]
+    assert len(re.findall("[ML]", line)) >= 60
+    assert not made.named
+    section = made.page.partition("Topics without a group")[2].partition("</section>")[0]
+    assert "unread &lt;1&gt;" in section and "<td>1,300</td>" in section and "<td>4.99/s</td>" in section
+    assert "workers" not in section and made.page.count("unread &lt;1&gt;") == 1
+    assert "<b>1</b><span>groups; 2 topics, 2 partitions" in made.page
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [

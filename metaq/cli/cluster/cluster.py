@@ -7,8 +7,7 @@ import click
 
 from metaq.cli.cluster.addslave import add_slave
 from metaq.cli.cluster.replicas import demote, handover, promote, status
-from metaq.cli.common import FAILED, connect_registry, examples, json_option, print_json, registry_option
-from metaq.cli.groups.groups import SYSTEM_GROUP
+from metaq.cli.common import FAILED, SYSTEM_GROUP, connect_registry, examples, json_option, print_json, registry_option
 from metaq.cli.messages.topics import is_of_users
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.client import Admin

@@ -1,15 +1,15 @@
 """``metaq group``: consumer groups, their lags, and why one does not consume."""
 
-import re
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 import click
 
 from metaq.cli.common import (
     FAILED,
     NOTHING_CHANGED,
+    SYSTEM_GROUP,
     Decorated,
     connect_registry,
     examples,
@@ -27,9 +27,6 @@ from metaq.client import Admin, ConsumeFrom
 from metaq.client.admin.views import GroupView, LagView, MemberView
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX
 from metaq.protocol.remoting.attributes import GROUP_ATTRIBUTES, check_attributes
-
-SYSTEM_GROUP: Final = re.compile(r"CID_RMQ_SYS_.*|CID_ONS.*|TOOLS_CONSUMER|FILTERSRV_CONSUMER|SELF_TEST_.*")
-"""Groups of brokers and of their tools."""
 
 
 @click.group()

@@ -10,6 +10,7 @@ from typing import BinaryIO, Final
 import click
 
 from metaq.cli.common import FAILED, connect_registry, examples, json_option, print_json, registry_option
+from metaq.cli.progress import progress
 from metaq.cli.times import TIMES, When
 from metaq.client import Admin
 from metaq.errors import ConfigError
@@ -61,9 +62,11 @@ def export(form: str, out: str, begin: datetime | None, end: datetime | None, re
         admin = client.admin()
         rows = _now(admin, problems) if begin is None else admin.offset_export().history(begin, end)
         if out == STANDARD_OUTPUT:
-            write(rows, sys.stdout.buffer)
+            with progress("exporting", "rows", prints=True) as bar:
+                write(bar.watch(rows), sys.stdout.buffer)
         else:
-            count = _replace(Path(out), write, rows)
+            with progress("exporting", "rows") as bar:
+                count = _replace(Path(out), write, bar.watch(rows))
             if as_json:
                 print_json({"file": out, "rows": count, "problems": problems})
             else:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,11 +13,14 @@ import click
 
 from metaq.cli.common import FAILED, PASSWORD_VARIABLE, command_login, examples, json_option, registry_option
 from metaq.cli.doctor.findings import Finding, Level, print_findings
+from metaq.cli.progress import progress
 from metaq.message import HISTORY_TOPIC
 
 PAGE: Final = "report.html"
 _TOLD: Final = 2
 """Exit code of a job whose last line is the error."""
+_STEP: Final = re.compile(r"step (\d+) of (\d+)\n")
+"""A line by which a job says how far it is, on standard error."""
 _SHOWN_LINES: Final = 20
 """Lines shown of a stack trace, which may have thousands."""
 
@@ -97,15 +102,14 @@ def report(
         environment[PASSWORD_VARIABLE] = who["password"]  # other users of a machine see arguments, but no environment
     if follow:
         return _follow({**job, **source, "alarms": alarms, "every_s": every}, environment)
-    command = _command("report", {**job, **source})
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
-    if done.returncode != 0:
-        said = done.stderr.splitlines()[-1 if done.returncode == _TOLD else -_SHOWN_LINES :]
-        click.echo("\n".join(["metaq: " + line for line in said]), err=True)
+    code, printed, said = _run(_command("report", {**job, **source}), environment)
+    if code != 0:
+        shown = said[-1 if code == _TOLD else -_SHOWN_LINES :]
+        click.echo("\n".join(["metaq: " + line for line in shown]), err=True)
         return FAILED
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    rows = [json.loads(line) for line in printed.splitlines()]
     if as_json:
-        click.echo(done.stdout, nl=False)
+        click.echo(printed, nl=False)
     elif rows:
         levels = (Level[row["severity"].upper()] for row in rows)
         findings = [
@@ -114,6 +118,29 @@ def report(
         print_findings(findings, as_json=False)
     click.echo(f"wrote {out / PAGE}", err=as_json)
     return 0
+
+
+def _run(command: list[str], environment: dict[str, str]) -> tuple[int, str, list[str]]:
+    """Run a job and show its progress. Return its exit code, its standard output, and what else it said, as lines."""
+    said: list[str] = []
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as printed,
+        progress("reporting", "steps") as bar,
+        subprocess.Popen(command, env=environment, stdout=printed, stderr=subprocess.PIPE, text=True) as job,  # noqa: S603
+    ):
+        assert job.stderr is not None
+        try:
+            for line in job.stderr:
+                if step := _STEP.fullmatch(line):
+                    bar.reach(int(step[1]), int(step[1]) / int(step[2]))
+                else:
+                    said.append(line.rstrip("\n"))
+            job.wait()
+        except BaseException:  # Ctrl-C: Spark would go on
+            job.kill()
+            raise
+        printed.seek(0)
+        return job.returncode, printed.read(), said
 
 
 def _command(module: str, job: dict[str, Any]) -> list[str]:

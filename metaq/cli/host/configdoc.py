@@ -4,9 +4,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, get_origin
 
-from metaq.cli.host.settings import metavar
+from metaq.cli.host.settings import as_written, metavar
 from metaq.config import FIELDS, LIVE, TopicSettings
 from metaq.fields import Declared, declared
+from metaq.quantities import unit_of
 
 HEAD: Final = """\
 # Settings
@@ -18,6 +19,16 @@ Give a setting in a configuration file (`metaq serve --config FILE`), in the env
     max_body_bytes: 65536          # the file
     METAQ_MAX_BODY_BYTES=65536     # the environment, which overrides the file
     --max-body-bytes 65536         # a flag, which overrides both
+
+Write sizes and lengths of time as plain numbers in the unit that the setting's name ends in, or with a unit of their own:
+
+| name ends in | plain number | or |
+| --- | --- | --- |
+| `_bytes` | bytes | `64K`, `512M`, `1G`, `2T`, also `64KiB`; K is 1024 |
+| `_ms` | milliseconds | `250ms`, `90s`, `15m`, `12h`, `3d` |
+| `_hours` | hours | the same: `90m`, `12h`, `3d` |
+
+`metaq config show` prints plain numbers. What could mean two things is refused: `1GB` (1000³ or 1024³?), `1m` as a size.
 
 An unknown name is an error, which suggests the nearest known name. A setting that occurs twice in a file is an error, too.
 `conf/broker.yaml` has every setting of `metaq serve` with its default and a comment, `conf/registry.yaml` those of
@@ -62,7 +73,7 @@ TOPICS: Final = """
       orders: {partitions: 8}
 
 """
-_UNITS: Final = {"ms": "ms", "bytes": "bytes", "hours": "h", "hour": "h", "ratio": "0 to 1"}
+_UNITS: Final = {"ms": "ms", "bytes": "bytes", "hours": "hours", "hour": "hour", "ratio": "0 to 1"}
 _KINDS: Final[dict[Any, str]] = {int: "number", float: "number", Path: "path", str: "text", bool: "true, false"}
 
 
@@ -79,16 +90,22 @@ def _table(fields: Mapping[str, Declared], live: frozenset[str] | None) -> Itera
     yield f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}\n"
     for name, field in fields.items():
         marks = [] if live is None else ["live" if name in live else ""]
-        cells = [f"`{name}`", _default(field.default), _unit(name, field), *marks, field.rules.description.replace("|", "\\|")]
+        cells = [
+            f"`{name}`",
+            _default(name, field.default),
+            _unit(name, field),
+            *marks,
+            field.rules.description.replace("|", "\\|"),
+        ]
         yield "| " + " | ".join(cells) + " |\n"
 
 
-def _default(value: Any) -> str:
+def _default(name: str, value: Any) -> str:
+    if value is None:
+        return "unset"
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:g}"
-    return str(value) if value != "" else '`""`'
+    return as_written(name, value) or '`""`'
 
 
 def _unit(name: str, field: Declared) -> str:
@@ -97,7 +114,13 @@ def _unit(name: str, field: Declared) -> str:
     if not unit:
         if get_origin(field.annotation) is dict:
             return "table"
-        unit = _KINDS.get(field.annotation) or metavar(field.annotation).replace("|", ", ")
-    if le is not None and unit != "0 to 1":
-        return f"{unit}, {ge or 0} to {le}"
-    return f"{unit}, from {ge}" if ge else unit
+        unit = _KINDS.get(field.annotation) or metavar(name, field.annotation).replace("|", ", ")
+    if unit == "0 to 1":
+        return unit
+    if le is not None:
+        return f"{unit}, {_bound(name, ge or 0)} to {_bound(name, le)}"
+    return f"{unit}, from {_bound(name, ge)}" if ge else unit
+
+
+def _bound(name: str, value: float) -> str:
+    return str(value) if unit_of(name) is None else as_written(name, value)

@@ -11,7 +11,7 @@ from metaq.address import Address
 from metaq.cli.admin import CONFIG, parse_config
 from metaq.cli.common import broker_option, connect_text, examples, json_option, print_json
 from metaq.cli.host.configdoc import page
-from metaq.cli.host.settings import config_option, setting_options
+from metaq.cli.host.settings import SettingsCommand, config_option, setting_options
 from metaq.config import FIELDS, Settings, check, gather_settings
 from metaq.configfile import write_value
 from metaq.errors import ConfigError
@@ -27,6 +27,7 @@ def config() -> None:
 
 
 @config.command(
+    cls=SettingsCommand,
     epilog=examples(
         "metaq config show --config conf/broker.yaml --origin",
         "metaq config show --max-body-bytes 65536 > broker.yaml",

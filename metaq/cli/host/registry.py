@@ -7,13 +7,18 @@ from typing import Any
 
 import click
 
-from metaq.cli.host.settings import config_option, setting_options
+from metaq.cli.common import examples
+from metaq.cli.host.settings import SettingsCommand, config_option, setting_options
 from metaq.config import REGISTRY_SETTINGS, load
 from metaq.server.daemon import run
 from metaq.server.registry import RegistryServer
 
 
-@click.command(params=setting_options(REGISTRY_SETTINGS, registry_listen="--listen"))
+@click.command(
+    cls=SettingsCommand,
+    params=setting_options(REGISTRY_SETTINGS, registry_listen="--listen"),
+    epilog=examples("metaq registry --data registry", "metaq registry --data registry --listen 127.0.0.1:9877"),
+)
 @config_option("YAML file with settings")
 def registry(config_file: Path | None, **flags: Any) -> int:
     """Run a registry until SIGTERM or Ctrl-C: what RocketMQ calls a name server.

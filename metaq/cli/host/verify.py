@@ -4,16 +4,15 @@ import dataclasses
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import Progress
 
-from metaq.cli.common import FAILED, json_option, print_json
+from metaq.cli.common import FAILED, examples, json_option, print_json
+from metaq.cli.progress import progress
 from metaq.store.recovery.verify import repair as repair_store
 from metaq.store.recovery.verify import verify as verify_store
 from metaq.timers.inspecting import TimerInspection
 
 
-@click.command()
+@click.command(epilog=examples("metaq verify data", "metaq verify data --repair"))
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
 @click.option("--repair", is_flag=True, help="Rebuild everything that derives from the commit log. The log is not changed.")
 @json_option
@@ -24,12 +23,10 @@ def verify(directory: Path, repair: bool, as_json: bool) -> int:
     damage, and ends with exit code 1 if there is any.
     """
     check = repair_store if repair else verify_store
-    # Rich draws nothing where standard error is no terminal.
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("repairing" if repair else "checking", total=None)
+    with progress("repairing" if repair else "checking", "bytes") as bar:
         report = check(
             directory,
-            progress=lambda done, total: progress.update(task, completed=done, total=total),
+            progress=lambda done, total: bar.reach(done, done / total if total else None),
             inspect=TimerInspection().record,
         )
     damages = [{"file": str(path), "offset": offset, "damage": text} for path, offset, text in report.damages]

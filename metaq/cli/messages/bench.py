@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import click
 
 from metaq.address import Address
-from metaq.cli.common import broker_option, connect_text, json_option, print_json
+from metaq.cli.common import broker_option, connect_text, examples, json_option, print_json
 from metaq.client import TextClient
 
 _MESSAGES_AT_ONCE: Final = 10_000
@@ -47,7 +47,7 @@ def measure_get(client: TextClient, topic: str, partition: int, position: int, m
     return Throughput(count, size, time.perf_counter() - started)
 
 
-@click.command()
+@click.command(epilog=examples("metaq bench", "metaq bench --messages 1000000 --size 1024 --json"))
 @click.option(
     "--topic", default="metaq-bench", show_default=True, metavar="TOPIC", help="The topic to use; the messages stay in it."
 )

@@ -6,9 +6,10 @@ body and a newline. So lines come back as they were, and when the last one had n
 
 import base64
 import os
+import stat
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from itertools import chain, islice, repeat
 from typing import Any, BinaryIO, Final
@@ -16,7 +17,17 @@ from typing import Any, BinaryIO, Final
 import click
 
 from metaq.address import Address
-from metaq.cli.common import FAILED, broker_option, connect_text, json_line, json_option, partition_option, print_json
+from metaq.cli.common import (
+    FAILED,
+    broker_option,
+    connect_text,
+    examples,
+    json_line,
+    json_option,
+    partition_option,
+    print_json,
+)
+from metaq.cli.progress import progress
 from metaq.cli.times import later_options
 from metaq.client import PutManyFailed, TextClient
 from metaq.client.text.textclient import DEFAULT_MAX_BYTES
@@ -49,11 +60,28 @@ class Lines:
             self.ends_with_newline = len(body) < len(line)
             yield body
 
+    def share(self, size: int | None) -> float | None:
+        """Return which share of a stream of this size has been read; ``None`` when the size is not known."""
+        return min(1.0, (self.bytes + self.count) / size) if size else None
+
+
+def size_of(stream: BinaryIO) -> int | None:
+    """Return the size of a file; ``None`` for a pipe or a terminal, whose end nobody knows."""
+    try:
+        found = os.fstat(stream.fileno())
+    except OSError:  # no file of the system's
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
 
 def put_lines(
-    client: TextClient, topic: str, bodies: Iterator[bytes], partition: int, attribute: str | None
+    client: TextClient, topic: str, lines: Lines, partition: int, attribute: str | None, tell: Callable[[int], None]
 ) -> PutResult | None:
-    """Store the bodies in order, all in one partition. Return where the first one is; ``None`` when there are none."""
+    """Store the lines in order, all in one partition. Return where the first one is; ``None`` when there are none.
+
+    ``tell`` is called with the number of lines that are stored, again and again.
+    """
+    bodies = iter(lines)
     first: PutResult | None = None
     stored = 0
     # The first goes alone: the others go to the partition that the broker chose for it.
@@ -66,12 +94,19 @@ def put_lines(
         if not results:
             break
         stored += len(results)
+        tell(stored)
         first = first or results[0]
         partition = first.partition
     return first
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "metaq put orders 'paid 2003'",
+        "metaq put orders --lines orders.txt --partition 2",
+        "metaq put reminders 'call back' --delay 90m",
+    )
+)
 @click.argument("topic")
 @click.argument("body", required=False)
 @click.option(
@@ -114,7 +149,9 @@ def put(
                 click.echo(f"stored for {topic}-{sent.partition} for later, id {sent.id}, handle {sent.handle}")
             return 0
         lines = Lines(lines_file)
-        first = put_lines(client, topic, iter(lines), partition, attribute)
+        size = size_of(lines_file)
+        with progress("storing", "lines") as bar:
+            first = put_lines(client, topic, lines, partition, attribute, lambda stored: bar.reach(stored, lines.share(size)))
     if not lines.ends_with_newline:
         click.echo("metaq: the last line has no newline; get --no-final-newline prints it the same way", err=True)
     if as_json:
@@ -167,7 +204,9 @@ def body_fields(body: bytes) -> dict[str, str]:
         return {"body_base64": base64.b64encode(body).decode()}
 
 
-@click.command()
+@click.command(
+    epilog=examples("metaq get orders", "metaq get orders --count 10 --json", "metaq get orders --partition 2 --position 4096")
+)
 @click.argument("topic")
 @partition_option(0, "Partition to read.")
 @click.option(
@@ -205,17 +244,15 @@ def get(
     Bodies are printed as they are, each followed by a newline.
     """
     writer = Writer(as_json=as_json, final_newline=not no_final_newline)
-    left = count
-    found = False
-    with connect_text(broker) as client:
+    found = 0
+    with connect_text(broker) as client, progress("reading", "messages", prints=True) as bar:
         for batch in client.batches(topic, partition=partition, position=position, max_bytes=max_bytes):
-            messages = batch.messages[:left]
+            messages = batch.messages[: None if count is None else count - found]
             writer.write(messages)
-            found = True
-            if left is not None:
-                left -= len(messages)
-                if left == 0:
-                    break
+            found += len(messages)
+            bar.reach(found, found / count if count else None)
+            if found == count:
+                break
     if not found:
         click.echo(f"metaq: nothing in {topic}-{partition} from {position} on", err=True)
         return FAILED
@@ -244,7 +281,7 @@ def last_messages(client: TextClient, topic: str, partition: int, count: int) ->
     return [], end
 
 
-@click.command()
+@click.command(epilog=examples("metaq tail orders", "metaq tail orders -f", "metaq tail orders -n 1 --partition 2 --json"))
 @click.argument("topic")
 @click.option("-f", "--follow", is_flag=True, help="Continue with new messages until interrupted.")
 @click.option(

@@ -1,4 +1,4 @@
-"""The progress of all groups, of every kind, as rows (``metaq.protocol.remoting.offsetrows``).
+"""The progress of all groups, of every kind, and the topics without one, as rows (``metaq.protocol.remoting.offsetrows``).
 
 There may be thousands of groups and partitions. So a look at all of them works for a few milliseconds at a time, a fifth of the
 time at most, and reads off the hub what is not in the page cache. All rows of one look carry the same time; each shows the
@@ -107,6 +107,9 @@ class OffsetExporter:
         slices = _Slices(self._store.clock.monotonic)
         observed = self._context.observed.table(slices.rest_when_due)
         subjects += [Subject(Kind.OBSERVED, *names) for names in observed if names not in self._of_zookeeper]
+        # groups that ZooKeeper does not list now still count
+        read = {subject.topic for subject in subjects} | {topic for _, topic in self._of_zookeeper}
+        subjects += [Subject(Kind.TOPIC, "", topic.name) for topic in self._context.topics.of_users() if topic.name not in read]
         for subject in sorted(subject for subject in subjects if subject > after and len(subject.group) <= LONGEST):
             if silent is not None and subject.kind == Kind.ZOOKEEPER:
                 continue
@@ -160,7 +163,7 @@ class OffsetExporter:
         if kind == Kind.ZOOKEEPER:
             assert self._in_zookeeper is not None
             found = {number: GroupStanding(None, *each) for number, each in self._in_zookeeper.of(group, name).items()}
-        else:
+        elif kind == Kind.REMOTING:
             online, offsets = context.clients.consumer_group(group), context.offsets.of(group, name)
             for number in range(topic.read_partitions):
                 owner = None if online is None else online.reader(name, number)

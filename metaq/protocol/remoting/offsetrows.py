@@ -36,12 +36,17 @@ class Kind(enum.StrEnum):
     """No keeper: the row has the last position that a reader of the text protocol has asked for."""
     REMOTING = "remoting"
     """The broker: the row has what members of a RocketMQ group have committed."""
+    TOPIC = "topic"
+    """Nobody: no group reads the topic, and the row, whose group is empty, has only what is in the topic."""
     ZOOKEEPER = "zookeeper"
     """ZooKeeper: the row has what members of a MetaQ group have stored there."""
 
 
 class OffsetRow(NamedTuple):
-    """One group in one partition. Offsets are ordinals (queue offsets); times are Unix milliseconds."""
+    """One group in one partition, or a partition that no group reads.
+
+    Offsets are ordinals (queue offsets); times are Unix milliseconds.
+    """
 
     ts: int
     """The moment of the row, the same in all rows of one pass over a broker."""

@@ -20,7 +20,7 @@ COLOURS: Final = 8
 LEVELS: Final = 7
 
 _STEPS_S: Final = (
-    *(n * MINUTE for n in (1, 2, 5, 10, 15, 30)),
+    *(n * size for size in (1, MINUTE) for n in (1, 2, 5, 10, 15, 30)),
     *(n * HOUR for n in (1, 2, 3, 6, 12)),
     *(n * DAY for n in (1, 2, 7, 14, 28)),
 )
@@ -118,7 +118,7 @@ def value_axis(values: Sequence[float], *, logarithmic: bool, seconds: bool = Fa
 
 
 def time_ticks(first: float, last: float, most: int = 9) -> list[tuple[float, str]]:
-    """Return round times with their labels: the day at midnight, else the time."""
+    """Return round times with their labels: the day at midnight, else the time, with seconds if it has any."""
     step = next((step for step in _STEPS_S if (last - first) / step <= most), _STEPS_S[-1])
     start = math.ceil(first / step) * step
     ticks = [start + step * n for n in range(int((last - start) / step) + 1)] if start <= last else []
@@ -127,7 +127,9 @@ def time_ticks(first: float, last: float, most: int = 9) -> list[tuple[float, st
 
 def _time_label(at: float) -> str:
     when = datetime.fromtimestamp(at, UTC)
-    return f"{when:%b} {when.day}" if at % DAY == 0 else f"{when:%H:%M}"
+    if at % DAY == 0:
+        return f"{when:%b} {when.day}"
+    return f"{when:%H:%M}" if at % MINUTE == 0 else f"{when:%H:%M:%S}"
 
 
 def level(value: Value, top: float) -> int:

@@ -28,6 +28,8 @@ from metaq.spark.report.findings import (
 from metaq.spark.report.tables import Sampling
 from metaq.spark.report.wording import count, duration, percent, rate, short_count
 
+TOPIC: Final = "topic"
+"""The kind of rows about topics without a group."""
 MOST_FOUND: Final = 10_000
 """Partitions that findings are made of: the worst ones."""
 MOST_GROUPS: Final = 60
@@ -60,14 +62,25 @@ class GroupRow(NamedTuple):
     findings: list[OffsetFinding]
 
 
+class UnreadRow(NamedTuple):
+    """A row of the table of topics without a group."""
+
+    row: Row
+    sent_per_s: Sequence[float | None]
+    """How much was sent at each of the report's times."""
+
+
 class Contents(NamedTuple):
     """All that a reader sees."""
 
     sampling: Sampling
     findings: list[OffsetFinding]
     groups: list[GroupRow]
+    unread: list[UnreadRow]
+    """Topics without a group, those with most messages a second first."""
     counts: Mapping[str, int]
-    """How many ``groups``, ``topics``, ``partitions`` and groups of topics (``pairs``) there are."""
+    """How many ``groups``, ``topics``, topics without a group (``unread``), ``partitions`` and groups of topics (``pairs``)
+    there are."""
     waiting: int
     """The lag in messages, over all groups."""
     sent_per_s: float
@@ -131,11 +144,13 @@ def gather(shelf: Shelf, sampling: Sampling, limits: Limits) -> Contents:
     """Choose what the page shows."""
     findings = find_all(shelf, sampling, limits)
     troubled = list(dict.fromkeys((one.group, one.topic) for one in findings if one.group and one.topic))
-    groups = shelf.rows("groups", order=["-lag", "group", "topic"])
+    groups = shelf.rows("groups", _f("kind") != TOPIC, order=["-lag", "group", "topic"])
+    unread = shelf.rows("groups", _f("kind") == TOPIC, order=["-produced_per_s", "topic"])
     by_pair = {_pair(row): row for row in groups}
     shown = list(dict.fromkeys([*troubled, *by_pair]))[:MOST_GROUPS]
     colours = {pair: number for number, pair in enumerate(troubled[:COLOURED] if troubled else shown[:WELL])}
-    grid = _Grid(shelf.rows("over_time", _is_one_of(shown), order=["at"]), colours)
+    wanted = [*shown, *map(_pair, unread[:MOST_GROUPS])]
+    grid = _Grid(shelf.rows("over_time", _is_one_of(wanted), order=["at"]), colours)
     sent = shelf.rows("partitions", columns=["topic", "broker", "partition", "produced_per_s"])
     partitions = {_place(row): row["produced_per_s"] or 0.0 for row in sent}
     return Contents(
@@ -147,7 +162,9 @@ def gather(shelf: Shelf, sampling: Sampling, limits: Limits) -> Contents:
             )
             for pair in shown
         ],
+        unread=[UnreadRow(row, grid.values(_pair(row), "produced_per_s")) for row in unread[:MOST_GROUPS]],
         counts={
+            "unread": len(unread),
             "groups": len({group for group, _ in by_pair}),
             "pairs": len(by_pair),
             "topics": len({topic for topic, _, _ in partitions}),

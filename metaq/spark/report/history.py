@@ -36,10 +36,11 @@ SCHEMA: Final = StructType(
         StructField("delayed", LongType()),
     ]
 )
-"""``kind``: remoting, zookeeper or observed. ``consumed``: the next offset, null when unknown. ``minimum``, ``maximum``: the
-oldest offset, and one after the newest. The ``_ts`` columns: when the messages there were stored; ``consumed_ts`` is null when
-there is none yet. ``owner``: a client's id, null when no client consumes the partition. ``lag``, ``in_flight``, ``delayed``: of
-groups that lease messages; null for others, and in files that were written before there were leases."""
+"""``kind``: remoting, zookeeper or observed, or topic for a topic without a group. ``consumed``: the next offset, null when
+unknown. ``minimum``, ``maximum``: the oldest offset, and one after the newest. The ``_ts`` columns: when the messages there
+were stored; ``consumed_ts`` is null when there is none yet. ``owner``: a client's id, null when no client consumes the
+partition. ``lag``, ``in_flight``, ``delayed``: of groups that lease messages; null for others, and in files that were written
+before there were leases."""
 OF_LEASES: Final = frozenset({"lag", "in_flight", "delayed"})
 
 _JSON_LINES: Final = frozenset({".json", ".jsonl"})

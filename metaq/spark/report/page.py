@@ -1,12 +1,12 @@
 """The report as one page of HTML, which needs no network, and no script to be read."""
 
 import html
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Final
 
 from metaq.spark.report.charts import Bars, Heat, LineChart, draw_bars, draw_heat, draw_lines, draw_spark
-from metaq.spark.report.contents import Contents, GroupRow
+from metaq.spark.report.contents import Contents, GroupRow, UnreadRow
 from metaq.spark.report.findings import BEHIND_S, PROBLEM, Row
 from metaq.spark.report.pagestyle import SCRIPT, STYLE
 from metaq.spark.report.wording import count, duration, rate
@@ -39,6 +39,7 @@ def write_page(contents: Contents) -> str:
         _head(contents),
         _findings(contents),
         _groups(contents),
+        _unread(contents),
         _section("Messages that wait", f"{contents.lag.note} {_colours(contents)}", [_wide(draw_lines(contents.lag))]),
         _section("How far behind", contents.age.note, [_wide(draw_lines(contents.age))]),
         _rates(contents.rates),
@@ -89,9 +90,7 @@ def _head(contents: Contents) -> str:
         _tile(count(contents.waiting), "messages wait, over all groups"),
         _tile(duration(oldest), "behind, at most"),
         _tile(rate(contents.sent_per_s), "are sent"),
-        _tile(
-            str(counts["groups"]), f"groups of {_many(counts['topics'], 'topic')}, {_many(counts['partitions'], 'partition')}"
-        ),
+        _tile(str(counts["groups"]), f"groups; {_many(counts['topics'], 'topic')}, {_many(counts['partitions'], 'partition')}"),
     ]
     span = duration((sampling.last - sampling.first).total_seconds())
     period = f"{_day(sampling.first)} to {_day(sampling.last)} UTC ({span}), a sample every {duration(sampling.interval_s)}"
@@ -115,10 +114,44 @@ def _groups(contents: Contents) -> str:
     note = "As of the last sample; the small line is what waited over the whole time, to a scale of its own."
     if contents.counts["pairs"] > len(rows):
         note += f" {len(rows)} of {contents.counts['pairs']:,} are shown, those with most waiting; groups.parquet has all."
-    table = (
+    return _section("Groups", note, [f'<div class="card">{_table(head, rows)}</div>'])
+
+
+def _unread(contents: Contents) -> str:
+    """Return the topics without a group, if there are any."""
+    if not contents.unread:
+        return ""
+    head = ("topic", "messages", "sent", "", "partitions")
+    note = "No group has read these; the small line is what was sent over the whole time, to a scale of its own."
+    if contents.counts["unread"] > len(contents.unread):
+        note += f" {len(contents.unread)} of {contents.counts['unread']:,} are shown; groups.parquet has all."
+    return _section("Topics without a group", note, [f'<div class="card">{_table(head, map(_topic, contents.unread))}</div>'])
+
+
+def _topic(topic: UnreadRow) -> str:
+    row = topic.row
+    cells = [
+        _escape(row["topic"]),
+        count(row["kept"] or 0),
+        "?" if row["produced_per_s"] is None else rate(row["produced_per_s"]),
+        _small(topic.sent_per_s, None),
+        str(row["partitions"]),
+    ]
+    return _cells(cells)
+
+
+def _table(head: Iterable[str], rows: Iterable[str]) -> str:
+    return (
         f"<table><thead><tr>{''.join(f'<th>{title}</th>' for title in head)}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     )
-    return _section("Groups", note, [f'<div class="card">{table}</div>'])
+
+
+def _cells(cells: Iterable[str]) -> str:
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+
+
+def _small(values: Sequence[float | None], colour: int | None) -> str:
+    return draw_spark(values[:: max(1, len(values) // _SPARK_POINTS)], colour)
 
 
 def _group(group: GroupRow) -> str:
@@ -128,20 +161,19 @@ def _group(group: GroupRow) -> str:
         chip = f'<span class="chip {worst.severity}">{_STATES[worst.kind]}</span>'
     else:
         chip = '<span class="chip well">keeps up</span>'
-    every = max(1, len(group.lags) // _SPARK_POINTS)
     cells = [
         _escape(row["group"]),
         _escape(row["topic"]),
         chip,
         count(row["lag"] or 0),
-        draw_spark(group.lags[::every], group.colour),
+        _small(group.lags, group.colour),
         "?" if row["lag_s"] is None else duration(row["lag_s"]),
         *("?" if row[name] is None else rate(row[name]) for name in ("produced_per_s", "consumed_per_s")),
         _drained(row, well=not group.findings),
         "–" if row["kind"] == "observed" else str(row["owners"]),
         str(row["partitions"]),
     ]
-    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    return _cells(cells)
 
 
 def _drained(row: Row, *, well: bool) -> str:

@@ -99,7 +99,7 @@ for (const svg of document.querySelectorAll("svg[data-chart]")) {
     cross.setAttribute("d", `M${x} 8V${view.height - 26}`);
     tip.replaceChildren();
     const head = document.createElement("b");
-    head.textContent = new Date(times[at] * 1000).toISOString().slice(0, 16).replace("T", " ") + " UTC";
+    head.textContent = new Date(times[at] * 1000).toISOString().slice(0, 19).replace("T", " ") + " UTC";
     tip.append(head);
     for (const line of chart.lines) if (line.values[at] !== null) {
       const row = document.createElement("div");

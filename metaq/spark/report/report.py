@@ -2,13 +2,15 @@
 
 ``metaq offsets report`` starts it as a process of its own, ``python -m metaq.spark.report.report JOB``, with the fields of
 ``Job`` as one JSON document. It prints the findings as lines of JSON and ends with exit code 0; for an error it prints one line
-to standard error and ends with ``TOLD``.
+to standard error and ends with ``TOLD``. Meanwhile it says there how far it is: ``step 3 of 9``.
 """
 
 import json
 import os
 import sys
+from collections.abc import Callable
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 PAGE: Final = "report.html"
 TOLD: Final = 2
 """Exit code; a stack trace ends with 1."""
+STEPS: Final = 9
+"""What a job is done in: Spark is there, the times are known, each table is written, the page is."""
 SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.log.level": "ERROR",
@@ -51,8 +55,8 @@ class Job(NamedTuple):
     tls_ca: str = ""
 
 
-def report(history: "DataFrame", job: Job) -> "list[OffsetFinding]":
-    """Write the page, the tables and the pictures. Return the findings.
+def report(history: "DataFrame", job: Job, stepped: Callable[[], None] = lambda: None) -> "list[OffsetFinding]":
+    """Write the page, the tables and the pictures. Return the findings. Call ``stepped`` after each step.
 
     ``ConfigError`` when the history has no sample, or matplotlib is wanted and missing.
     """
@@ -65,12 +69,14 @@ def report(history: "DataFrame", job: Job) -> "list[OffsetFinding]":
     out = Path(job.out)
     out.mkdir(parents=True, exist_ok=True)
     sampling = sample_times(history)
-    write_tables(history, sampling, out)
+    stepped()
+    write_tables(history, sampling, out, stepped)
     contents = gather(Shelf(out), sampling, limits_of(job, sampling))
     write_findings(contents.findings, out)
     if draw is not None:
         draw(contents, out)
     replace_text(out / PAGE, write_page(contents))
+    stepped()
     return contents.findings
 
 
@@ -141,10 +147,16 @@ def _iso(value: datetime) -> str:
 def main(document: str) -> int:
     """Run one job. Return the exit code."""
     job = Job(**json.loads(document))
+    steps = count(1)
+
+    def stepped() -> None:
+        print(f"step {next(steps)} of {STEPS}", file=sys.stderr, flush=True)
+
     try:
         spark = session("metaq offset report", settings=SETTINGS)
+        stepped()
         try:
-            for finding in report(history_of(spark, job), job):
+            for finding in report(history_of(spark, job), job, stepped):
                 print(line_of(finding))
         finally:
             spark.stop()  # before the error is printed: a thread of Spark that exit interrupts would print after it

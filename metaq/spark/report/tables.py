@@ -8,7 +8,8 @@ series     each partition of each group, and each bucket of time: offsets at its
 over_time  each group, topic and bucket of time: the same
 partitions each partition of each group, at its last sample
 groups     each group and topic, likewise; ``gini`` of the lag over partitions: 0 for even, near 1 for all in one;
-           ``retention_used``: the age of the next message, as a share of the age at which messages are deleted
+           ``retention_used``: the age of the next message, as a share of the age at which messages are deleted; ``kept``: the
+           messages in the topic. Topics without a group are of the kind ``topic``, here and in all tables, and have no lag
 members    each owner in a group and topic
 topics     each partition of each topic: its ``messages`` in the last day, and their ``gini``, ``median``, ``largest`` and
            ``total`` over the topic
@@ -27,6 +28,7 @@ because Spark sorts all rows for an aggregate of strings. Everything else is com
 """
 
 import statistics
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -39,11 +41,16 @@ from metaq.errors import ConfigError
 from metaq.spark.report.history import SERIES
 
 MOST_BUCKETS: Final = 300
-WIDTHS_S: Final = (60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)
+USUAL_INTERVAL_S: Final = 60.0
+"""The time between two samples of a history that has only one."""
+WIDTHS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)
 RATES_S: Final = 3600
 """Current rates are those of the last hour."""
 SKEW_S: Final = 86_400
 """Skew is that of the last day's messages."""
+LATE: Final = 1.02
+"""Samples come some milliseconds later each time. Up to this share a bucket may be narrower than they are apart: once in a
+while it has none, but buckets of twice the width would lose every other sample."""
 GAP_SAMPLES: Final = 5
 """A pause between samples of at least this many intervals is a gap."""
 CURRENT_SAMPLES: Final = 3
@@ -85,11 +92,16 @@ def sample_times(history: DataFrame) -> Sampling:
         )
     first, last = min(of_broker[0] for of_broker in times.values()), max(of_broker[-1] for of_broker in times.values())
     pauses = [pause for of_broker in times.values() for pause in _pauses(of_broker)]
-    interval_s = statistics.median(pauses) if pauses else float(WIDTHS_S[0])
-    least_s = max(interval_s, (last - first).total_seconds() / MOST_BUCKETS)
-    width_s = next((width for width in WIDTHS_S if width >= least_s), WIDTHS_S[-1])
+    interval_s = statistics.median(pauses) if pauses else USUAL_INTERVAL_S
+    width_s = width_for((last - first).total_seconds(), interval_s)
     gaps = [gap for broker, of_broker in times.items() for gap in _gaps(broker, [*of_broker, last], interval_s)]
     return Sampling(first, last, interval_s, width_s, gaps)
+
+
+def width_for(span_s: float, interval_s: float) -> int:
+    """Return the width of a bucket for a history of this length: as fine as its samples, and at most ``MOST_BUCKETS``."""
+    least_s = max(interval_s / LATE, span_s / MOST_BUCKETS)
+    return next((width for width in WIDTHS_S if width >= least_s), WIDTHS_S[-1])
 
 
 def _pauses(times: list[datetime]) -> list[float]:
@@ -102,8 +114,8 @@ def _gaps(broker: str, times: list[datetime], interval_s: float) -> list[ExportG
     ]
 
 
-def write_tables(history: DataFrame, sampling: Sampling, out: Path) -> None:
-    """Write each table as a folder ``NAME.parquet`` in ``out``, replacing an earlier one."""
+def write_tables(history: DataFrame, sampling: Sampling, out: Path, written: Callable[[], None]) -> None:
+    """Write each table as a folder ``NAME.parquet`` in ``out``, replacing an earlier one. Call ``written`` after each."""
     spark = history.sparkSession
     # Spark's default is a format of 96 bits that other programs read as local time
     spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
@@ -112,6 +124,7 @@ def write_tables(history: DataFrame, sampling: Sampling, out: Path) -> None:
         """Write a table and return it as read back, so the tables made from it compute nothing twice."""
         path = str(out / f"{name}.parquet")
         table.write.mode("overwrite").parquet(path)
+        written()
         return spark.read.schema(table.schema).parquet(path)
 
     history = history.where(f.col("ts").isNotNull() & f.col("maximum").isNotNull())
@@ -254,6 +267,7 @@ def _groups(partitions: DataFrame) -> DataFrame:
             *(f.sum(name).alias(name) for name in ("lag", "in_flight", "delayed")),
             *(f.sum(name).alias(name) for name in ("consumed_per_s", "produced_per_s", "lost")),
             *(f.max(name).alias(name) for name in ("lag_s", "waiting_s")),
+            f.sum(f.col("maximum") - f.col("minimum")).alias("kept"),
             f.min("runway_s").alias("runway_s"),
             f.max(f.col("lag_s") * 1000 / f.col("retention_ms")).alias("retention_used"),
             f.when(f.sum("lag") > 0, f.sum(share) / (f.max("size") * f.sum("lag"))).alias("gini"),
