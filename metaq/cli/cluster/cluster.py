@@ -10,6 +10,7 @@ from metaq.cli.cluster.replicas import demote, handover, promote, status
 from metaq.cli.common import FAILED, connect_registry, examples, json_option, print_json, registry_option
 from metaq.cli.groups.groups import SYSTEM_GROUP
 from metaq.cli.messages.topics import is_of_users
+from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.client import Admin
 from metaq.client.admin.views import BrokerView
@@ -17,7 +18,7 @@ from metaq.errors import ClientError
 from metaq.protocol.remoting.codes import MASTER
 
 
-@click.group()
+@click.group(cls=Suggesting)
 def cluster() -> None:
     """Show clusters, brokers, replicas and connected clients; change which replica is master."""
 

@@ -16,6 +16,7 @@ from metaq.cli.common import (
     yes_option,
 )
 from metaq.cli.messages.messages import DEFAULT_COUNT, describe, print_messages
+from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import Row, print_rows
 from metaq.client import Producer, ReceivedMessage
 from metaq.client.message import RESERVED
@@ -33,7 +34,7 @@ TOPIC: Final = "topic"
 GROUP: Final = "group"
 
 
-@click.group()
+@click.group(cls=Suggesting)
 def dlq() -> None:
     """Show dead letters, and send them again."""
 

@@ -21,6 +21,7 @@ from metaq.cli.common import (
 from metaq.cli.doctor.findings import print_findings
 from metaq.cli.doctor.groupchecks import diagnose
 from metaq.cli.doctor.groupfacts import DEFAULT_WATCH_S, collect, messages_in, watch, work_of
+from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.cli.times import TIMES, When
 from metaq.client import Admin, ConsumeFrom
@@ -32,7 +33,7 @@ SYSTEM_GROUP: Final = re.compile(r"CID_RMQ_SYS_.*|CID_ONS.*|TOOLS_CONSUMER|FILTE
 """Groups of brokers and of their tools."""
 
 
-@click.group()
+@click.group(cls=Suggesting)
 def group() -> None:
     """Show consumer groups, move their offsets, find out why one does not consume."""
 

@@ -20,6 +20,7 @@ from metaq.cli.common import (
     registry_option,
 )
 from metaq.cli.messages.lines import body_fields
+from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import print_rows
 from metaq.cli.times import SpanOption
 from metaq.client.text.leasing import PoppedMessage
@@ -32,7 +33,7 @@ SCRIPTED: Final = ("topic", "position", "priority")
 """What people need not see of a message that they take."""
 
 
-@click.group()
+@click.group(cls=Suggesting)
 def lease() -> None:
     """Show which messages consumers lease, and which come again; take messages, and finish them or give them back."""
 

@@ -3,10 +3,11 @@
 import click
 
 from metaq.cli.common import FAILED, connect_registry, examples, json_option, print_json, registry_option
+from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import local_time, print_rows
 
 
-@click.group()
+@click.group(cls=Suggesting)
 def cron() -> None:
     """Define, list and remove recurring messages."""
 

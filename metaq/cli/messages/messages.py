@@ -13,6 +13,7 @@ import click
 from metaq.address import parse_address
 from metaq.cli.common import FAILED, connect_registry, examples, json_line, json_option, print_json, registry_option
 from metaq.cli.messages.tracks import tracks
+from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import Row, local_time, one_line, print_record, print_rows
 from metaq.cli.times import TIMES, When, later_options
 from metaq.client import Admin, Client, ReceivedMessage
@@ -31,7 +32,7 @@ _BODY_SHOWN: Final = 60
 _WAIT_S: Final = 1.0
 
 
-@click.group()
+@click.group(cls=Suggesting)
 def message() -> None:
     """Send messages, and find them by key, id, time or tag."""
 

@@ -7,10 +7,11 @@ import click
 from metaq.address import Address
 from metaq.cli.common import connect_registry, connect_text, examples, json_option, print_json, registry_option
 from metaq.cli.messages.topics import either_option, means_one_broker
+from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import print_rows
 
 
-@click.group()
+@click.group(cls=Suggesting)
 def timer() -> None:
     """List and cancel delayed messages."""
 

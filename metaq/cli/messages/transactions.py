@@ -18,6 +18,7 @@ from metaq.cli.common import (
     registry_option,
     yes_option,
 )
+from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.client.admin.transactions import TransactionAdmin
 from metaq.client.admin.views import BranchView, BrokerView
@@ -47,7 +48,7 @@ class LocatedTransaction(NamedTuple):
     what: BranchView | HalfRow
 
 
-@click.group()
+@click.group(cls=Suggesting)
 def tx() -> None:
     """Show undecided transactions, and decide them."""
 
