@@ -8,15 +8,36 @@ import base64
 import os
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
+from heapq import merge
 from itertools import chain, islice, repeat
+from operator import itemgetter
 from typing import Any, BinaryIO, Final
 
 import click
 
 from metaq.address import Address
-from metaq.cli.common import FAILED, broker_option, connect_text, json_line, json_option, partition_option, print_json
+from metaq.cli.common import (
+    FAILED,
+    Decorated,
+    broker_option,
+    connect_text,
+    examples,
+    json_line,
+    json_option,
+    partition_option,
+    print_json,
+)
+from metaq.cli.messages.partitions import (
+    Follower,
+    Numbered,
+    in_portions,
+    in_store_order,
+    missing,
+    partitions_by_topic,
+    placed,
+)
 from metaq.cli.times import later_options
 from metaq.client import PutManyFailed, TextClient
 from metaq.client.text.textclient import DEFAULT_MAX_BYTES
@@ -136,13 +157,15 @@ class Writer:
         self._final_newline = final_newline
         self._line_is_open = False
 
-    def write(self, messages: Iterable[Message]) -> None:
+    def write(self, messages: Sequence[Numbered]) -> None:
         """Write whole lines, and flush them to the reader."""
+        if not messages:
+            return
         if self._as_json:
-            parts = [json_line(describe(message)) for message in messages]
+            parts = [json_line({**describe(message), "partition": partition}) for partition, message in messages]
         else:
             parts = [b"\n"] if self._line_is_open else []
-            parts.append(b"\n".join(message.body for message in messages))
+            parts.append(b"\n".join(message.body for _, message in messages))
             if self._final_newline:
                 parts.append(b"\n")
             self._line_is_open = not self._final_newline
@@ -167,16 +190,24 @@ def body_fields(body: bytes) -> dict[str, str]:
         return {"body_base64": base64.b64encode(body).decode()}
 
 
-@click.command()
+def read_option(command: Decorated) -> Decorated:
+    """Add ``--partition`` of commands that read all partitions without it."""
+    text = "Read this partition only.  [default: all, in the order in which messages were stored]"
+    return click.option("--partition", type=click.IntRange(0), metavar="N", help=text)(command)
+
+
+@click.command(
+    epilog=examples("metaq get orders", "metaq get orders --count 10 --json", "metaq get orders --partition 2 --position 4096")
+)
 @click.argument("topic")
-@partition_option(0, "Partition to read.")
+@read_option
 @click.option(
     "--position",
     type=click.IntRange(0),
     default=0,
     show_default=True,
     metavar="N",
-    help="Where to begin; 0 is the oldest message.",
+    help="Where to begin in the partition; 0 is the oldest message.",
 )
 @click.option("--count", type=click.IntRange(1), metavar="N", help="The most messages to get.  [default: all]")
 @click.option(
@@ -192,7 +223,7 @@ def body_fields(body: bytes) -> dict[str, str]:
 @json_option
 def get(
     topic: str,
-    partition: int,
+    partition: int | None,
     position: int,
     count: int | None,
     max_bytes: int,
@@ -200,26 +231,32 @@ def get(
     broker: Address,
     as_json: bool,
 ) -> int:
-    """Print TOPIC's messages from a position to the end.
+    """Print TOPIC's messages, from the oldest to the end.
 
-    Bodies are printed as they are, each followed by a newline.
+    Bodies are printed as they are, each followed by a newline. The messages of all partitions come in the order in which they
+    were stored; those of a transaction follow the one before them in their partition.
     """
     writer = Writer(as_json=as_json, final_newline=not no_final_newline)
-    left = count
-    found = False
     with connect_text(broker) as client:
-        for batch in client.batches(topic, partition=partition, position=position, max_bytes=max_bytes):
-            messages = batch.messages[:left]
-            writer.write(messages)
+        partitions = [partition] if partition is not None else range(partitions_by_topic(client).get(topic, 0))
+        if position and len(partitions) > 1:
+            raise click.UsageError(f"{topic} has {len(partitions)} partitions: say with --partition of which --position is")
+        positions = {number: TextPosition(position) for number in partitions}
+        found = False
+        for portion in in_portions(islice(in_store_order(client, topic, positions, max_bytes), count)):
+            writer.write(portion)
             found = True
-            if left is not None:
-                left -= len(messages)
-                if left == 0:
-                    break
+        absent = None if found else missing(client, topic, partition)
     if not found:
-        click.echo(f"metaq: nothing in {topic}-{partition} from {position} on", err=True)
+        click.echo(f"metaq: {absent.text if absent else nothing_in(topic, partition, position)}", err=True)
         return FAILED
     return 0
+
+
+def nothing_in(topic: str, partition: int | None, position: int = 0) -> str:
+    """Return the words for a place in which there is no message."""
+    where = topic if partition is None else f"{topic}-{partition}"
+    return f"nothing in {where} from {position} on" if position else f"nothing in {where}"
 
 
 def last_messages(client: TextClient, topic: str, partition: int, count: int) -> tuple[list[Message], TextPosition]:
@@ -244,7 +281,20 @@ def last_messages(client: TextClient, topic: str, partition: int, count: int) ->
     return [], end
 
 
-@click.command()
+def newest_of(
+    client: TextClient, topic: str, partitions: Iterable[int], count: int
+) -> tuple[list[Numbered], dict[int, TextPosition]]:
+    """Return the newest ``count`` messages of all these partitions in their order, and the position after each partition."""
+    newest: list[tuple[int, Numbered]] = []
+    after: dict[int, TextPosition] = {}
+    for partition in partitions:
+        messages, after[partition] = last_messages(client, topic, partition, count)
+        found = placed(Numbered(partition, message) for message in messages)
+        newest = list(merge(newest, found, key=itemgetter(0)))[-count:] if count else []
+    return [numbered for _, numbered in newest], after
+
+
+@click.command(epilog=examples("metaq tail orders", "metaq tail orders -f", "metaq tail orders -n 1 --partition 2 --json"))
 @click.argument("topic")
 @click.option("-f", "--follow", is_flag=True, help="Continue with new messages until interrupted.")
 @click.option(
@@ -256,23 +306,26 @@ def last_messages(client: TextClient, topic: str, partition: int, count: int) ->
     metavar="N",
     help="Number of the newest messages to begin with.",
 )
-@partition_option(0, "Partition to read.")
+@read_option
 @broker_option
 @json_option
-def tail(topic: str, follow: bool, count: int, partition: int, broker: Address, as_json: bool) -> int:
+def tail(topic: str, follow: bool, count: int, partition: int | None, broker: Address, as_json: bool) -> int:
     """Print TOPIC's newest messages, or follow it.
 
-    Bodies are printed as they are, each followed by a newline.
+    Bodies are printed as they are, each followed by a newline. With -f it waits for a topic that does not exist, and for a
+    broker that is restarted, and continues where it was.
     """
     writer = Writer(as_json=as_json)
     with connect_text(broker) as client:
-        messages, position = last_messages(client, topic, partition, count)
-        if messages:
-            writer.write(messages)
-        elif not follow:
-            click.echo(f"metaq: nothing in {topic}-{partition}", err=True)
-            return FAILED
-        if follow:
-            for batch in client.batches(topic, partition=partition, position=position, follow=True):
-                writer.write(batch.messages)
+        partitions = [partition] if partition is not None else range(partitions_by_topic(client).get(topic, 0))
+        messages, positions = newest_of(client, topic, partitions, count)
+        writer.write(messages)
+        absent = None if messages else missing(client, topic, partition)
+        if follow and (absent is None or absent.topic):
+            if absent is not None:
+                click.echo(f"metaq: {absent.text}; waiting for it", err=True)
+            Follower(client, topic, partition, positions, writer.write).run()
+    if not messages:
+        click.echo(f"metaq: {absent.text if absent else nothing_in(topic, partition)}", err=True)
+        return FAILED
     return 0

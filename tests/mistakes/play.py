@@ -1,0 +1,51 @@
+"""Playing the whole list against one broker."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.mistakes.table import Mistake, Player, Step, read
+from tests.support.broker import BrokerProcess
+from tests.support.ports import free_ports
+
+
+def played(folder: Path) -> Iterator[tuple[Mistake, Mistake]]:
+    """Yield each mistake of the list as it stands there, and as it was answered."""
+    work = folder / "work"
+    for path in (work, folder / "broker"):
+        path.mkdir()
+    with ExitStack() as stack:
+        broker = stack.enter_context(BrokerProcess(folder / "broker" / "data", "--max-body-bytes", "100000"))
+        stranger = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        threading.Thread(target=speak_http, args=(stranger,), daemon=True).start()
+        player = Player(
+            {
+                "broker": broker.address,
+                "port": str(broker.port),
+                "registry": broker.registry,
+                "http": broker.http,
+                "stranger": f"127.0.0.1:{stranger.getsockname()[1]}",
+                "closed": f"127.0.0.1:{free_ports(1)[0]}",
+                "data": str(broker.data),
+                "folder": str(work),
+            }
+        )
+        for entry in read():
+            if isinstance(entry, Step):
+                player.take(entry)
+            else:
+                yield entry, player.play(entry)
+
+
+def speak_http(server: socket.socket) -> None:
+    """Answer whatever comes as a web server does that does not understand it."""
+    while True:
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            return
+        with connection:
+            connection.recv(1000)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
