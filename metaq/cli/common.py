@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -13,8 +13,9 @@ from click.core import ParameterSource
 
 from metaq.address import HIGHEST_PORT, Address, parse_address
 from metaq.cli.contexts import CONTEXT_VARIABLE, Context, contexts_file, read_contexts
+from metaq.cli.numbers import IntRange
 from metaq.cli.suggestions import did_you_mean
-from metaq.errors import BadRequest, RouteNotFound, RouteProblem
+from metaq.errors import BadRequest, MetaqError, RouteNotFound, RouteProblem
 
 if TYPE_CHECKING:
     from metaq.client import Client, TextClient
@@ -123,7 +124,7 @@ def json_option(command: Decorated) -> Decorated:
 
 def partition_option(default: int, text: str) -> Callable[[Decorated], Decorated]:
     """Add ``--partition``."""
-    return click.option("--partition", type=click.IntRange(default), default=default, show_default=True, metavar="N", help=text)
+    return click.option("--partition", type=IntRange(default), default=default, show_default=True, metavar="N", help=text)
 
 
 class Applied(NamedTuple):
@@ -221,11 +222,15 @@ def connect_text(broker: Address) -> "TextClient":
     return TextClient(*broker, **command_login().options())
 
 
+class NotThere(MetaqError):
+    """The command names something that does not exist; the text says what, and what to do."""
+
+
 @contextmanager
 def connect_registry(registry: str) -> "Iterator[Client]":
     """Connect to the brokers that are registered where ``--registry`` says.
 
-    A ``RouteNotFound`` that leaves the block suggests the topic that may have been meant.
+    ``NotThere`` takes the place of a ``RouteNotFound`` for a topic that does not exist.
     """
     from metaq.client import connect  # noqa: PLC0415 - a broker needs no client
 
@@ -233,9 +238,14 @@ def connect_registry(registry: str) -> "Iterator[Client]":
         try:
             yield client
         except RouteNotFound as error:
-            if error.reason is RouteProblem.TOPIC_ABSENT:
-                error.add_note(did_you_mean(error.topic, client.admin().topics()) or "; metaq topic list shows the topics")
-            raise
+            if error.reason is not RouteProblem.TOPIC_ABSENT:
+                raise
+            raise NotThere(no_topic(error.topic, client.admin().topics())) from error
+
+
+def no_topic(topic: str, known: Iterable[str]) -> str:
+    """Return that a topic does not exist, with the one that may have been meant."""
+    return f"there is no topic {topic}{did_you_mean(topic, known) or '; metaq topic list shows the topics'}"
 
 
 def json_line(value: Mapping[str, Any] | list[Any]) -> bytes:

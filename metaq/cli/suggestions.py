@@ -2,8 +2,20 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Any, Final
 
 import click
+
+_ELSEWHERE: Final = {
+    "--registry": "this command talks to one broker, --broker HOST",
+    "--broker": "this command finds all brokers through --registry HOST",
+    "--context": "it stands before the command: metaq --context NAME {command}",
+    "--user": "it stands before the command: metaq --user NAME {command}",
+    "--users-file": "it stands before the command: metaq --users-file FILE {command}",
+    "--tls-ca": "it stands before the command: metaq --tls-ca FILE {command}",
+    "--json": "it stands after the command: metaq topic list --json",
+}
+"""Options that people look for at commands that do not have them."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -22,3 +34,25 @@ class Suggesting(click.Group):
             advice = did_you_mean(name, known) or f"; there are {', '.join(known)}"
             ctx.fail(f"No such command {name!r}{advice}")
         return super().resolve_command(ctx, args)
+
+    def make_context(self, *arguments: Any, **extra: Any) -> click.Context:
+        """As click does; an option that another command takes is refused with the words where it belongs."""
+        try:
+            return super().make_context(*arguments, **extra)
+        except click.NoSuchOption as error:
+            raise _explained(error) from None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            raise _explained(error) from None
+
+
+def _explained(error: click.NoSuchOption) -> click.UsageError:
+    if error.option_name not in _ELSEWHERE or error.ctx is None:
+        return error
+    path = error.ctx.command_path.partition(" ")[2]
+    return click.UsageError(
+        f"No such option {error.option_name!r}: {_ELSEWHERE[error.option_name].format(command=path)}", error.ctx
+    )

@@ -302,7 +302,7 @@ def test_exit_codes(broker: BrokerProcess) -> None:
     assert b"'a:b' is not HOST or HOST:PORT" in run(broker, "get", "t", "--broker", "a:b", code=2).stderr
     assert b"No such command 'gte'" in run(broker, "gte", code=2).stderr
     assert b"cannot connect to 127.0.0.1:1: " in run(broker, "get", "t", "--broker", "127.0.0.1:1", code=3).stderr
-    assert b"the broker answered 500" in run(broker, "put", "t", "x", "--partition", "99", code=4).stderr
+    assert b"the broker refused: wrong partition 99" in run(broker, "put", "t", "x", "--partition", "99", code=4).stderr
     assert b"characters other than" in run(broker, "topic", "create", "a/b", code=4).stderr
 
 
@@ -351,8 +351,8 @@ def test_settings_come_from_flags_then_environment_then_file(tmp_path: Path) -> 
         assert f"'{used}' is not HOST:PORT" in done.stderr
         assert done.returncode != 0
     for arguments, problem in (
-        (["--max-topics", "many"], b"max_topics: Input should be a valid integer"),
-        (["--durability", "none"], b"durability: Input should be"),
+        (["--max-topics", "many"], b"max_topics: must be a whole number"),
+        (["--durability", "none"], b"durability: must be"),
         (["--no-such-setting", "1"], b"No such option '--no-such-setting'"),
         (["--config", str(tmp_path / "absent")], b"cannot read the configuration file"),
     ):

@@ -105,16 +105,16 @@ def test_tail_goes_on_when_the_broker_is_back(tmp_path: Path) -> None:
     expected: list[bytes] = []
 
     def put(partition: int) -> None:
-        with TextClient(broker.host, broker.port) as client:
+        with TextClient(own.host, own.port) as client:
             expected.append(b"%d" % next(numbers))
             client.put("followed", expected[-1], partition=partition)
 
-    with BrokerProcess(tmp_path / "data") as broker, (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
-        with TextClient(broker.host, broker.port) as client:
+    with BrokerProcess(tmp_path / "data") as own, (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
+        with TextClient(own.host, own.port) as client:
             client.create("followed", 3)
         for partition in (0, 2, 1):
             put(partition)
-        command = [sys.executable, "-m", "metaq", "tail", "followed", "-f", "-n", "2", "--broker", broker.address]
+        command = [sys.executable, "-m", "metaq", "tail", "followed", "-f", "-n", "2", "--broker", own.address]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("METAQ_")}
         process = subprocess.Popen(command, stdout=out, stderr=err, env=clean)
 
@@ -127,11 +127,11 @@ def test_tail_goes_on_when_the_broker_is_back(tmp_path: Path) -> None:
             for partition in (1, 1, 0, 2):
                 put(partition)
                 shown(expected[1:])
-            broker.kill()
+            own.kill()
             waits = "; waiting until the broker is back\n"
             wait_until(lambda: waits in (tmp_path / "err").read_text(), DEADLINE_S, "it says that it waits")
-            broker.restart(same_port=True)
-            with TextClient(broker.host, broker.port) as client:
+            own.restart(same_port=True)
+            with TextClient(own.host, own.port) as client:
                 client.create("followed", 4)
             for partition in (3, 0, 2, 3):
                 put(partition)

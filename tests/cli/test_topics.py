@@ -138,7 +138,7 @@ def test_no_registry() -> None:
     """P14: the address, and what the operating system says."""
     failed = Cli("127.0.0.1:1").run("topic", "route", "orders", code=3)
     assert "no registry answers" in failed.stderr
-    assert "127.0.0.1:1: [Errno 111] Connection refused" in failed.stderr
+    assert "127.0.0.1:1: Connection refused" in failed.stderr
 
 
 def test_no_topic(cli: Cli) -> None:

@@ -6,9 +6,10 @@ A mistake is a block of lines::
     exit 1
     | metaq: there is no topic ordrs; did you mean orders?
 
-`env NAME=VALUE` and `stdin TEXT` may come before `exit`; the lines after `|` are standard error. A block of lines that begin with
-`given` runs commands before the mistakes that follow, and `file NAME TEXT` writes a file. In all lines `{broker}`, `{registry}`
-and others stand for what differs from run to run.
+`env NAME=VALUE` and `stdin TEXT` may come before `exit`; the lines after `|` are standard error, those after `>`
+standard output, which is of interest if there is no standard error. A line that begins with `given` runs a command before the
+mistakes that follow, and `file NAME TEXT` writes a file. In all lines `{broker}`, `{registry}` and others stand for what
+differs from run to run.
 """
 
 import os
@@ -39,6 +40,8 @@ class Mistake(NamedTuple):
     stdin: str
     exit: int
     stderr: str
+    stdout: str
+    """Empty when there is standard error: then it is not part of the answer."""
 
 
 class Step(NamedTuple):
@@ -60,7 +63,7 @@ def _parse(lines: list[str]) -> Iterator[Mistake | Step]:
     for number, line in enumerate([*lines, ""], 1):
         word, _, rest = line.partition(" ")
         if line.startswith(_PROMPT):
-            mistake = Mistake(number, line.removeprefix(_PROMPT), {}, "", 0, "")
+            mistake = Mistake(number, line.removeprefix(_PROMPT), {}, "", 0, "", "")
         elif not line or line.startswith("#"):
             if mistake is not None:
                 yield mistake
@@ -75,9 +78,11 @@ def _parse(lines: list[str]) -> Iterator[Mistake | Step]:
             mistake = mistake._replace(stdin=_unescaped(rest))
         elif word == "exit":
             mistake = mistake._replace(exit=int(rest))
+        elif word == "|":
+            mistake = mistake._replace(stderr=f"{mistake.stderr}{rest}\n")
         else:
-            assert word == "|", f"{FILE}:{number}: {line!r}"
-            mistake = mistake._replace(stderr=f"{mistake.stderr}{line[2:]}\n")
+            assert word == ">", f"{FILE}:{number}: {line!r}"
+            mistake = mistake._replace(stdout=f"{mistake.stdout}{rest}\n")
 
 
 def _unescaped(text: str) -> str:
@@ -97,10 +102,11 @@ class Player:
             text = text.replace(f"{{{name}}}", value)
         return text
 
-    def _with_names(self, text: str) -> str:
+    def _shown(self, text: str) -> str:
+        """Return an answer as it stands in the list: with names, and without blanks at the ends of lines."""
         for name, value in self._names.items():
             text = text.replace(value, f"{{{name}}}")
-        return text
+        return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
 
     def take(self, step: Step) -> None:
         """Do what a step says."""
@@ -114,10 +120,10 @@ class Player:
 
     def play(self, mistake: Mistake) -> Mistake:
         """Make a mistake, and return it with the answer that there was."""
-        code, stderr = self._run(mistake.typed, mistake.env, mistake.stdin)
-        return mistake._replace(exit=code, stderr=self._with_names(stderr))
+        code, stderr, stdout = self._run(mistake.typed, mistake.env, mistake.stdin)
+        return mistake._replace(exit=code, stderr=self._shown(stderr), stdout="" if stderr else self._shown(stdout))
 
-    def _run(self, typed: str, env: Mapping[str, str], stdin: str) -> tuple[int, str]:
+    def _run(self, typed: str, env: Mapping[str, str], stdin: str) -> tuple[int, str, str]:
         arguments = shlex.split(self._with_values(typed))
         variables = {
             "METAQ_BROKER": self._names["broker"],
@@ -137,11 +143,11 @@ class Player:
                 timeout=DEADLINE_S,
                 check=False,
             )
-            return done.returncode, done.stderr
+            return done.returncode, done.stderr, done.stdout
         unset = {name: None for name in os.environ if name.startswith("METAQ_")}
         result = CliRunner(env={**unset, **variables}).invoke(commands, arguments, input=stdin, prog_name="metaq")
         crash = "" if result.exception is None or isinstance(result.exception, SystemExit) else f"{result.exception!r}\n"
-        return result.exit_code, result.stderr + crash
+        return result.exit_code, result.stderr + crash, result.stdout
 
 
 def written(text: str, entries: list[Mistake]) -> str:
@@ -149,20 +155,20 @@ def written(text: str, entries: list[Mistake]) -> str:
     lines = text.splitlines()
     at = {mistake.line: mistake for mistake in entries}
     out: list[str] = []
-    skipping = False
+    current: Mistake | None = None
     for number, line in enumerate(lines, 1):
-        if skipping and (line.startswith(("exit ", "| ")) or line == "|"):
+        if current is not None and line.partition(" ")[0] in {"exit", "|", ">"}:
             continue
-        if not line and skipping:
+        if not line and current is not None:
             out += _answer(current)
-            skipping = False
-        if number in at:
-            current, skipping = at[number], True
+            current = None
+        current = at.get(number, current)
         out.append(line)
-    if skipping:
+    if current is not None:
         out += _answer(current)
     return "\n".join(out) + "\n"
 
 
 def _answer(mistake: Mistake) -> list[str]:
-    return [f"exit {mistake.exit}", *(f"| {line}" for line in mistake.stderr.splitlines())]
+    shown = [("|", line) for line in mistake.stderr.splitlines()] + [(">", line) for line in mistake.stdout.splitlines()]
+    return [f"exit {mistake.exit}", *(f"{mark} {line}".rstrip() for mark, line in shown)]

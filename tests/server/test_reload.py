@@ -152,11 +152,11 @@ def test_what_needs_a_restart_is_told(reloaded: Reloaded) -> None:
     ("text", "reason"),
     [
         ("max_groups: 7\nmax_topcs: 1\n", "unknown setting 'max_topcs'"),
-        ("max_groups: 7\nmax_topics: many\n", "max_topics: Input should be a valid integer"),
+        ("max_groups: 7\nmax_topics: many\n", "max_topics: must be a whole number"),
         ("max_groups: [\n", "cannot read the configuration file"),
         ("max_groups: 7\ntopics: {made: {}, 'a b': {}}\n", "characters other than"),
         ("max_groups: 7\nkeep_hours: 2024-99-99\n", "keep_hours: '2024-99-99' cannot be read as timestamp ("),
-        ("max_groups: 7\nkeep_hours: .inf\n", "keep_hours: Input should be a finite number ("),
+        ("max_groups: 7\nkeep_hours: .inf\n", "keep_hours: must be a finite number ("),
         # right as a file, but not with the segments of the process that runs
         ("max_groups: 7\nmax_body_bytes: 40000000\nsegment_bytes: 80000000\n", "segment_bytes must be at least"),
     ],

@@ -61,7 +61,8 @@ def show(name: str | None, registry: str, as_json: bool) -> int:
         admin = client.admin()
         brokers = [broker for broker in admin.brokers() if name in (None, broker.cluster)]
         if not brokers:
-            click.echo(f"metaq: {f'no cluster {name}' if name else 'no broker is registered'}", err=True)
+            absent = "no broker is registered" if name is None else f"there is no cluster {name}; metaq cluster list shows them"
+            click.echo(f"metaq: {absent}", err=True)
             return FAILED
         system = set(admin.system_topics())
         row = {

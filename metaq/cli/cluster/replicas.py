@@ -17,6 +17,7 @@ from metaq.cli.common import (
     registry_option,
     yes_option,
 )
+from metaq.cli.numbers import IntRange
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.client import Admin
 from metaq.client.admin.replicas import ReplicaAdmin
@@ -170,7 +171,7 @@ def at_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def replica_option(name: str, text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add an option for the number of a replica."""
-    return click.option(name, "replica", type=click.IntRange(1), metavar="N", help=text)
+    return click.option(name, "replica", type=IntRange(1), metavar="N", help=text)
 
 
 def known_places(admin: Admin, name: str, at: Address | None) -> list[ReplicaPlace]:

@@ -18,8 +18,10 @@ from typing import Any, BinaryIO, Final
 import click
 
 from metaq.address import Address
+from metaq.cli.admin import missing, partitions_by_topic
 from metaq.cli.common import (
     FAILED,
+    REFUSED,
     Decorated,
     broker_option,
     connect_text,
@@ -34,14 +36,13 @@ from metaq.cli.messages.partitions import (
     Numbered,
     in_portions,
     in_store_order,
-    missing,
-    partitions_by_topic,
     placed,
 )
+from metaq.cli.numbers import IntRange
 from metaq.cli.times import later_options
 from metaq.client import PutManyFailed, TextClient
 from metaq.client.text.textclient import DEFAULT_MAX_BYTES
-from metaq.errors import Refused
+from metaq.errors import ClientError, Refused
 from metaq.message import Message, PutResult, TextPosition
 from metaq.protocol.text.commands import BROKER_CHOOSES, END_OF_LOG
 from metaq.protocol.text.replies import NOT_FOUND
@@ -71,6 +72,14 @@ class Lines:
             yield body
 
 
+def lines_failed(stored: int, reason: ClientError) -> ClientError:
+    """Return the error that ended ``put --lines``, with what is known of the lines: the first ones that are stored."""
+    known = f"lines 1 to {stored} are stored" if stored else "no line is known to be stored"
+    next_one = f"line {stored + 1} {'is not' if isinstance(reason, Refused) else 'may be'}, and later ones may be"
+    reason.add_note(f"; {known}, {next_one}")
+    return reason
+
+
 def put_lines(
     client: TextClient, topic: str, bodies: Iterator[bytes], partition: int, attribute: str | None
 ) -> PutResult | None:
@@ -82,8 +91,7 @@ def put_lines(
         try:
             results = client.put_many(topic, islice(bodies, count), partition=partition, attribute=attribute)
         except PutManyFailed as error:
-            click.echo(f"metaq: lines 1 to {stored + error.first_failed} are stored, later ones may be", err=True)
-            raise
+            raise lines_failed(stored + error.first_failed, error.reason) from error
         if not results:
             break
         stored += len(results)
@@ -123,10 +131,21 @@ def put(
         raise click.UsageError("give either BODY or --lines FILE")
     if lines_file is not None and (delay is not None or at is not None):
         raise click.UsageError("lines cannot be delayed: leave out --delay and --at, or give BODY")
+    if delay is not None and at is not None:
+        raise click.UsageError("give either --delay or --at")
     with connect_text(broker) as client:
         if lines_file is None:
             assert body is not None
-            sent = client.put(topic, os.fsencode(body), partition=partition, attribute=attribute, delay=delay, deliver_at=at)
+            try:
+                sent = client.put(
+                    topic, os.fsencode(body), partition=partition, attribute=attribute, delay=delay, deliver_at=at
+                )
+            except Refused:
+                absent = None if partition == BROKER_CHOOSES else missing(client, topic, partition)
+                if absent is None:
+                    raise
+                click.echo(f"metaq: {absent.text}", err=True)
+                return REFUSED
             if as_json:
                 print_json({"topic": topic, **{name: value for name, value in sent._asdict().items() if value is not None}})
             elif sent.handle is None:
@@ -193,7 +212,7 @@ def body_fields(body: bytes) -> dict[str, str]:
 def read_option(command: Decorated) -> Decorated:
     """Add ``--partition`` of commands that read all partitions without it."""
     text = "Read this partition only.  [default: all, in the order in which messages were stored]"
-    return click.option("--partition", type=click.IntRange(0), metavar="N", help=text)(command)
+    return click.option("--partition", type=IntRange(0), metavar="N", help=text)(command)
 
 
 @click.command(
@@ -203,16 +222,16 @@ def read_option(command: Decorated) -> Decorated:
 @read_option
 @click.option(
     "--position",
-    type=click.IntRange(0),
+    type=IntRange(0),
     default=0,
     show_default=True,
     metavar="N",
     help="Where to begin in the partition; 0 is the oldest message.",
 )
-@click.option("--count", type=click.IntRange(1), metavar="N", help="The most messages to get.  [default: all]")
+@click.option("--count", type=IntRange(1), metavar="N", help="The most messages to get.  [default: all]")
 @click.option(
     "--max-bytes",
-    type=click.IntRange(1),
+    type=IntRange(1),
     default=DEFAULT_MAX_BYTES,
     show_default=True,
     metavar="N",
@@ -300,7 +319,7 @@ def newest_of(
 @click.option(
     "-n",
     "--count",
-    type=click.IntRange(0),
+    type=IntRange(0),
     default=10,
     show_default=True,
     metavar="N",

@@ -8,13 +8,12 @@ from typing import Final, NamedTuple
 
 import click
 
-from metaq.cli.admin import CONFIG, parse_config
-from metaq.cli.suggestions import did_you_mean
+from metaq.cli.admin import partitions_by_topic
 from metaq.client import TextClient
 from metaq.client.text.textclient import DEFAULT_MAX_BYTES
 from metaq.errors import ConnectionFailed, Refused, RequestTimeout
 from metaq.message import Message, TextPosition
-from metaq.protocol.text.replies import FORBIDDEN, UNAVAILABLE
+from metaq.protocol.text.replies import UNAVAILABLE
 
 _LEAST_BYTES: Final = 16 * 1024
 """What is asked for of one partition at least: with 1024 partitions, 16 MiB at a time in all."""
@@ -35,49 +34,6 @@ class Numbered(NamedTuple):
 
     partition: int
     message: Message
-
-
-def partitions_by_topic(client: TextClient) -> Mapping[str, int]:
-    """Return the number of partitions of each topic. ``Refused`` to users who may not ask."""
-    try:
-        sections = parse_config(client.stats(CONFIG))
-    except Refused as error:
-        if error.code == FORBIDDEN:
-            error.add_note("; log in with --user, or name one partition with --partition")
-        raise
-    prefix = "topic="
-    return {
-        name.removeprefix(prefix): settings["numPartitions"] for name, settings in sections.items() if name.startswith(prefix)
-    }
-
-
-class Missing(NamedTuple):
-    """What is not there: the topic, or else its partition."""
-
-    topic: bool
-    text: str
-    """What is missing, and what to do."""
-
-
-def missing(client: TextClient, topic: str, partition: int | None = None) -> Missing | None:
-    """Return what is not there.
-
-    It is ``None`` when the topic exists, and has the partition if one is named, and for users who may not ask.
-    """
-    try:
-        counts = partitions_by_topic(client)
-    except Refused as error:
-        if error.code != FORBIDDEN:
-            raise
-        return None
-    if topic not in counts:
-        advice = did_you_mean(topic, counts) or "; metaq topic list shows the topics"
-        return Missing(True, f"there is no topic {topic}{advice}")
-    count = counts[topic]
-    if partition is not None and partition >= count:
-        there = "only partition 0" if count == 1 else f"partitions 0 to {count - 1}"
-        return Missing(False, f"{topic} has no partition {partition}; it has {there}")
-    return None
 
 
 def in_store_order(client: TextClient, topic: str, positions: Mapping[int, TextPosition], max_bytes: int) -> Iterator[Numbered]:

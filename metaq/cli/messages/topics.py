@@ -22,13 +22,14 @@ from metaq.cli.common import (
     registry_option,
     yes_option,
 )
+from metaq.cli.numbers import IntRange
 from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.cli.times import SpanOption
 from metaq.client import Admin
 from metaq.client.admin.views import TopicView, permission_text
 from metaq.errors import RouteNotFound, RouteProblem
-from metaq.message import DEAD_PREFIX, RETRY_PREFIX
+from metaq.message import DEAD_PREFIX, MAX_PARTITIONS, RETRY_PREFIX
 from metaq.protocol.remoting.codes import MASTER, READ, WRITE
 
 PERMISSIONS: Final = {"rw": READ | WRITE, "r": READ, "w": WRITE, "none": 0}
@@ -145,7 +146,7 @@ def describe_topics(text: str, config: str) -> list[dict[str, Any]]:
     )
 )
 @click.argument("topic")
-@click.argument("partitions", type=click.IntRange(1), default=1)
+@click.argument("partitions", type=IntRange(1, MAX_PARTITIONS), default=1)
 @click.option("--permission", type=click.Choice(list(PERMISSIONS)), help="What clients may do.  [default: unchanged, or rw]")
 @click.option("--ordered", is_flag=True, help="Mark it as ordered, in the registries, too.")
 @click.option(
@@ -155,7 +156,7 @@ def describe_topics(text: str, config: str) -> list[dict[str, Any]]:
 )
 @click.option(
     "--priority-max-wait-ms",
-    type=click.IntRange(0),
+    type=IntRange(0),
     metavar="MS",
     help="How long a message waits before its partition is served first; 0: for ever.  [default: unchanged, or 60000]",
 )

@@ -18,6 +18,7 @@ from metaq.cli.common import (
     registry_option,
     yes_option,
 )
+from metaq.cli.numbers import IntRange
 from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.client.admin.transactions import TransactionAdmin
@@ -57,7 +58,7 @@ def tx() -> None:
 
 
 @tx.command("list", epilog=examples("metaq tx list", "metaq tx list --count 100000 --json"))
-@click.option("--count", type=click.IntRange(1), default=DEFAULT_COUNT, show_default=True, metavar="N", help="Show at most N.")
+@click.option("--count", type=IntRange(1), default=DEFAULT_COUNT, show_default=True, metavar="N", help="Show at most N.")
 @registry_option
 @json_option
 def list_undecided(count: int, registry: str, as_json: bool) -> None:
