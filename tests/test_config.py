@@ -52,7 +52,7 @@ def test_each_setting_has_an_origin(tmp_path: Path) -> None:
         ("max_topics: 1\nmax_groups: 1\nmax_topics: 2\n", ["max_topics is set twice, in {}:1 and in line 3"]),
         ("clean_ratio: 0.9\nrefuse_ratio: 0.8\n", ["clean_ratio must not be above force_ratio"]),
         ("- max_topics\n", ["{} is not a list of `setting: value` lines"]),
-        ("max_topics: [1\n", ["cannot read the configuration file {}", "line 2"]),
+        ("max_topics: [1\n", ["cannot read the configuration file {}:2: this is no YAML"]),
         ("max_topics: 1\nkeep_hours: 2024-99-99\n", ["keep_hours: '2024-99-99' cannot be read as timestamp ({}:2)"]),
         ("max_topics: 0x_\n", ["max_topics: '0x_' cannot be read as int ({}:1)"]),
         ("log_level: !!int a\n", ["log_level: 'a' cannot be read as int ({}:1)"]),

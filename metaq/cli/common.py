@@ -240,7 +240,11 @@ def connect_registry(registry: str) -> "Iterator[Client]":
         except RouteNotFound as error:
             if error.reason is not RouteProblem.TOPIC_ABSENT:
                 raise
-            raise NotThere(no_topic(error.topic, client.admin().topics())) from error
+            admin = client.admin()
+            if not admin.brokers():
+                absent = f"there is no topic {error.topic}: no broker is registered at {registry}"
+                raise NotThere(f"{absent}; start one with --registries {registry}") from error
+            raise NotThere(no_topic(error.topic, admin.topics())) from error
 
 
 def no_topic(topic: str, known: Iterable[str]) -> str:

@@ -30,8 +30,7 @@ class Suggesting(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
-            known = self.list_commands(ctx)
-            advice = did_you_mean(name, known) or f"; there are {', '.join(known)}"
+            advice = did_you_mean(name, self.list_commands(ctx)) or f"; {ctx.command_path} --help shows those that there are"
             ctx.fail(f"No such command {name!r}{advice}")
         return super().resolve_command(ctx, args)
 

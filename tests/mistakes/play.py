@@ -11,8 +11,11 @@ from tests.support.broker import BrokerProcess
 from tests.support.ports import free_ports
 
 
-def played(folder: Path) -> Iterator[tuple[Mistake, Mistake]]:
-    """Yield each mistake of the list as it stands there, and as it was answered."""
+def played(folder: Path, *, starting: bool | None = None) -> Iterator[tuple[Mistake, Mistake]]:
+    """Yield each mistake of the list as it stands there, and as it was answered.
+
+    With ``starting`` only those with commands that start something, or only the others.
+    """
     work = folder / "work"
     for path in (work, folder / "broker"):
         path.mkdir()
@@ -30,12 +33,13 @@ def played(folder: Path) -> Iterator[tuple[Mistake, Mistake]]:
                 "closed": f"127.0.0.1:{free_ports(1)[0]}",
                 "data": str(broker.data),
                 "folder": str(work),
+                "large": "x" * 100_001,
             }
         )
         for entry in read():
             if isinstance(entry, Step):
                 player.take(entry)
-            else:
+            elif starting is None or starting is entry.starts:
                 yield entry, player.play(entry)
 
 

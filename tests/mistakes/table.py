@@ -25,8 +25,7 @@ from click.testing import CliRunner
 from metaq.cli import commands
 
 FILE: Final = Path(__file__).with_name("mistakes.txt")
-STARTING: Final = frozenset(("serve", "registry", "zookeeper"))
-"""Commands that would run on if they found no mistake: these are processes, the others run in this one."""
+STARTING: Final = ("serve ", "registry ", "zookeeper ")
 DEADLINE_S: Final = 60.0
 _PROMPT: Final = "$ metaq "
 
@@ -42,6 +41,11 @@ class Mistake(NamedTuple):
     stderr: str
     stdout: str
     """Empty when there is standard error: then it is not part of the answer."""
+
+    @property
+    def starts(self) -> bool:
+        """True for a command that would run on if it found no mistake; it is played as a process, the others in this one."""
+        return self.typed.startswith(STARTING)
 
 
 class Step(NamedTuple):
@@ -131,7 +135,7 @@ class Player:
             "XDG_CONFIG_HOME": str(self._folder / "config"),
             **{name: self._with_values(value) for name, value in env.items()},
         }
-        if STARTING & set(arguments[:1]):
+        if typed.startswith(STARTING):
             clean = {name: value for name, value in os.environ.items() if not name.startswith("METAQ_")}
             done = subprocess.run(
                 [sys.executable, "-m", "metaq", *arguments],

@@ -103,5 +103,5 @@ def remove(name: str, registry: str, as_json: bool) -> int:
     elif removed:
         click.echo(f"removed {name} from {', '.join(removed)}")
     if not removed:
-        click.echo(f"metaq: no broker has a recurring message {name}", err=True)
+        click.echo(f"metaq: no broker has a recurring message {name}; metaq cron list shows them", err=True)
     return 0 if removed else FAILED

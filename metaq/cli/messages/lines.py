@@ -72,12 +72,19 @@ class Lines:
             yield body
 
 
-def lines_failed(stored: int, reason: ClientError) -> ClientError:
-    """Return the error that ended ``put --lines``, with what is known of the lines: the first ones that are stored."""
-    known = f"lines 1 to {stored} are stored" if stored else "no line is known to be stored"
-    next_one = f"line {stored + 1} {'is not' if isinstance(reason, Refused) else 'may be'}, and later ones may be"
-    reason.add_note(f"; {known}, {next_one}")
-    return reason
+def lines_failed(before: int, error: PutManyFailed) -> ClientError:
+    """Return the error that ended ``put --lines``, with what is known of each line; ``before`` lines are from calls before."""
+    stored = before + error.first_failed
+    later = error.results[error.first_failed + 1 :]
+    known = f"lines 1 to {stored} are stored, " if stored else ""
+    failed = f"line {stored + 1} {'is not' if isinstance(error.reason, Refused) else 'may be'}"
+    if any(not isinstance(result, Refused | PutResult) for result in later):
+        rest = "later ones may be"
+    else:
+        count = sum(isinstance(result, PutResult) for result in later)
+        rest = f"{count or 'none'} after it {'are' if count > 1 else 'is'}"
+    error.reason.add_note(f"; {known}{failed}, {rest}")
+    return error.reason
 
 
 def put_lines(
@@ -91,7 +98,7 @@ def put_lines(
         try:
             results = client.put_many(topic, islice(bodies, count), partition=partition, attribute=attribute)
         except PutManyFailed as error:
-            raise lines_failed(stored + error.first_failed, error.reason) from error
+            raise lines_failed(stored, error) from error
         if not results:
             break
         stored += len(results)
@@ -275,7 +282,13 @@ def get(
 def nothing_in(topic: str, partition: int | None, position: int = 0) -> str:
     """Return the words for a place in which there is no message."""
     where = topic if partition is None else f"{topic}-{partition}"
-    return f"nothing in {where} from {position} on" if position else f"nothing in {where}"
+    if not position:
+        return f"nothing in {where}"
+    return f"nothing in {where} from {position} on; metaq offset {topic}{_option(partition)} shows where it begins and ends"
+
+
+def _option(partition: int | None) -> str:
+    return f" --partition {partition}" if partition else ""
 
 
 def last_messages(client: TextClient, topic: str, partition: int, count: int) -> tuple[list[Message], TextPosition]:

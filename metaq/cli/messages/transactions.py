@@ -179,7 +179,7 @@ def find_half(transactions: TransactionAdmin, address: str, message_id: str) -> 
 
 def missing(key: str) -> int:
     """Report that there is no such transaction. Return the exit code."""
-    click.echo(f"metaq: no broker has an undecided transaction {key}", err=True)
+    click.echo(f"metaq: no broker has an undecided transaction {key}; metaq tx list shows them", err=True)
     return FAILED
 
 
