@@ -38,14 +38,15 @@ def partitions_by_topic(client: TextClient) -> Mapping[str, int]:
 
 
 class Missing(NamedTuple):
-    """What is not there: the topic, or else its partition."""
+    """A topic that does not exist, or a partition that an existing one does not have."""
 
     topic: bool
+    """True when it is the topic that does not exist."""
     text: str
-    """What is missing, and what to do."""
+    """The words for it, and for what to do."""
 
 
-def missing(client: TextClient, topic: str, partition: int | None = None) -> Missing | None:
+def find_missing(client: TextClient, topic: str, partition: int | None = None) -> Missing | None:
     """Return what is not there.
 
     It is ``None`` when the topic exists, and has the partition if one is named, and for users who may not ask.
@@ -83,7 +84,7 @@ def offset(topic: str, partition: int, position: int | None, broker: Address, as
         except Refused as error:
             if error.code != NOT_FOUND:
                 raise
-            absent = missing(client, topic, partition)
+            absent = find_missing(client, topic, partition)
             click.echo(f"metaq: {absent.text if absent else f'there was never a message in {topic}-{partition}'}", err=True)
             return FAILED
     if as_json:

@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from metaq.address import HIGHEST_PORT, Address, parse_address
-from metaq.cli.contexts import CONTEXT_VARIABLE, Context, contexts_file, read_contexts
+from metaq.cli.contexts import CONTEXT_VARIABLE, NamedAccess, contexts_file, read_contexts
 from metaq.cli.numbers import IntRange
 from metaq.cli.suggestions import did_you_mean
 from metaq.errors import BadRequest, MetaqError, RouteNotFound, RouteProblem
@@ -131,7 +131,7 @@ class Applied(NamedTuple):
     """The context that applies to a command."""
 
     name: str
-    context: Context
+    context: NamedAccess
     explicit: bool
     """True when the command line names it, and not only the environment or the file of contexts."""
 

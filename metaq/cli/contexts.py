@@ -18,7 +18,7 @@ _FOR_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 @dataclass(frozen=True, kw_only=True)
-class Context:
+class NamedAccess:
     """Where commands connect to, and as whom; what is empty is not set."""
 
     registry: str = ""
@@ -32,9 +32,9 @@ class Contexts(NamedTuple):
     """The contexts of a user by name, and the name of the one in use; empty without."""
 
     used: str
-    by_name: dict[str, Context]
+    by_name: dict[str, NamedAccess]
 
-    def named(self, name: str, origin: str) -> Context:
+    def named(self, name: str, origin: str) -> NamedAccess:
         """Return a context; ``ConfigError`` naming ``origin``, which asked for it, when there is none."""
         if name in self.by_name:
             return self.by_name[name]
@@ -103,7 +103,7 @@ def without(contexts: Contexts, name: str) -> Contexts:
     return Contexts("" if contexts.used == name else contexts.used, kept)
 
 
-def _set_values(context: Context) -> dict[str, str]:
+def _set_values(context: NamedAccess) -> dict[str, str]:
     return {each.name: value for each in fields(context) if (value := getattr(context, each.name))}
 
 
@@ -130,9 +130,9 @@ def _parse(file: Path, text: str) -> Contexts:
     return Contexts(used, by_name)
 
 
-def _context(file: Path, node: Any) -> Context:
-    known = [each.name for each in fields(Context)]
-    context = Context()
+def _context(file: Path, node: Any) -> NamedAccess:
+    known = [each.name for each in fields(NamedAccess)]
+    context = NamedAccess()
     for name, value, line in _entries(file, node):
         if name not in known:
             raise _Broken(file, line, f"{name!r} has no meaning here; there are {', '.join(known)}")

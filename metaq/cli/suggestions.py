@@ -35,7 +35,7 @@ class Suggesting(click.Group):
         return super().resolve_command(ctx, args)
 
     def make_context(self, *arguments: Any, **extra: Any) -> click.Context:
-        """As click does; an option that another command takes is refused with the words where it belongs."""
+        """Make it as click does; an option that another command takes is refused with where it belongs."""
         try:
             return super().make_context(*arguments, **extra)
         except click.NoSuchOption as error:

@@ -192,7 +192,7 @@ def test_what_a_broker_may_have_got_is_sent_three_times_at_most() -> None:
 def test_what_every_broker_would_refuse_is_refused_at_once(cluster: Cluster) -> None:
     """SG-134: an illegal message is not tried again."""
     cluster.script(failing(Response.MESSAGE_ILLEGAL, "too long"))
-    with pytest.raises(Refused, match="13: too long"):
+    with pytest.raises(Refused, match="refused: too long"):
         cluster.producer.send("orders", b"x")
     assert sum(cluster.sends()) == 1
 

@@ -17,7 +17,7 @@ from metaq.cli.common import (
     examples,
     json_option,
 )
-from metaq.cli.contexts import Context, contexts_file, read_contexts, without, write_contexts
+from metaq.cli.contexts import NamedAccess, contexts_file, read_contexts, without, write_contexts
 from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.errors import BadRequest, ConfigError
@@ -101,7 +101,7 @@ def add(
     contexts = read_contexts(file)
     if name in contexts.by_name and not may_replace:
         raise click.UsageError(f"there is a context {name}; add --replace to put this one in its place")
-    fresh = Context(
+    fresh = NamedAccess(
         registry="" if registry is None else _registry(registry),
         broker="" if broker is None else str(broker),
         user=user or "",
@@ -157,7 +157,7 @@ def show(name: str | None, as_json: bool) -> int:
     return 0
 
 
-def _row(one: Context) -> Row:
+def _row(one: NamedAccess) -> Row:
     kept = "kept" if one.password else "asked for" if one.user else ""
     return {"registry": one.registry, "broker": one.broker, "user": one.user, "password": kept, "tls_ca": one.tls_ca}
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Final
 import click
 
 from metaq.address import Address
-from metaq.cli.admin import missing, partitions_by_topic
+from metaq.cli.admin import find_missing, partitions_by_topic
 from metaq.cli.common import (
     FAILED,
     REFUSED,
@@ -32,8 +32,8 @@ from metaq.cli.common import (
     print_json,
 )
 from metaq.cli.messages.partitions import (
-    Follower,
     Numbered,
+    TopicFollower,
     in_portions,
     in_store_order,
     placed,
@@ -148,7 +148,7 @@ def put(
                     topic, os.fsencode(body), partition=partition, attribute=attribute, delay=delay, deliver_at=at
                 )
             except Refused:
-                absent = None if partition == BROKER_CHOOSES else missing(client, topic, partition)
+                absent = None if partition == BROKER_CHOOSES else find_missing(client, topic, partition)
                 if absent is None:
                     raise
                 click.echo(f"metaq: {absent.text}", err=True)
@@ -272,7 +272,7 @@ def get(
         for portion in in_portions(islice(in_store_order(client, topic, positions, max_bytes), count)):
             writer.write(portion)
             found = True
-        absent = None if found else missing(client, topic, partition)
+        absent = None if found else find_missing(client, topic, partition)
     if not found:
         click.echo(f"metaq: {absent.text if absent else nothing_in(topic, partition, position)}", err=True)
         return FAILED
@@ -352,11 +352,11 @@ def tail(topic: str, follow: bool, count: int, partition: int | None, broker: Ad
         partitions = [partition] if partition is not None else range(partitions_by_topic(client).get(topic, 0))
         messages, positions = newest_of(client, topic, partitions, count)
         writer.write(messages)
-        absent = None if messages else missing(client, topic, partition)
+        absent = None if messages else find_missing(client, topic, partition)
         if follow and (absent is None or absent.topic):
             if absent is not None:
                 click.echo(f"metaq: {absent.text}; waiting for it", err=True)
-            Follower(client, topic, partition, positions, writer.write).run()
+            TopicFollower(client, topic, partition, positions, writer.write).run()
     if not messages:
         click.echo(f"metaq: {absent.text if absent else nothing_in(topic, partition)}", err=True)
         return FAILED

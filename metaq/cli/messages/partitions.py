@@ -76,7 +76,7 @@ def in_portions(messages: Iterator[Numbered]) -> Iterator[list[Numbered]]:
         yield portion
 
 
-class Follower:
+class TopicFollower:
     """A reader of partitions that goes on when the broker is back after a restart, where it was."""
 
     def __init__(
