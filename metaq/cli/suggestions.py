@@ -7,8 +7,8 @@ from typing import Any, Final
 import click
 
 _ELSEWHERE: Final = {
-    "--registry": "this command talks to one broker, --broker HOST",
-    "--broker": "this command finds all brokers through --registry HOST",
+    "--registry": "this command talks to one broker, --broker HOST; metaq message is for all brokers of a registry",
+    "--broker": "this command finds all brokers, --registry HOST; metaq put, get and tail talk to one",
     "--context": "it stands before the command: metaq --context NAME {command}",
     "--user": "it stands before the command: metaq --user NAME {command}",
     "--users-file": "it stands before the command: metaq --users-file FILE {command}",

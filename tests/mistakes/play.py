@@ -26,7 +26,6 @@ def played(folder: Path, *, starting: bool | None = None) -> Iterator[tuple[Mist
         player = Player(
             {
                 "broker": broker.address,
-                "port": str(broker.port),
                 "registry": broker.registry,
                 "http": broker.http,
                 "stranger": f"127.0.0.1:{stranger.getsockname()[1]}",

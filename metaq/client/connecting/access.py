@@ -82,9 +82,8 @@ class Access:
             return _Secured.agree(connection, self.tls, address.host)
         except OSError as error:
             connection.close()
-            raise NotConnected(
-                f"no TLS with {address}: {reason_of(error)}; check that the broker has a tls_certificate for this name"
-            ) from error
+            advice = "check that the broker has a tls_certificate for this name, of an issuer that is trusted here"
+            raise NotConnected(f"no TLS with {address}: {reason_of(error)}; {advice}") from error
 
 
 def _context(tls: Tls) -> ssl.SSLContext | None:

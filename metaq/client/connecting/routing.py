@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, NoReturn
 
 from metaq.client.connecting.presence import level_of
 from metaq.client.connecting.transport import RemotingRequest, Transport, successful
-from metaq.errors import ClientError, ProtocolError, RouteNotFound, RouteProblem
+from metaq.errors import ClientError, ProtocolError, RequestTimeout, RouteNotFound, RouteProblem
 from metaq.message import DEFAULT_TOPIC, MessageQueue
 from metaq.protocol.remoting.codes import INHERIT, MASTER, READ, WRITE, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
@@ -92,7 +92,8 @@ class Routes:
             try:
                 return self._transport.call(address, request, limit)
             except ClientError as error:
-                failures.append(str(error))
+                port = "; is that the port of a registry, by default 9876?" if isinstance(error, RequestTimeout) else ""
+                failures.append(f"{error}{port}")
                 self._next_registry(address)
                 logger.info("registry does not answer address=%s turn=%s reason=%s", address, turn, error)
         details = f"Tried {', '.join(self.registries)}: {'; '.join(failures)}"
