@@ -302,7 +302,7 @@ def test_exit_codes(broker: BrokerProcess) -> None:
     assert b"'a:b' is not HOST or HOST:PORT" in run(broker, "get", "t", "--broker", "a:b", code=2).stderr
     assert b"No such command 'gte'" in run(broker, "gte", code=2).stderr
     assert b"cannot connect to 127.0.0.1:1: " in run(broker, "get", "t", "--broker", "127.0.0.1:1", code=3).stderr
-    assert b"the broker refused: wrong partition 99" in run(broker, "put", "t", "x", "--partition", "99", code=4).stderr
+    assert b"t has no partition 99; it has only partition 0" in run(broker, "put", "t", "x", "--partition", "99", code=4).stderr
     assert b"characters other than" in run(broker, "topic", "create", "a/b", code=4).stderr
 
 

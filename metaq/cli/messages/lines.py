@@ -264,7 +264,7 @@ def get(
     """
     writer = Writer(as_json=as_json, final_newline=not no_final_newline)
     with connect_text(broker) as client:
-        partitions = [partition] if partition is not None else range(partitions_by_topic(client).get(topic, 0))
+        partitions = [partition] if partition is not None else range(partitions_by_topic(client).get(topic, 1))
         if position and len(partitions) > 1:
             raise click.UsageError(f"{topic} has {len(partitions)} partitions: say with --partition of which --position is")
         positions = {number: TextPosition(position) for number in partitions}
@@ -349,13 +349,14 @@ def tail(topic: str, follow: bool, count: int, partition: int | None, broker: Ad
     """
     writer = Writer(as_json=as_json)
     with connect_text(broker) as client:
-        partitions = [partition] if partition is not None else range(partitions_by_topic(client).get(topic, 0))
+        partitions = [partition] if partition is not None else range(partitions_by_topic(client).get(topic, 1))
         messages, positions = newest_of(client, topic, partitions, count)
         writer.write(messages)
         absent = None if messages else find_missing(client, topic, partition)
         if follow and (absent is None or absent.topic):
             if absent is not None:
                 click.echo(f"metaq: {absent.text}; waiting for it", err=True)
+                positions = {} if partition is None else positions  # nobody knows how many partitions it will have
             TopicFollower(client, topic, partition, positions, writer.write).run()
     if not messages:
         click.echo(f"metaq: {absent.text if absent else nothing_in(topic, partition)}", err=True)
