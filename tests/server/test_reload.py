@@ -206,7 +206,7 @@ def test_the_template_goes_with_the_creation_of_topics(reloaded: Reloaded) -> No
     def check_gone() -> None:
         assert f"topic={DEFAULT_TOPIC}" not in reloaded.in_force()
         with metaq.connect(reloaded.broker.registry) as client, connect(reloaded.broker) as asker:
-            with pytest.raises(RouteNotFound, match="Create the topic, or let brokers create topics"):
+            with pytest.raises(RouteNotFound, match="create it, or set auto_create_topics"):
                 client.producer().send("new", b"x")
             [queues] = ask_body(asker, Request.GET_ROUTEINFO_BY_TOPIC, topic=DEFAULT_TOPIC)["queueDatas"]
             assert queues["perm"] == 0
