@@ -11,7 +11,7 @@ from metaq.cli.common import FAILED, broker_option, connect_text, json_option, n
 from metaq.cli.numbers import IntRange
 from metaq.cli.suggestions import did_you_mean
 from metaq.client import TextClient, parse_stats
-from metaq.errors import Refused
+from metaq.errors import ConfigError, Refused
 from metaq.protocol.text.commands import END_OF_LOG
 from metaq.protocol.text.replies import FORBIDDEN, NOT_FOUND
 
@@ -110,10 +110,14 @@ def structured(item: str, text: str) -> dict[str, Any]:
 
 
 def parse_config(text: str) -> dict[str, Any]:
-    """Parse ``stats config``, which has the form of an INI file, into its sections."""
+    """Parse ``stats config``, which has the form of an INI file, into its sections. ``ConfigError`` for a registry's."""
     parser = configparser.RawConfigParser(delimiters="=")
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # names keep their capitals, as configparser documents
-    parser.read_string(text)
+    try:
+        parser.read_string(text)
+    except configparser.Error as error:
+        advice = "give the address of a broker, by default port 8123"
+        raise ConfigError(f"--broker: that is a registry, which stores no messages; {advice}") from error
     return {name: {key: _scalar(value) for key, value in parser.items(name)} for name in parser.sections()}
 
 

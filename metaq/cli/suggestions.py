@@ -1,6 +1,5 @@
 """Suggestions for names that do not exist: the one that a person may have meant."""
 
-import difflib
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -20,6 +19,8 @@ _ELSEWHERE: Final = {
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``; did you mean …?`` with the known name that is most like another one; nothing when none is like it."""
+    import difflib  # noqa: PLC0415 - only for a mistake
+
     near = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {near[0]}?" if near else ""
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.mistakes.table import Mistake, Player, Step, read
-from tests.support.broker import BrokerProcess
+from tests.support.broker import BrokerProcess, RegistryProcess
 from tests.support.ports import free_ports
 
 
@@ -21,12 +21,14 @@ def played(folder: Path, *, starting: bool | None = None) -> Iterator[tuple[Mist
         path.mkdir()
     with ExitStack() as stack:
         broker = stack.enter_context(BrokerProcess(folder / "broker" / "data", "--max-body-bytes", "100000"))
+        standalone = stack.enter_context(RegistryProcess(folder / "broker" / "registry"))
         stranger = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         threading.Thread(target=speak_http, args=(stranger,), daemon=True).start()
         player = Player(
             {
                 "broker": broker.address,
                 "registry": broker.registry,
+                "standalone": standalone.address,
                 "http": broker.http,
                 "stranger": f"127.0.0.1:{stranger.getsockname()[1]}",
                 "closed": f"127.0.0.1:{free_ports(1)[0]}",
