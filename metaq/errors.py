@@ -68,6 +68,11 @@ class MetaqError(Exception):
     retriable: bool = False
     closes_connection: ClassVar[bool] = False
 
+    @property
+    def told(self) -> str:
+        """The text for a person, with the advice that was added to it as notes."""
+        return f"{self}{''.join(getattr(self, '__notes__', ()))}"
+
 
 class ConfigError(MetaqError):
     """A setting is unknown, out of range or contradicts another."""

@@ -117,7 +117,7 @@ class Commands(Suggesting):
             code = super().invoke(ctx)
             sys.stdout.flush()
         except MetaqError as error:
-            click.echo(f"metaq: {error}{''.join(getattr(error, '__notes__', ()))}", err=True)
+            click.echo(f"metaq: {error.told}", err=True)
             code = exit_code(error)
         except BrokenPipeError:
             # The interpreter flushes standard output once more at its exit, which must not fail again.

@@ -366,6 +366,8 @@ def test_serve_that_cannot_start(broker: BrokerProcess, tmp_path: Path) -> None:
     free = ("--listen", "127.0.0.1:0", "--remoting-listen", "none", "--registry-listen", "127.0.0.1:0")
     locked = run(None, "serve", "--data", str(broker.data), *free, code=1)
     assert b"is in use by another process" in locked.stderr
+    nowhere = run(None, "serve", "--data", "/proc/nope", *free, "--http-listen", "none", code=1)
+    assert nowhere.stderr.startswith(b"metaq: cannot create /proc/nope: ")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -5,10 +5,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Final
 
 from tests.mistakes.table import Mistake, Player, Step, read
 from tests.support.broker import BrokerProcess, RegistryProcess
 from tests.support.ports import free_ports
+
+ANYWHERE: Final = "--listen 127.0.0.1:0 --remoting-listen none --registry-listen 127.0.0.1:0 --http-listen none"
+"""Flags of a broker that shall not fail because of the ports of this machine."""
 
 
 def played(folder: Path, *, starting: bool | None = None) -> Iterator[tuple[Mistake, Mistake]]:
@@ -35,6 +39,7 @@ def played(folder: Path, *, starting: bool | None = None) -> Iterator[tuple[Mist
                 "data": str(broker.data),
                 "folder": str(work),
                 "large": "x" * 100_001,
+                "anywhere": ANYWHERE,
             }
         )
         for entry in read():

@@ -118,6 +118,7 @@ class Player:
             path = self._folder / step.file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(self._with_values(step.content).encode("latin-1"))
+            path.chmod(0o644)  # whatever the umask of this machine is
             return
         found = self._run(step.command, {}, "")
         assert found[0] == 0, (step, found)
