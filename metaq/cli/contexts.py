@@ -52,20 +52,26 @@ class _Broken(ConfigError):
 
 
 def contexts_file() -> Path:
-    """Return the file of this user, in ``XDG_CONFIG_HOME``, by default ``~/.config``."""
-    home = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(home) if home else Path.home() / ".config") / _FILE
+    """Return the file of this user, in ``XDG_CONFIG_HOME``, by default ``~/.config``; who has no home has ``/``."""
+    folder = os.environ.get("XDG_CONFIG_HOME")
+    if folder:
+        return Path(folder, _FILE)
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user who is only a number, as in containers
+        home = Path("/")
+    return home / ".config" / _FILE
 
 
 def read_contexts(file: Path) -> Contexts:
-    """Return the contexts in a file; none when there is no file.
+    """Return the contexts in a file; none when there is no file, or when it is another user's, as ``sudo -u`` leaves HOME.
 
     ``ConfigError`` names the file, and the line, that cannot be read, and refuses passwords that others can read.
     """
     try:
         text = file.read_text("utf-8")
         mode = file.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return Contexts("", {})
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1

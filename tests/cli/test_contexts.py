@@ -1,5 +1,6 @@
 """`metaq context`: addresses and logins under names, and which place counts when several name one."""
 
+import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from metaq.cli import commands
+from metaq.cli.contexts import contexts_file, read_contexts
 from tests.support.broker import BrokerProcess
 
 PASSWORD = "correct-horse-battery"
@@ -144,6 +146,15 @@ def test_a_file_that_others_can_read_is_refused_if_it_has_a_password(person: Per
     person.file.chmod(0o644)
     assert f"others may read it; take that from them: chmod 600 {person.file}" in person.run("get", "t", code=2).stderr
     assert person.run("serve", "--help").stdout
+
+
+def test_a_user_without_a_home_has_no_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container, where a user may be only a number."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 1_234_567)
+    assert contexts_file() == Path("/.config/metaq/contexts.yaml")
+    assert read_contexts(contexts_file()).by_name == {}
 
 
 def test_bytes_that_are_no_text(person: Person) -> None:
