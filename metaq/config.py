@@ -15,7 +15,9 @@ from metaq.fields import Given, WrongFields, declare, declared, from_values
 from metaq.message import LONGEST_WINDOW_MS, Durability
 
 ENVIRONMENT_PREFIX: Final = "METAQ_"
-ENVIRONMENT_OF_CLIENTS: Final = frozenset(("METAQ_BROKER", "METAQ_REGISTRY", "METAQ_USER", "METAQ_PASSWORD", "METAQ_TLS_CA"))
+ENVIRONMENT_OF_CLIENTS: Final = frozenset(
+    ("METAQ_BROKER", "METAQ_REGISTRY", "METAQ_CONTEXT", "METAQ_USER", "METAQ_PASSWORD", "METAQ_TLS_CA")
+)
 """Variables that the client commands of the command line read; they are not settings of the broker."""
 
 REGISTRY_SETTINGS: Final = (

@@ -7,6 +7,7 @@ import yaml
 
 from metaq.errors import ConfigError
 from metaq.fields import Given
+from metaq.reasons import reason_of
 
 _WRONG_VALUES: Final = (ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 """The errors, apart from its own, that the YAML library raises for text that does not fit its tag or its form."""
@@ -35,7 +36,14 @@ def read_yaml(file: Path) -> dict[str, Given]:
             if name in given:  # YAML would silently take the last one
                 raise ConfigError(f"{name} is set twice, in {given[name].origin} and in line {line}")
             given[name] = Given(_constructed(loader, name, value, f"{file}:{line}"), f"{file}:{line}")
-    except (OSError, yaml.YAMLError, *_WRONG_VALUES) as error:
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration file {file}: {reason_of(error)}") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f":{mark.line + 1}" if mark else ""
+        problem = error.problem or error.context
+        raise ConfigError(f"cannot read the configuration file {file}{place}: this is no YAML: {problem}") from error
+    except (yaml.YAMLError, *_WRONG_VALUES) as error:
         raise ConfigError(f"cannot read the configuration file {file}: {error}") from error
     return given
 

@@ -57,7 +57,7 @@ call may succeed later) and ``closes_connection``.
 
 import enum
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
 
 
 class MetaqError(Exception):
@@ -67,6 +67,11 @@ class MetaqError(Exception):
     code: int = 1
     retriable: bool = False
     closes_connection: ClassVar[bool] = False
+
+    @property
+    def told(self) -> str:
+        """The text for a person, with the advice that was added to it as notes."""
+        return f"{self}{''.join(getattr(self, '__notes__', ()))}"
 
 
 class ConfigError(MetaqError):
@@ -275,11 +280,15 @@ class RequestTimeout(ClientError):
     retriable = True
 
 
+_DETAIL: Final = "failed.Detail:"
+"""What the reason follows in answers to puts, which have the form of the original broker's."""
+
+
 class Refused(ClientError):
     """The broker answered with an error status."""
 
     def __init__(self, code: int, text: str) -> None:
-        super().__init__(f"the broker answered {code}: {text}")
+        super().__init__(f"the broker refused: {text.rpartition(_DETAIL)[2]}")
         self.code = code
         self.text = text
 
@@ -322,16 +331,17 @@ class RouteProblem(enum.Enum):
     """The reason why no broker can be asked for a topic."""
 
     REGISTRY_UNREACHABLE = "no registry answers"
-    TOPIC_ABSENT = "the topic does not exist, and no broker creates topics by itself"
+    TOPIC_ABSENT = "the topic does not exist"
     NO_LIVE_MASTER = "the topic exists, but no broker that can serve it is alive"
     NO_PERMISSION = "the topic exists, but its permissions forbid it"
 
 
 class RouteNotFound(ClientError):
-    """No broker can be asked for a topic."""
+    """No broker can be asked for a topic; or for anything, then ``topic`` is empty."""
 
     def __init__(self, topic: str, reason: RouteProblem, details: str) -> None:
-        super().__init__(f"no route for topic {topic}: {reason.value}. {details}")
+        what = f"no route for topic {topic}: " if topic else ""
+        super().__init__(f"{what}{reason.value}. {details}")
         self.topic = topic
         self.reason = reason
         self.retriable = reason in {RouteProblem.REGISTRY_UNREACHABLE, RouteProblem.NO_LIVE_MASTER}

@@ -121,7 +121,7 @@ def _converted(kind: type[Any], values: Mapping[str, Any], problems: list[Proble
     known = declared(kind)
     for name, value in values.items():
         if name not in known:
-            problems.append(Problem((name,), "Extra inputs are not permitted"))
+            problems.append(Problem((name,), "there is no such name"))
             continue
         try:
             yield name, _value(known[name].annotation, value, known[name].rules, unit_of(name))
@@ -154,13 +154,13 @@ def _object(kind: type[Any], value: Any) -> Any:
     if isinstance(value, kind):
         return value
     if not isinstance(value, Mapping):
-        raise ValueError("Input should be a valid dictionary")
+        raise ValueError("must be a list of names and values")
     return from_values(kind, value)
 
 
 def _entries(convert: Callable[[Any], Any], value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise ValueError("Input should be a valid dictionary")
+        raise ValueError("must be a list of names and values")
     found: dict[str, Any] = {}
     problems: list[Problem] = []
     for name, entry in value.items():
@@ -178,21 +178,21 @@ def _entries(convert: Callable[[Any], Any], value: Any) -> dict[str, Any]:
 def _word(words: Any, value: Any) -> Any:
     if value not in words:
         *others, last = (f"'{word}'" for word in words)
-        raise ValueError(f"Input should be {', '.join(others)} or {last}")
+        raise ValueError(f"must be {', '.join(others)} or {last}")
     return str(value)
 
 
 def _within(rules: Rules, value: Any) -> Any:
     if isinstance(value, int) and value > _MOST:
-        raise ValueError(f"Input should be less than or equal to {_MOST}")
+        raise ValueError(f"must be at most {_MOST}")
     if rules.ge is not None and value < rules.ge:
-        raise ValueError(f"Input should be greater than or equal to {rules.ge}")
+        raise ValueError(f"must be at least {rules.ge}")
     if rules.gt is not None and value <= rules.gt:
-        raise ValueError(f"Input should be greater than {rules.gt}")
+        raise ValueError(f"must be more than {rules.gt}")
     if rules.le is not None and value > rules.le:
-        raise ValueError(f"Input should be less than or equal to {rules.le}")
+        raise ValueError(f"must be at most {rules.le}")
     if rules.multiple_of is not None and value % rules.multiple_of:
-        raise ValueError(f"Input should be a multiple of {rules.multiple_of}")
+        raise ValueError(f"must be a multiple of {rules.multiple_of}")
     return value
 
 
@@ -227,37 +227,37 @@ def _integer(value: Any) -> int:
             pass
     elif isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise ValueError("Input should be a valid integer")
+    raise ValueError("must be a whole number")
 
 
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str) or len(str(value)) > _MOST_DIGITS:
-        raise ValueError("Input should be a valid number")
+        raise ValueError("must be a number")
     try:
         found = float(value)
     except (ValueError, OverflowError):
-        raise ValueError("Input should be a valid number") from None
+        raise ValueError("must be a number") from None
     if not math.isfinite(found):
-        raise ValueError("Input should be a finite number")
+        raise ValueError("must be a finite number")
     return found
 
 
 def _truth(value: Any) -> bool:
     text = str(value).lower()
     if not isinstance(value, bool | int | str) or text not in _YES | _NO:
-        raise ValueError("Input should be a valid boolean")
+        raise ValueError("must be true or false")
     return text in _YES
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError("Input should be a valid string")
+        raise ValueError("must be text")
     return value
 
 
 def _path(value: Any) -> Path:
     if not isinstance(value, str | Path):
-        raise ValueError("Input should be a valid path")
+        raise ValueError("must be a path")
     return Path(value)
 
 

@@ -8,6 +8,7 @@ the run says how to get it. With REQUIRE_PARTNERS=1, as in CI, every skip of any
 import os
 import shutil
 import signal
+import tempfile
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -45,7 +46,11 @@ PARTNERS: Final = read_partners()
 
 
 def pytest_configure() -> None:
-    """Take SIGINT as usual: a run in the background of a script ignores it, and so would the processes that tests start."""
+    """Take SIGINT as usual: a run in the background of a script ignores it, and so would the processes that tests start.
+
+    And know none of the contexts of the person who runs the tests.
+    """
+    os.environ["XDG_CONFIG_HOME"] = str(Path(tempfile.gettempdir(), "metaq-tests-have-no-contexts"))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

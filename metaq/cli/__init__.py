@@ -9,6 +9,7 @@ import click
 
 from metaq import __version__
 from metaq.cli.common import FAILED, INTERRUPTED, NOT_CONNECTED, OUTPUT_CLOSED, REFUSED, USAGE, CommandLogin, login_options
+from metaq.cli.suggestions import Suggesting
 from metaq.errors import (
     ConfigError,
     ConnectionFailed,
@@ -70,6 +71,7 @@ MODULES: Final = {
     "serve": "host.serve",
     "registry": "host.registry",
     "config": "host.configuration",
+    "context": "host.context",
     "zookeeper": "host.zookeeper",
     "systemd": "host.systemd",
     "put": "messages.lines",
@@ -111,7 +113,7 @@ def _completing(command: click.Command) -> click.Command:
     return command
 
 
-class Commands(click.Group):
+class Commands(Suggesting):
     """Commands that return their exit code, or raise a ``MetaqError``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -129,7 +131,7 @@ class Commands(click.Group):
             code = super().invoke(ctx)
             sys.stdout.flush()
         except MetaqError as error:
-            click.echo(f"metaq: {error}", err=True)
+            click.echo(f"metaq: {error.told}", err=True)
             code = exit_code(error)
         except BrokenPipeError:
             # The interpreter flushes standard output once more at its exit, which must not fail again.
@@ -144,9 +146,9 @@ class Commands(click.Group):
 @click.version_option(__version__, message=f"%(prog)s %(version)s ({FORM})")
 @login_options
 @click.pass_context
-def commands(context: click.Context, user: str, users_file: str, tls_ca: str) -> None:
+def commands(running: click.Context, /, **given: str) -> None:
     """A message broker in one process: start it, put and get messages, operate it."""
-    context.obj = CommandLogin(user, users_file, tls_ca)
+    running.obj = CommandLogin(given, {name: running.get_parameter_source(name) for name in given})
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from click.shell_completion import CompletionItem
 
 from metaq.address import parse_address
 from metaq.cli.common import DEFAULT_BROKER, DEFAULT_REGISTRY, PASSWORD_VARIABLE, SYSTEM_GROUP
+from metaq.cli.contexts import CONTEXT_VARIABLE, NamedAccess, contexts_file, read_contexts
 from metaq.errors import MetaqError
 
 TIMEOUT_S: Final = 1.0
@@ -57,15 +58,24 @@ def _groups(context: click.Context) -> Iterable[str]:
 
 
 def _said(context: click.Context, name: str, otherwise: str) -> str:
-    """Return the address that was typed so far, or is in the environment."""
-    return str(context.params.get(name) or os.environ.get(f"METAQ_{name.upper()}") or otherwise)
+    """Return the address that was typed so far, or is in the environment, or in the context that applies."""
+    said = context.params.get(name) or os.environ.get(f"METAQ_{name.upper()}") or getattr(_applied(context), name)
+    return str(said or otherwise)
 
 
 def _login(context: click.Context) -> dict[str, Any]:
-    """Return the login that was typed; a password is never asked for here."""
-    said = context.find_root().params
-    password = os.environ.get(PASSWORD_VARIABLE, "")
-    return {"user": said.get("user") or "" if password else "", "password": password, "tls": said.get("tls_ca") or False}
+    """Return the login that was typed, or is in the context that applies; a password is never asked for here."""
+    said, applied = context.find_root().params, _applied(context)
+    user = said.get("user") or applied.user
+    password = os.environ.get(PASSWORD_VARIABLE) or (applied.password if user == applied.user else "")
+    return {"user": user if password else "", "password": password, "tls": said.get("tls_ca") or applied.tls_ca or False}
+
+
+def _applied(context: click.Context) -> NamedAccess:
+    """Return the context that was typed, or is in the environment or in use; an empty one without."""
+    contexts = read_contexts(contexts_file())
+    name = context.find_root().params.get("context") or os.environ.get(CONTEXT_VARIABLE) or contexts.used
+    return contexts.by_name.get(name, NamedAccess())
 
 
 _TYPES: Final[dict[str, click.ParamType[object]]] = {

@@ -21,6 +21,7 @@ from gevent import socket
 
 from metaq.errors import AccessDenied, ConfigError, ProtocolError
 from metaq.protocol.remoting.signature import Credentials
+from metaq.reasons import reason_of
 from metaq.replication.frames import LENGTH
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Peers:
             try:
                 self._tls.load_verify_locations(cafile=tls_ca)
             except OSError as error:
-                raise ConfigError(f"cluster_tls_ca {tls_ca}: cannot be used: {error}") from error
+                raise ConfigError(f"cluster_tls_ca {tls_ca}: cannot be used: {reason_of(error)}") from error
 
     def connect(self, address: tuple[str, int], timeout_s: float) -> socket.socket:
         """Return a new connection, in TLS if that is configured; raise ``OSError`` when it fails."""
@@ -144,7 +145,9 @@ class Certificate:
         try:
             self._tls.load_cert_chain(chain, key or None)
         except OSError as error:
-            raise ConfigError(f"tls_certificate {chain}, tls_key {key}: cannot be used: {error}") from error
+            raise ConfigError(
+                f"tls_certificate {chain}{f', tls_key {key}' if key else ''}: cannot be used: {reason_of(error)}"
+            ) from error
 
     def secured(self, connection: socket.socket) -> "ssl.SSLSocket":
         """Return the connection in TLS; the caller still has to do the handshake (``do_handshake``)."""

@@ -88,7 +88,7 @@ def run(
             server = make(settings, _tell(monitor, notifier, stopping))
             server.start()
     except MetaqError as error:
-        print(f"metaq: {error}", file=sys.stderr)
+        print(f"metaq: {error.told}", file=sys.stderr)
         return STARTED_NOT
     except _ToldToStop:  # the next start recovers what this one has not
         monitor.close()

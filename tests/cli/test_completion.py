@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +58,16 @@ def test_topics_and_groups_are_completed(broker: BrokerProcess) -> None:
     assert complete("why-not-consuming", "bil", **at) == {"billing"}
     assert complete("group", "lag", "", **at) == {"billing"}
     assert complete("group", "lag", "billing", "--topic", "ord", **at) == {"orders"}
+
+
+def test_names_of_the_context_in_use_are_completed(broker: BrokerProcess, tmp_path: Path) -> None:
+    """It says where the brokers are."""
+    file = tmp_path / "metaq" / "contexts.yaml"
+    file.parent.mkdir()
+    file.write_text(f"use: here\ncontexts:\n  here:\n    broker: {broker.address}\n    registry: {broker.registry}\n", "utf-8")
+    home = str(tmp_path)
+    assert complete("get", "or", XDG_CONFIG_HOME=home) == {"orders", "orphans"}
+    assert complete("group", "lag", "b", XDG_CONFIG_HOME=home) == {"billing"}
 
 
 def test_levels_and_paths_are_completed() -> None:

@@ -195,9 +195,11 @@ def test_a_dead_letter_goes_to_its_group_alone(cli: Cli, client: Client) -> None
 
 
 def test_no_dead_letters(cli: Cli) -> None:
-    """E-04: exit code 1, and who has none."""
-    assert "has no dead letters" in cli.run("dlq", "show", "nobody", code=1).stderr
-    cli.run("dlq", "replay", "nobody", code=1)
+    """E-04: exit code 1, and who has none, or does not exist."""
+    cli.run("group", "update", "healthy")
+    for command in ("show", "replay"):
+        assert "the group healthy has no dead letters" in cli.run("dlq", command, "healthy", code=1).stderr
+        assert "no broker knows the group heathy; did you mean healthy?" in cli.run("dlq", command, "heathy", code=1).stderr
 
 
 def test_clusters_brokers_and_clients(cli: Cli, client: Client, broker: BrokerProcess) -> None:

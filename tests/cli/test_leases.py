@@ -97,7 +97,7 @@ def test_list_and_show(person: Person, cli: Cli) -> None:
     place = {"broker": "metaq", "topic": person.topic, "partition": 0, "base": 0, "next": 4, "end": 6}
     assert row == place | {"lag": 5, "ready": 3, "in_flight": 1, "waiting": 1, "delayed": 1}
     assert cli.rows("lease", "list", person.group, person.topic)[0]["lag"] == 5
-    assert cli.rows("lease", "list", person.group, "another") == []
+    cli.run("lease", "list", person.group, "another", code=1)
     shown = cli.rows("lease", "show", person.group, person.topic, "0")
     assert [(row["ordinal"], row["times"], row["state"]) for row in shown] == [
         (0, 1, "delayed"),
@@ -107,7 +107,9 @@ def test_list_and_show(person: Person, cli: Cli) -> None:
     assert {row["first_ms"] for row in shown} == {oldest_ms}
     assert all(abs(shown[number]["due_ms"] - oldest_ms - HOUR_MS) < 60_000 for number in (0, 2))
     assert "nothing is open there" in cli.run("lease", "show", person.group, person.topic, "1").stderr
-    assert "leases no messages" in cli.run("lease", "list", "nobody").stderr
+    cli.run("group", "update", "idle")
+    assert "idle leases no messages" in cli.run("lease", "list", "idle").stderr
+    assert "no broker knows the group nobody" in cli.run("lease", "list", "nobody", code=1).stderr
 
 
 def test_pages(person: Person, cli: Cli) -> None:

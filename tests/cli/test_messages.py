@@ -103,7 +103,7 @@ def test_query_finds_nothing(cli: Cli) -> None:
     cli.run("topic", "create", "empty")
     assert "by key 'k'; it has no messages" in cli.run("message", "query", "empty", "--key", "k", code=1).stderr
     assert "searched topic empty" in cli.run("message", "show", "00" * 16, "--topic", "empty", code=1).stderr
-    assert "no route for topic absent" in cli.run("message", "query", "absent", "--key", "k", code=1).stderr
+    assert "there is no topic absent" in cli.run("message", "query", "absent", "--key", "k", code=1).stderr
     assert "give one of" in cli.run("message", "query", "empty", code=2).stderr
     assert "is no time" in cli.run("message", "query", "empty", "--from", "yesterday", code=2).stderr
 

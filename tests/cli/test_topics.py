@@ -138,13 +138,13 @@ def test_no_registry() -> None:
     """P14: the address, and what the operating system says."""
     failed = Cli("127.0.0.1:1").run("topic", "route", "orders", code=3)
     assert "no registry answers" in failed.stderr
-    assert "127.0.0.1:1: [Errno 111] Connection refused" in failed.stderr
+    assert "127.0.0.1:1: Connection refused" in failed.stderr
 
 
 def test_no_topic(cli: Cli) -> None:
     """P14: the brokers live, and none has it."""
     failed = cli.run("topic", "route", "absent", code=1)
-    assert "none of the 1 live brokers has such a topic" in failed.stderr
+    assert failed.stderr == "metaq: there is no topic absent; metaq topic list shows the topics\n"
 
 
 def test_no_permission(cli: Cli) -> None:
@@ -158,7 +158,7 @@ def test_no_broker_and_no_live_broker(tmp_path: Path) -> None:
     """P14: nothing is registered, or what had the topic is gone."""
     with RegistryProcess(tmp_path / "registry") as registry:
         cli = Cli(registry.address)
-        assert "no broker is registered here" in cli.run("topic", "route", "orders", code=1).stderr
+        assert "no broker is registered at" in cli.run("topic", "route", "orders", code=1).stderr
         flags = ("--registries", registry.address, "--broker-name", "broker-a")
         with BrokerProcess(tmp_path / "data", *flags) as broker:
             wait_until(lambda: "broker-a" in cli.text("cluster", "brokers"), DEADLINE_S, "the broker is registered")

@@ -74,7 +74,7 @@ def test_refusals_leave_the_connection(server: FakeRemoting, connection: BulkCon
         fetch(connection)
     assert (outside.value.least, outside.value.most) == (2, 9)
     del server.scripts[Request.BULK_FETCH]
-    with pytest.raises(Refused, match="the broker answered 3: no script"):
+    with pytest.raises(Refused, match="the broker refused: no script"):
         fetch(connection)
     server.scripts[Request.BULK_FETCH] = found
     assert fetch(connection).next == 8

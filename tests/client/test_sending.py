@@ -192,7 +192,7 @@ def test_what_a_broker_may_have_got_is_sent_three_times_at_most() -> None:
 def test_what_every_broker_would_refuse_is_refused_at_once(cluster: Cluster) -> None:
     """SG-134: an illegal message is not tried again."""
     cluster.script(failing(Response.MESSAGE_ILLEGAL, "too long"))
-    with pytest.raises(Refused, match="13: too long"):
+    with pytest.raises(Refused, match="refused: too long"):
         cluster.producer.send("orders", b"x")
     assert sum(cluster.sends()) == 1
 
@@ -356,7 +356,7 @@ def test_no_registry_answers() -> None:
     assert error.reason is RouteProblem.REGISTRY_UNREACHABLE
     assert error.retriable
     for address in addresses:
-        assert f"cannot connect to {address}: [Errno 111]" in str(error)
+        assert f"cannot connect to {address}: Connection refused" in str(error)
 
 
 def test_the_next_registry_is_asked() -> None:

@@ -152,7 +152,7 @@ def test_what_needs_a_restart_is_told(reloaded: Reloaded) -> None:
     ("text", "reason"),
     [
         ("max_groups: 7\nmax_topcs: 1\n", "unknown setting 'max_topcs'"),
-        ("max_groups: 7\nmax_topics: many\n", "max_topics: Input should be a valid integer"),
+        ("max_groups: 7\nmax_topics: many\n", "max_topics: must be a whole number"),
         ("max_groups: [\n", "cannot read the configuration file"),
         ("max_groups: 7\ntopics: {made: {}, 'a b': {}}\n", "characters other than"),
         ("max_groups: 7\nkeep_hours: 2024-99-99\n", "keep_hours: '2024-99-99' cannot be read as timestamp ("),
@@ -209,7 +209,7 @@ def test_the_template_goes_with_the_creation_of_topics(reloaded: Reloaded) -> No
     def check_gone() -> None:
         assert f"topic={DEFAULT_TOPIC}" not in reloaded.in_force()
         with metaq.connect(reloaded.broker.registry) as client, connect(reloaded.broker) as asker:
-            with pytest.raises(RouteNotFound, match="Create the topic, or let brokers create topics"):
+            with pytest.raises(RouteNotFound, match="create it, or set auto_create_topics"):
                 client.producer().send("new", b"x")
             [queues] = ask_body(asker, Request.GET_ROUTEINFO_BY_TOPIC, topic=DEFAULT_TOPIC)["queueDatas"]
             assert queues["perm"] == 0

@@ -483,6 +483,6 @@ def test_a_refused_put_has_words_for_the_client(tmp_path: Path) -> None:
         with contextlib.suppress(Refused):  # by a disk that takes as long: stored nevertheless
             client.put("t", b"0")
         broker.stall()
-        with pytest.raises(Refused, match=r"500: stored at [0-9]+ 0 21, not yet disk"):
+        with pytest.raises(Refused, match=r"refused: stored at [0-9]+ 0 21, not yet disk"):
             client.put("t", b"1")
         broker.go_on()

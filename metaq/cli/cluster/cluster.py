@@ -9,6 +9,7 @@ from metaq.cli.cluster.addslave import add_slave
 from metaq.cli.cluster.replicas import demote, handover, promote, status
 from metaq.cli.common import FAILED, SYSTEM_GROUP, connect_registry, examples, json_option, print_json, registry_option
 from metaq.cli.messages.topics import is_of_users
+from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.client import Admin
 from metaq.client.admin.views import BrokerView
@@ -16,7 +17,7 @@ from metaq.errors import ClientError
 from metaq.protocol.remoting.codes import MASTER
 
 
-@click.group()
+@click.group(cls=Suggesting)
 def cluster() -> None:
     """Show clusters, brokers, replicas and connected clients; change which replica is master."""
 
@@ -59,7 +60,8 @@ def show(name: str | None, registry: str, as_json: bool) -> int:
         admin = client.admin()
         brokers = [broker for broker in admin.brokers() if name in (None, broker.cluster)]
         if not brokers:
-            click.echo(f"metaq: {f'no cluster {name}' if name else 'no broker is registered'}", err=True)
+            absent = "no broker is registered" if name is None else f"there is no cluster {name}; metaq cluster list shows them"
+            click.echo(f"metaq: {absent}", err=True)
             return FAILED
         system = set(admin.system_topics())
         row = {

@@ -17,6 +17,7 @@ from metaq.cli.common import (
     registry_option,
     yes_option,
 )
+from metaq.cli.numbers import IntRange
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.client import Admin
 from metaq.client.admin.replicas import ReplicaAdmin
@@ -99,7 +100,12 @@ def status(name: str | None, registry: str, as_json: bool) -> int:
         places = places_of(client.admin(), name)
     print_rows(status_rows(places), as_json=as_json, hidden=("durable_end", "min_in_sync"))
     if not places:
-        click.echo(f"metaq: no broker {name} is registered" if name else "no broker is registered", err=True)
+        click.echo(
+            f"metaq: no broker {name} is registered; metaq cluster list shows the brokers"
+            if name
+            else "no broker is registered",
+            err=True,
+        )
         return FAILED if name else 0
     return 0
 
@@ -170,7 +176,7 @@ def at_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def replica_option(name: str, text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add an option for the number of a replica."""
-    return click.option(name, "replica", type=click.IntRange(1), metavar="N", help=text)
+    return click.option(name, "replica", type=IntRange(1), metavar="N", help=text)
 
 
 def known_places(admin: Admin, name: str, at: Address | None) -> list[ReplicaPlace]:
@@ -191,7 +197,8 @@ def chosen(places: Iterable[ReplicaPlace], replica: int | None, what: str) -> Re
     """Return the replica with this number, or else the one with the highest rank."""
     fits = [place for place in places if place.view is not None and replica in (None, place.view.replica)]
     if not fits:
-        raise click.BadParameter(f"{what if replica is None else f'replica {replica} is none of them: {what}'}")
+        which = what if replica is None else f"replica {replica} is none of them: {what}"
+        raise click.UsageError(f"{which}; metaq cluster status shows the replicas, and why one does not")
     return max(fits, key=lambda place: place.rank)
 
 
@@ -343,7 +350,7 @@ def handover(name: str, replica: int | None, yes: bool, registry: str, as_json: 
     with connect_registry(registry) as client:
         admin = client.admin()
         places = known_places(admin, name, None)
-        master = chosen([place for place in places if place.is_master], None, f"no master of {name} answers")
+        master = chosen([place for place in places if place.is_master], None, f"no master of {name} answers that takes slaves")
         place = chosen([other for other in places if not other.is_master], replica, f"no slave of {name} answers")
         assert place.view is not None
         show_change(place, f"takes over from {master}", () if place.is_in_sync else (NOT_IN_SYNC,), yes=yes, as_json=as_json)

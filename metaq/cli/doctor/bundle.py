@@ -22,8 +22,9 @@ from metaq import TextClient, __version__
 from metaq.address import Address
 from metaq.cli.admin import CONFIG, parse_config
 from metaq.cli.common import FAILED, broker_option, connect_text, examples
-from metaq.errors import MetaqError, Refused
+from metaq.errors import ConfigError, MetaqError, Refused
 from metaq.form import FORM
+from metaq.reasons import reason_of
 
 LOG_BYTES: Final = 1 << 20
 """Limit of a log file; its end is taken."""
@@ -120,7 +121,7 @@ def debug_bundle(broker: Address, data: Path | None, log: Path | None, out: str 
             try:
                 _add(bundle, f"{name}/{file}", make())
             except OSError as error:
-                problems.append(f"{file}: {error}")
+                problems.append(f"{file}: {reason_of(error)}{f': {error.filename}' if error.filename else ''}")
         _add(bundle, f"{name}/problems.txt", "".join(f"{problem}\n" for problem in problems))
     for problem in problems:
         click.echo(f"not collected: {problem}", err=True)
@@ -135,10 +136,14 @@ def _opened(target: str) -> Iterator[IO[bytes]]:
     if target == "-":
         with click.open_file(target, "wb") as stream:
             yield stream
-    else:
-        with open(target, "wb", opener=partial(os.open, mode=0o600)) as stream:
-            os.fchmod(stream.fileno(), 0o600)  # the file may have existed with another mode
-            yield stream
+        return
+    try:
+        number = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"--out {target}: cannot be written: {reason_of(error)}; give the name of a file") from error
+    with open(number, "wb") as stream:
+        os.fchmod(number, 0o600)  # the file may have existed with another mode
+        yield stream
 
 
 def _is_here(host: str) -> bool:

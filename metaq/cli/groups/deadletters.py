@@ -15,7 +15,10 @@ from metaq.cli.common import (
     registry_option,
     yes_option,
 )
+from metaq.cli.groups.known import known_group
 from metaq.cli.messages.messages import DEFAULT_COUNT, describe, print_messages
+from metaq.cli.numbers import IntRange
+from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import Row, print_rows
 from metaq.client import Producer, ReceivedMessage
 from metaq.client.message import RESERVED
@@ -33,7 +36,7 @@ TOPIC: Final = "topic"
 GROUP: Final = "group"
 
 
-@click.group()
+@click.group(cls=Suggesting)
 def dlq() -> None:
     """Show dead letters, and send them again."""
 
@@ -60,13 +63,16 @@ def list_groups(registry: str, as_json: bool) -> None:
 
 @dlq.command(epilog=examples("metaq dlq show billing", "metaq dlq show billing --count 1000 --json"))
 @click.argument("group")
-@click.option("--count", type=click.IntRange(1), default=DEFAULT_COUNT, show_default=True, metavar="N", help="Show at most N.")
+@click.option("--count", type=IntRange(1), default=DEFAULT_COUNT, show_default=True, metavar="N", help="Show at most N.")
 @registry_option
 @json_option
 def show(group: str, count: int, registry: str, as_json: bool) -> int:
     """Show GROUP's dead letters, partition by partition, the oldest first."""
     with connect_registry(registry) as client:
-        found = client.admin().dead_letters(group, most=count)
+        admin = client.admin()
+        found = admin.dead_letters(group, most=count)
+        if not found:
+            known_group(admin, group)
     if as_json:
         for one in found:
             print_json({**describe(one), "topic": one.topic, "group": group})
@@ -105,6 +111,8 @@ def replay(group: str, ids: tuple[str, ...], target: str, again: bool, yes: bool
     with connect_registry(registry) as client, client.producer() as producer:
         admin = client.admin()
         letters = [one for one in admin.dead_letters(group) if not ids or one.id in ids]
+        if not letters:
+            known_group(admin, group)
         for letter in letters:
             before = len(admin.query_by_key(letter.topic, letter.id))
             left_out = before > 0 and not again and target == TOPIC
@@ -117,7 +125,10 @@ def replay(group: str, ids: tuple[str, ...], target: str, again: bool, yes: bool
         click.echo(f"metaq: no dead letter of the group {group} has the id {', '.join(missing)}", err=True)
     if not as_json:
         verb = "sent" if yes else "would send"
-        click.echo(f"{verb} {sent} of {len(letters)} dead letters again", err=not letters)
+        if letters:
+            click.echo(f"{verb} {sent} of {len(letters)} dead letters again")
+        elif not missing:
+            click.echo(f"metaq: the group {group} has no dead letters", err=True)
         if letters and not yes:
             click.echo(NOTHING_CHANGED, err=True)
     return FAILED if missing or not letters else 0

@@ -21,6 +21,9 @@ from metaq.cli.common import (
 from metaq.cli.doctor.findings import print_findings
 from metaq.cli.doctor.groupchecks import diagnose
 from metaq.cli.doctor.groupfacts import DEFAULT_WATCH_S, collect, messages_in, watch, work_of
+from metaq.cli.groups.known import known_group
+from metaq.cli.numbers import IntRange
+from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.cli.times import TIMES, When
 from metaq.client import Admin, ConsumeFrom
@@ -29,7 +32,7 @@ from metaq.message import DEAD_PREFIX, RETRY_PREFIX
 from metaq.protocol.remoting.attributes import GROUP_ATTRIBUTES, check_attributes
 
 
-@click.group()
+@click.group(cls=Suggesting)
 def group() -> None:
     """Show consumer groups, move their offsets, find out why one does not consume."""
 
@@ -37,16 +40,6 @@ def group() -> None:
 def one_group(command: Callable[..., Any]) -> Decorated:
     """Add the arguments that all commands about one group take."""
     return click.argument("group")(registry_option(json_option(command)))
-
-
-def view_of(admin: Admin, name: str) -> GroupView | None:
-    """Return a group's settings on the brokers; ``None`` when no broker knows it."""
-    return next((view for view in admin.groups() if view.name == name), None)
-
-
-def not_there(name: str) -> int:
-    click.echo(f"metaq: no broker knows the group {name}; metaq group list shows the groups", err=True)
-    return FAILED
 
 
 # -- looking ----------------------------------------------------------------------------------------------------------
@@ -78,7 +71,7 @@ def summary(admin: Admin, view: GroupView) -> Row:
         "members": 0 if online is None else len(online.members),
         "model": "" if online is None else online.model.lower(),
         "topics": sorted(topic for topic in topics if not topic.startswith(RETRY_PREFIX)),
-        "lag": sum(lag.lag for lag in lags),
+        "lag": sum(lag.lag for lag in lags) if lags else None,
         **(
             {}
             if not leased
@@ -94,9 +87,7 @@ def show(group: str, registry: str, as_json: bool) -> int:
     """Show GROUP: its settings, its members, and what each member subscribes to and consumes."""
     with connect_registry(registry) as client:
         admin = client.admin()
-        view = view_of(admin, group)
-        if view is None:
-            return not_there(group)
+        view = known_group(admin, group)
         dead = messages_in(admin, f"{DEAD_PREFIX}{group}")
         row = {**summary(admin, view), "retry_max_times": view.retry_max_times, "dead_letters": dead}
         online = admin.members(group)
@@ -130,9 +121,15 @@ def lag(group: str, topic: str | None, registry: str, as_json: bool) -> int:
     """Show how far GROUP is in each partition."""
     with connect_registry(registry) as client:
         admin = client.admin()
-        if view_of(admin, group) is None:
-            return not_there(group)
+        known_group(admin, group)
+        if topic is not None:
+            admin.route(topic)
         lags = admin.group_lag(group, topic)
+    if not lags:
+        where = "" if topic is None else f" in {topic}"
+        advice = f"metaq why-not-consuming {group} says whether it consumes"
+        click.echo(f"metaq: the group {group} has never committed an offset{where}, so it has no lag; {advice}", err=True)
+        return FAILED
     leases = any(view.leased is not None for view in lags)
     print_rows(map(lag_row, lags), as_json=as_json, hidden=() if leases else ("in_flight", "delayed"))
     if not as_json:
@@ -175,13 +172,13 @@ def lag_row(view: LagView) -> Row:
 @click.argument("group")
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
 @click.option("--to-time", type=When(), help="To the first message stored at TIME or later.")
-@click.option("--to-offset", type=click.IntRange(0), metavar="N", help="To this offset, or the nearest that exists.")
+@click.option("--to-offset", type=IntRange(0), metavar="N", help="To this offset, or the nearest that exists.")
 @click.option("--to-begin", is_flag=True, help="To the oldest message.")
 @click.option("--to-end", is_flag=True, help="To the end: only messages from now on.")
 @click.option(
     "--partition",
     "partitions",
-    type=click.IntRange(0),
+    type=IntRange(0),
     multiple=True,
     metavar="N",
     help="Only in this partition; may be repeated.",
@@ -207,8 +204,7 @@ def reset_offset(
         raise click.UsageError("give one of --to-time, --to-offset, --to-begin and --to-end")
     with connect_registry(registry) as client:
         admin = client.admin()
-        if view_of(admin, group) is None:
-            return not_there(group)
+        known_group(admin, group)
         names = topics or [topic for topic in admin.topics_of_group(group) if not topic.startswith(RETRY_PREFIX)]
         changes = [
             change
@@ -228,7 +224,13 @@ def reset_offset(
     ]
     print_rows([{**row, "applied": yes} for row in rows] if as_json else rows, as_json=as_json)
     if not changes:
-        click.echo(f"metaq: the group {group} has no offsets in {', '.join(names) or 'any topic'}", err=True)
+        if partitions and names:
+            absent = (
+                f"{', '.join(names)} has no partition {', '.join(map(str, partitions))}; metaq topic show shows those it has"
+            )
+        else:
+            absent = f"the group {group} has no offsets in any topic; name the TOPIC in which it shall have some"
+        click.echo(f"metaq: {absent}", err=True)
         return FAILED
     if not as_json:
         click.echo(f"{len(changes)} offsets were set" if yes else NOTHING_CHANGED, err=not yes)
@@ -247,7 +249,7 @@ def reset_offset(
 @click.option("--broadcast/--no-broadcast", default=None, help="Whether its members may consume as broadcasts.")
 @click.option(
     "--retry-max-times",
-    type=click.IntRange(0),
+    type=IntRange(0),
     metavar="N",
     help="Retries of a message before it is a dead letter.",
 )
@@ -277,7 +279,7 @@ def update(
     check_attributes(GROUP_ATTRIBUTES, values := values | unset)
     with connect_registry(registry) as client:
         admin = client.admin()
-        view = view_of(admin, group) or GroupView(group)
+        view = next((view for view in admin.groups() if view.name == group), GroupView(group))
         view = view.with_attributes(values)._replace(
             consume_enable=view.consume_enable if consume is None else consume,
             consume_broadcast_enable=view.consume_broadcast_enable if broadcast is None else broadcast,
@@ -298,8 +300,7 @@ def delete(group: str, yes: bool, registry: str, as_json: bool) -> int:
     """Delete GROUP with its offsets, its retries and its dead letters."""
     with connect_registry(registry) as client:
         admin = client.admin()
-        if view_of(admin, group) is None:
-            return not_there(group)
+        known_group(admin, group)
         online = admin.members(group)
         members = 0 if online is None else len(online.members)
         dead = messages_in(admin, f"{DEAD_PREFIX}{group}")

@@ -19,7 +19,10 @@ from metaq.cli.common import (
     print_json,
     registry_option,
 )
+from metaq.cli.groups.known import known_group
 from metaq.cli.messages.lines import body_fields
+from metaq.cli.numbers import IntRange
+from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import print_rows
 from metaq.cli.times import SpanOption
 from metaq.client.text.leasing import PoppedMessage
@@ -32,7 +35,7 @@ SCRIPTED: Final = ("topic", "position", "priority")
 """What people need not see of a message that they take."""
 
 
-@click.group()
+@click.group(cls=Suggesting)
 def lease() -> None:
     """Show which messages consumers lease, and which come again; take messages, and finish them or give them back."""
 
@@ -58,9 +61,7 @@ def _ids_argument(command: Decorated) -> Decorated:
 @lease.command("list", epilog=examples("metaq lease list billing", "metaq lease list billing orders --json"))
 @click.argument("group")
 @click.argument("topic", required=False)
-@click.option(
-    "--count", type=click.IntRange(1), default=1024, show_default=True, metavar="N", help="Show at most N of a broker."
-)
+@click.option("--count", type=IntRange(1), default=1024, show_default=True, metavar="N", help="Show at most N of a broker.")
 @registry_option
 @json_option
 def list_partitions(group: str, topic: str | None, count: int, registry: str, as_json: bool) -> None:
@@ -72,11 +73,15 @@ def list_partitions(group: str, topic: str | None, count: int, registry: str, as
     with connect_registry(registry) as client:
         admin = client.admin()
         leases = admin.leases()
+        if topic is not None:
+            admin.route(topic)
         rows = [
             {"broker": broker.name, **row._asdict()}
             for broker in admin.masters()
             for row in islice(leases.partitions(broker.address, group, topic), count)
         ]
+        if not rows:
+            known_group(admin, group)
     print_rows(rows, as_json=as_json)
     if not rows and not as_json:
         click.echo(f"{group} leases no messages", err=True)
@@ -85,10 +90,8 @@ def list_partitions(group: str, topic: str | None, count: int, registry: str, as
 @lease.command(epilog=examples("metaq lease show billing orders 3", "metaq lease show billing orders 3 --json --count 10000"))
 @click.argument("group")
 @click.argument("topic")
-@click.argument("partition", type=click.IntRange(0))
-@click.option(
-    "--count", type=click.IntRange(1), default=100, show_default=True, metavar="N", help="Show at most N of a broker."
-)
+@click.argument("partition", type=IntRange(0))
+@click.option("--count", type=IntRange(1), default=100, show_default=True, metavar="N", help="Show at most N of a broker.")
 @registry_option
 @json_option
 def show(group: str, topic: str, partition: int, count: int, registry: str, as_json: bool) -> None:
@@ -105,6 +108,9 @@ def show(group: str, topic: str, partition: int, count: int, registry: str, as_j
             for broker in admin.masters()
             for row in islice(leases.messages(broker.address, group, topic, partition), count)
         ]
+        if not rows:
+            known_group(admin, group)
+            admin.route(topic)
     print_rows(rows, as_json=as_json)
     if not rows and not as_json:
         click.echo("nothing is open there", err=True)
@@ -120,7 +126,7 @@ def show(group: str, topic: str, partition: int, count: int, registry: str, as_j
 )
 @click.argument("group")
 @click.argument("topic")
-@click.option("--count", type=click.IntRange(*COUNT), default=1, show_default=True, metavar="N", help="Take at most N.")
+@click.option("--count", type=IntRange(*COUNT), default=1, show_default=True, metavar="N", help="Take at most N.")
 @click.option(
     "--invisible",
     type=SpanOption(),

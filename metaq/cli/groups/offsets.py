@@ -4,9 +4,10 @@ import click
 
 from metaq.cli.groups.offsetsexport import export
 from metaq.cli.groups.offsetsreport import report
+from metaq.cli.suggestions import Suggesting
 
 
-@click.group()
+@click.group(cls=Suggesting)
 def offsets() -> None:
     """Export the offsets of all groups, now and in the past, and report on them."""
 

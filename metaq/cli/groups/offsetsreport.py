@@ -13,6 +13,7 @@ import click
 
 from metaq.cli.common import FAILED, PASSWORD_VARIABLE, command_login, examples, json_option, registry_option
 from metaq.cli.doctor.findings import Finding, Level, print_findings
+from metaq.cli.numbers import IntRange
 from metaq.cli.progress import progress
 from metaq.message import HISTORY_TOPIC
 
@@ -46,7 +47,7 @@ _SHOWN_LINES: Final = 20
 @click.option("--png", is_flag=True, help="Also write the charts as pictures; needs metaq-broker[report].")
 @click.option(
     "--stuck-samples",
-    type=click.IntRange(2),
+    type=IntRange(2),
     default=10,
     show_default=True,
     metavar="N",

@@ -12,6 +12,7 @@ from metaq.cli.admin import CONFIG, parse_config
 from metaq.cli.common import broker_option, connect_text, examples, json_option, print_json
 from metaq.cli.host.configdoc import page
 from metaq.cli.host.settings import SettingsCommand, config_option, setting_options
+from metaq.cli.suggestions import Suggesting
 from metaq.config import FIELDS, Settings, check, gather_settings
 from metaq.configfile import write_value
 from metaq.errors import ConfigError
@@ -21,7 +22,7 @@ RUNNING = "metaq"
 """The section of ``stats config`` that holds the settings under their names."""
 
 
-@click.group(short_help="Show settings and where they come from; check a file.")
+@click.group(cls=Suggesting, short_help="Show settings and where they come from; check a file.")
 def config() -> None:
     """Show the settings and where each comes from, check a configuration file, print the page about them."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from metaq.cli.common import FAILED, PASSWORD_VARIABLE, Decorated, examples, json_option
+from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import Row, print_rows
 from metaq.errors import ConfigError
 from metaq.fields import WrongFields, from_values
@@ -25,7 +26,7 @@ from metaq.server.access.users import (
 from metaq.server.access.usersfile import editing, load_users
 
 
-@click.group()
+@click.group(cls=Suggesting)
 def user() -> None:
     """Add, remove and list users, and set their permissions.
 

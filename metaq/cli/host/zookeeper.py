@@ -19,6 +19,7 @@ import click
 
 from metaq.address import Address, parse_listen
 from metaq.cli.common import examples
+from metaq.cli.numbers import IntRange
 from metaq.errors import ConfigError
 
 JARS: Final = ("zookeeper-3*", "zookeeper-jute-*", "slf4j-api-*", "snappy-java-*", "metrics-core-*")
@@ -146,13 +147,11 @@ EXAMPLES: Final = examples(
 @click.command(epilog=EXAMPLES)
 @click.option("--data", type=click.Path(path_type=Path), default="zookeeper", show_default=True, help="Folder for its data.")
 @click.option("--listen", default="127.0.0.1:2181", show_default=True, metavar="HOST:PORT", help="Port 0: any free one.")
-@click.option(
-    "--tick-ms", type=click.IntRange(50), default=500, show_default=True, help="The tick; the shortest session has two."
-)
+@click.option("--tick-ms", type=IntRange(50), default=500, show_default=True, help="The tick; the shortest session has two.")
 @click.option("--ensemble", default="", metavar="HOST:PORT:PORT,…", help="All members, with two ports for each other.")
 @click.option(
     "--member",
-    type=click.IntRange(1),
+    type=IntRange(1),
     default=1,
     show_default=True,
     metavar="N",

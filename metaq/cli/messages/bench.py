@@ -8,6 +8,7 @@ import click
 
 from metaq.address import Address
 from metaq.cli.common import broker_option, connect_text, examples, json_option, print_json
+from metaq.cli.numbers import IntRange
 from metaq.client import TextClient
 
 _MESSAGES_AT_ONCE: Final = 10_000
@@ -53,13 +54,13 @@ def measure_get(client: TextClient, topic: str, partition: int, position: int, m
 )
 @click.option(
     "--messages",
-    type=click.IntRange(1, 10_000_000),
+    type=IntRange(1, 10_000_000),
     default=100_000,
     show_default=True,
     metavar="N",
     help="Message count.",
 )
-@click.option("--size", type=click.IntRange(0), default=128, show_default=True, metavar="BYTES", help="Size of each body.")
+@click.option("--size", type=IntRange(0), default=128, show_default=True, metavar="BYTES", help="Size of each body.")
 @broker_option
 @json_option
 def bench(topic: str, messages: int, size: int, broker: Address, as_json: bool) -> None:

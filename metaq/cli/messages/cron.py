@@ -3,10 +3,12 @@
 import click
 
 from metaq.cli.common import FAILED, connect_registry, examples, json_option, print_json, registry_option
+from metaq.cli.numbers import IntRange
+from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import local_time, print_rows
 
 
-@click.group()
+@click.group(cls=Suggesting)
 def cron() -> None:
     """Define, list and remove recurring messages."""
 
@@ -22,7 +24,7 @@ def cron() -> None:
 @click.argument("topic")
 @click.argument("body")
 @click.option("--zone", default="UTC", show_default=True, metavar="ZONE", help="The time zone, as Europe/Berlin.")
-@click.option("--partition", type=click.IntRange(-1), default=-1, metavar="N", help="The partition; else each in turn.")
+@click.option("--partition", type=IntRange(-1), default=-1, metavar="N", help="The partition; else each in turn.")
 @click.option("--tag", default=None, help="The tag of the messages.")
 @click.option("--on", "broker_name", default=None, metavar="BROKER", help="The broker's name; else the first with the topic.")
 @click.option(
@@ -101,5 +103,5 @@ def remove(name: str, registry: str, as_json: bool) -> int:
     elif removed:
         click.echo(f"removed {name} from {', '.join(removed)}")
     if not removed:
-        click.echo(f"metaq: no broker has a recurring message {name}", err=True)
+        click.echo(f"metaq: no broker has a recurring message {name}; metaq cron list shows them", err=True)
     return 0 if removed else FAILED

@@ -9,16 +9,21 @@ import os
 import stat
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
+from heapq import merge
 from itertools import chain, islice, repeat
+from operator import itemgetter
 from typing import Any, BinaryIO, Final
 
 import click
 
 from metaq.address import Address
+from metaq.cli.admin import find_missing, partitions_by_topic
 from metaq.cli.common import (
     FAILED,
+    REFUSED,
+    Decorated,
     broker_option,
     connect_text,
     examples,
@@ -27,11 +32,19 @@ from metaq.cli.common import (
     partition_option,
     print_json,
 )
+from metaq.cli.messages.partitions import (
+    Numbered,
+    TopicFollower,
+    in_portions,
+    in_store_order,
+    placed,
+)
+from metaq.cli.numbers import IntRange
 from metaq.cli.progress import progress
 from metaq.cli.times import later_options
 from metaq.client import PutManyFailed, TextClient
 from metaq.client.text.textclient import DEFAULT_MAX_BYTES
-from metaq.errors import Refused
+from metaq.errors import ClientError, Refused
 from metaq.message import Message, PutResult, TextPosition
 from metaq.protocol.text.commands import BROKER_CHOOSES, END_OF_LOG
 from metaq.protocol.text.replies import NOT_FOUND
@@ -74,6 +87,21 @@ def size_of(stream: BinaryIO) -> int | None:
     return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
+def lines_failed(before: int, error: PutManyFailed) -> ClientError:
+    """Return the error that ended ``put --lines``, with what is known of each line; ``before`` lines are from calls before."""
+    stored = before + error.first_failed
+    later = error.results[error.first_failed + 1 :]
+    known = f"lines 1 to {stored} are stored, " if stored else ""
+    failed = f"line {stored + 1} {'is not' if isinstance(error.reason, Refused) else 'may be'}"
+    if any(not isinstance(result, Refused | PutResult) for result in later):
+        rest = "later ones may be"
+    else:
+        count = sum(isinstance(result, PutResult) for result in later)
+        rest = f"{count or 'none'} after it {'are' if count > 1 else 'is'}"
+    error.reason.add_note(f"; {known}{failed}, {rest}")
+    return error.reason
+
+
 def put_lines(
     client: TextClient, topic: str, lines: Lines, partition: int, attribute: str | None, tell: Callable[[int], None]
 ) -> PutResult | None:
@@ -89,8 +117,7 @@ def put_lines(
         try:
             results = client.put_many(topic, islice(bodies, count), partition=partition, attribute=attribute)
         except PutManyFailed as error:
-            click.echo(f"metaq: lines 1 to {stored + error.first_failed} are stored, later ones may be", err=True)
-            raise
+            raise lines_failed(stored, error) from error
         if not results:
             break
         stored += len(results)
@@ -137,10 +164,21 @@ def put(
         raise click.UsageError("give either BODY or --lines FILE")
     if lines_file is not None and (delay is not None or at is not None):
         raise click.UsageError("lines cannot be delayed: leave out --delay and --at, or give BODY")
+    if delay is not None and at is not None:
+        raise click.UsageError("give either --delay or --at")
     with connect_text(broker) as client:
         if lines_file is None:
             assert body is not None
-            sent = client.put(topic, os.fsencode(body), partition=partition, attribute=attribute, delay=delay, deliver_at=at)
+            try:
+                sent = client.put(
+                    topic, os.fsencode(body), partition=partition, attribute=attribute, delay=delay, deliver_at=at
+                )
+            except Refused:
+                absent = None if partition == BROKER_CHOOSES else find_missing(client, topic, partition)
+                if absent is None:
+                    raise
+                click.echo(f"metaq: {absent.text}", err=True)
+                return REFUSED
             if as_json:
                 print_json({"topic": topic, **{name: value for name, value in sent._asdict().items() if value is not None}})
             elif sent.handle is None:
@@ -173,13 +211,15 @@ class Writer:
         self._final_newline = final_newline
         self._line_is_open = False
 
-    def write(self, messages: Iterable[Message]) -> None:
+    def write(self, messages: Sequence[Numbered]) -> None:
         """Write whole lines, and flush them to the reader."""
+        if not messages:
+            return
         if self._as_json:
-            parts = [json_line(describe(message)) for message in messages]
+            parts = [json_line({**describe(message), "partition": partition}) for partition, message in messages]
         else:
             parts = [b"\n"] if self._line_is_open else []
-            parts.append(b"\n".join(message.body for message in messages))
+            parts.append(b"\n".join(message.body for _, message in messages))
             if self._final_newline:
                 parts.append(b"\n")
             self._line_is_open = not self._final_newline
@@ -204,23 +244,29 @@ def body_fields(body: bytes) -> dict[str, str]:
         return {"body_base64": base64.b64encode(body).decode()}
 
 
+def read_option(command: Decorated) -> Decorated:
+    """Add ``--partition`` of commands that read all partitions without it."""
+    text = "Read this partition only.  [default: all, in the order in which messages were stored]"
+    return click.option("--partition", type=IntRange(0), metavar="N", help=text)(command)
+
+
 @click.command(
     epilog=examples("metaq get orders", "metaq get orders --count 10 --json", "metaq get orders --partition 2 --position 4096")
 )
 @click.argument("topic")
-@partition_option(0, "Partition to read.")
+@read_option
 @click.option(
     "--position",
-    type=click.IntRange(0),
+    type=IntRange(0),
     default=0,
     show_default=True,
     metavar="N",
-    help="Where to begin; 0 is the oldest message.",
+    help="Where to begin in the partition; 0 is the oldest message.",
 )
-@click.option("--count", type=click.IntRange(1), metavar="N", help="The most messages to get.  [default: all]")
+@click.option("--count", type=IntRange(1), metavar="N", help="The most messages to get.  [default: all]")
 @click.option(
     "--max-bytes",
-    type=click.IntRange(1),
+    type=IntRange(1),
     default=DEFAULT_MAX_BYTES,
     show_default=True,
     metavar="N",
@@ -231,7 +277,7 @@ def body_fields(body: bytes) -> dict[str, str]:
 @json_option
 def get(
     topic: str,
-    partition: int,
+    partition: int | None,
     position: int,
     count: int | None,
     max_bytes: int,
@@ -239,24 +285,39 @@ def get(
     broker: Address,
     as_json: bool,
 ) -> int:
-    """Print TOPIC's messages from a position to the end.
+    """Print TOPIC's messages, from the oldest to the end.
 
-    Bodies are printed as they are, each followed by a newline.
+    Bodies are printed as they are, each followed by a newline. The messages of all partitions come in the order in which they
+    were stored; those of a transaction follow the one before them in their partition.
     """
     writer = Writer(as_json=as_json, final_newline=not no_final_newline)
     found = 0
     with connect_text(broker) as client, progress("reading", "messages", prints=True) as bar:
-        for batch in client.batches(topic, partition=partition, position=position, max_bytes=max_bytes):
-            messages = batch.messages[: None if count is None else count - found]
-            writer.write(messages)
-            found += len(messages)
+        partitions = [partition] if partition is not None else range(partitions_by_topic(client).get(topic, 1))
+        if position and len(partitions) > 1:
+            raise click.UsageError(f"{topic} has {len(partitions)} partitions: say with --partition of which --position is")
+        positions = {number: TextPosition(position) for number in partitions}
+        for portion in in_portions(islice(in_store_order(client, topic, positions, max_bytes), count)):
+            writer.write(portion)
+            found += len(portion)
             bar.reach(found, found / count if count else None)
-            if found == count:
-                break
+        absent = None if found else find_missing(client, topic, partition)
     if not found:
-        click.echo(f"metaq: nothing in {topic}-{partition} from {position} on", err=True)
+        click.echo(f"metaq: {absent.text if absent else nothing_in(topic, partition, position)}", err=True)
         return FAILED
     return 0
+
+
+def nothing_in(topic: str, partition: int | None, position: int = 0) -> str:
+    """Return the words for a place in which there is no message."""
+    where = topic if partition is None else f"{topic}-{partition}"
+    if not position:
+        return f"nothing in {where}"
+    return f"nothing in {where} from {position} on; metaq offset {topic}{_option(partition)} shows where it begins and ends"
+
+
+def _option(partition: int | None) -> str:
+    return f" --partition {partition}" if partition else ""
 
 
 def last_messages(client: TextClient, topic: str, partition: int, count: int) -> tuple[list[Message], TextPosition]:
@@ -281,35 +342,52 @@ def last_messages(client: TextClient, topic: str, partition: int, count: int) ->
     return [], end
 
 
+def newest_of(
+    client: TextClient, topic: str, partitions: Iterable[int], count: int
+) -> tuple[list[Numbered], dict[int, TextPosition]]:
+    """Return the newest ``count`` messages of all these partitions in their order, and the position after each partition."""
+    newest: list[tuple[int, Numbered]] = []
+    after: dict[int, TextPosition] = {}
+    for partition in partitions:
+        messages, after[partition] = last_messages(client, topic, partition, count)
+        found = placed(Numbered(partition, message) for message in messages)
+        newest = list(merge(newest, found, key=itemgetter(0)))[-count:] if count else []
+    return [numbered for _, numbered in newest], after
+
+
 @click.command(epilog=examples("metaq tail orders", "metaq tail orders -f", "metaq tail orders -n 1 --partition 2 --json"))
 @click.argument("topic")
 @click.option("-f", "--follow", is_flag=True, help="Continue with new messages until interrupted.")
 @click.option(
     "-n",
     "--count",
-    type=click.IntRange(0),
+    type=IntRange(0),
     default=10,
     show_default=True,
     metavar="N",
     help="Number of the newest messages to begin with.",
 )
-@partition_option(0, "Partition to read.")
+@read_option
 @broker_option
 @json_option
-def tail(topic: str, follow: bool, count: int, partition: int, broker: Address, as_json: bool) -> int:
+def tail(topic: str, follow: bool, count: int, partition: int | None, broker: Address, as_json: bool) -> int:
     """Print TOPIC's newest messages, or follow it.
 
-    Bodies are printed as they are, each followed by a newline.
+    Bodies are printed as they are, each followed by a newline. With -f it waits for a topic that does not exist, and for a
+    broker that is restarted, and continues where it was.
     """
     writer = Writer(as_json=as_json)
     with connect_text(broker) as client:
-        messages, position = last_messages(client, topic, partition, count)
-        if messages:
-            writer.write(messages)
-        elif not follow:
-            click.echo(f"metaq: nothing in {topic}-{partition}", err=True)
-            return FAILED
-        if follow:
-            for batch in client.batches(topic, partition=partition, position=position, follow=True):
-                writer.write(batch.messages)
+        partitions = [partition] if partition is not None else range(partitions_by_topic(client).get(topic, 1))
+        messages, positions = newest_of(client, topic, partitions, count)
+        writer.write(messages)
+        absent = None if messages else find_missing(client, topic, partition)
+        if follow and (absent is None or absent.topic):
+            if absent is not None:
+                click.echo(f"metaq: {absent.text}; waiting for it", err=True)
+                positions = {} if partition is None else positions  # nobody knows how many partitions it will have
+            TopicFollower(client, topic, partition, positions, writer.write).run()
+    if not messages:
+        click.echo(f"metaq: {absent.text if absent else nothing_in(topic, partition)}", err=True)
+        return FAILED
     return 0

@@ -13,11 +13,15 @@ import click
 from metaq.address import parse_address
 from metaq.cli.common import FAILED, connect_registry, examples, json_line, json_option, print_json, registry_option
 from metaq.cli.messages.tracks import tracks
+from metaq.cli.numbers import IntRange
+from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import Row, local_time, one_line, print_record, print_rows
 from metaq.cli.times import TIMES, When, later_options
 from metaq.client import Admin, Client, ReceivedMessage
 from metaq.errors import BadRequest
 from metaq.protocol.ids import decode_offset_id
+from metaq.protocol.properties import DELAY, KEYS, PRIORITY, SHARDING_KEY
+from metaq.protocol.record import TAGS
 from metaq.protocol.sql92 import compile_expression
 from metaq.protocol.subscription import EVERYTHING, parse_subscription
 
@@ -29,9 +33,10 @@ FURTHEST_BACK: Final = 10_000
 _GROWTH: Final = 8
 _BODY_SHOWN: Final = 60
 _WAIT_S: Final = 1.0
+_OPTIONS: Final = {KEYS: "--key", TAGS: "--tag", SHARDING_KEY: "--ordering-key", PRIORITY: "--priority", DELAY: "--delay-level"}
 
 
-@click.group()
+@click.group(cls=Suggesting)
 def message() -> None:
     """Send messages, and find them by key, id, time or tag."""
 
@@ -125,10 +130,8 @@ def wanted(topic: str, tag: str | None, sql: str | None) -> Matches:
 @click.option("--key", "keys", multiple=True, metavar="KEY", help="A key by which it can be found; may be repeated.")
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="A property; may be repeated.")
 @click.option("--ordering-key", metavar="KEY", help="Messages with the same key go to the same partition.")
-@click.option(
-    "--priority", type=click.IntRange(0), metavar="N", help="The greater the more urgent, in a topic with priorities."
-)
-@click.option("--delay-level", type=click.IntRange(0, 18), default=0, metavar="N", help="Delay from 1 s (1) to 2 h (18).")
+@click.option("--priority", type=IntRange(0), metavar="N", help="The greater the more urgent, in a topic with priorities.")
+@click.option("--delay-level", type=IntRange(0, 18), default=0, metavar="N", help="Delay from 1 s (1) to 2 h (18).")
 @later_options
 @registry_option
 @json_option
@@ -153,8 +156,12 @@ def send(
     """
     if (body is None) == (file is None):
         raise click.UsageError("give either BODY or --file FILE")
+    if (delay is not None) + (at is not None) + (delay_level > 0) > 1:
+        raise click.UsageError("give one of --delay, --at and --delay-level")
     content = file.read() if file is not None else (body or "").encode(errors="surrogateescape")
     pairs = dict(pair.partition("=")[::2] for pair in properties)
+    if reserved := next((name for name in pairs if name in _OPTIONS), None):
+        raise click.UsageError(f"--property {reserved} is set by an option of its own: {_OPTIONS[reserved]}")
     if "" in pairs.values() or "" in pairs:
         raise click.UsageError(f"--property {properties[0]!r} is not NAME=VALUE")
     with connect_registry(registry) as client:
@@ -201,7 +208,7 @@ def send(
 @click.option("--from", "begin", type=When(), help="Stored then or later.")
 @click.option("--to", "end", type=When(), help="Stored before.  [default: now]")
 @click.option("--tag", metavar="TAGS", help="With one of these tags: paid || refunded.")
-@click.option("--count", type=click.IntRange(1), default=DEFAULT_COUNT, show_default=True, metavar="N", help="Show at most N.")
+@click.option("--count", type=IntRange(1), default=DEFAULT_COUNT, show_default=True, metavar="N", help="Show at most N.")
 @registry_option
 @json_option
 def query(
@@ -336,9 +343,7 @@ def newest(admin: Admin, topic: str, count: int, matches: Matches) -> list[Recei
 )
 @click.argument("topic")
 @click.option("-f", "--follow", is_flag=True, help="Continue with new messages until interrupted.")
-@click.option(
-    "-n", "--count", type=click.IntRange(0), default=10, show_default=True, metavar="N", help="Messages to begin with."
-)
+@click.option("-n", "--count", type=IntRange(0), default=10, show_default=True, metavar="N", help="Messages to begin with.")
 @click.option("--tag", metavar="TAGS", help="Only messages with one of these tags: paid || refunded.")
 @click.option("--sql", metavar="CONDITION", help="Only messages whose properties meet this SQL92 condition.")
 @registry_option

@@ -7,10 +7,12 @@ import click
 from metaq.address import Address
 from metaq.cli.common import connect_registry, connect_text, examples, json_option, print_json, registry_option
 from metaq.cli.messages.topics import either_option, means_one_broker
+from metaq.cli.numbers import IntRange
+from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import print_rows
 
 
-@click.group()
+@click.group(cls=Suggesting)
 def timer() -> None:
     """List and cancel delayed messages."""
 
@@ -43,9 +45,7 @@ def cancel(handle: str, registry: str, broker: Address, as_json: bool) -> None:
 
 
 @timer.command("list", epilog=examples("metaq timer list", "metaq timer list --count 100000 --json"))
-@click.option(
-    "--count", type=click.IntRange(1), default=1000, show_default=True, metavar="N", help="Show at most N of a broker."
-)
+@click.option("--count", type=IntRange(1), default=1000, show_default=True, metavar="N", help="Show at most N of a broker.")
 @registry_option
 @json_option
 def list_pending(count: int, registry: str, as_json: bool) -> None:

@@ -13,6 +13,7 @@ from metaq.cli.common import (
     NOTHING_CHANGED,
     Decorated,
     broker_option,
+    command_login,
     connect_registry,
     connect_text,
     examples,
@@ -21,19 +22,21 @@ from metaq.cli.common import (
     registry_option,
     yes_option,
 )
+from metaq.cli.numbers import IntRange
+from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.cli.times import SpanOption
 from metaq.client import Admin
 from metaq.client.admin.views import TopicView, permission_text
 from metaq.errors import RouteNotFound, RouteProblem
-from metaq.message import DEAD_PREFIX, RETRY_PREFIX
+from metaq.message import DEAD_PREFIX, MAX_PARTITIONS, RETRY_PREFIX
 from metaq.protocol.remoting.codes import MASTER, READ, WRITE
 
 PERMISSIONS: Final = {"rw": READ | WRITE, "r": READ, "w": WRITE, "none": 0}
 _ROUTE_ONLY: Final = "needs a registry: leave --broker out"
 
 
-@click.group()
+@click.group(cls=Suggesting)
 def topic() -> None:
     """Create, show and delete topics."""
 
@@ -44,12 +47,17 @@ def either_option(command: Decorated) -> Decorated:
 
 
 def means_one_broker() -> bool:
-    """Return whether ``--broker`` counts: given on the command line, or in the environment while no registry is named."""
+    """Return whether ``--broker`` counts: it is named in a place that counts more than the one where the registry is named.
+
+    That is the command line, a context that it names, the environment, or the context in use.
+    """
     source = click.get_current_context().get_parameter_source
-    broker, registry = source("broker"), source("registry")
-    if ParameterSource.COMMANDLINE in (broker, registry):
-        return broker is ParameterSource.COMMANDLINE
-    return broker is ParameterSource.ENVIRONMENT and registry is not ParameterSource.ENVIRONMENT
+    applied = command_login().applied
+    ranks = [ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP, ParameterSource.ENVIRONMENT, ParameterSource.COMMANDLINE]
+    if applied is not None and applied.explicit:
+        ranks[1:3] = ranks[2], ranks[1]
+    broker, registry = (ranks.index(source(name) or ParameterSource.DEFAULT) for name in ("broker", "registry"))
+    return broker > registry or broker == len(ranks) - 1
 
 
 # -- list and create --------------------------------------------------------------------------------------------------
@@ -138,7 +146,7 @@ def describe_topics(text: str, config: str) -> list[dict[str, Any]]:
     )
 )
 @click.argument("topic")
-@click.argument("partitions", type=click.IntRange(1), default=1)
+@click.argument("partitions", type=IntRange(1, MAX_PARTITIONS), default=1)
 @click.option("--permission", type=click.Choice(list(PERMISSIONS)), help="What clients may do.  [default: unchanged, or rw]")
 @click.option("--ordered", is_flag=True, help="Mark it as ordered, in the registries, too.")
 @click.option(
@@ -148,7 +156,7 @@ def describe_topics(text: str, config: str) -> list[dict[str, Any]]:
 )
 @click.option(
     "--priority-max-wait-ms",
-    type=click.IntRange(0),
+    type=IntRange(0),
     metavar="MS",
     help="How long a message waits before its partition is served first; 0: for ever.  [default: unchanged, or 60000]",
 )

@@ -18,6 +18,8 @@ from metaq.cli.common import (
     registry_option,
     yes_option,
 )
+from metaq.cli.numbers import IntRange
+from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.client.admin.transactions import TransactionAdmin
 from metaq.client.admin.views import BranchView, BrokerView
@@ -47,7 +49,7 @@ class LocatedTransaction(NamedTuple):
     what: BranchView | HalfRow
 
 
-@click.group()
+@click.group(cls=Suggesting)
 def tx() -> None:
     """Show undecided transactions, and decide them."""
 
@@ -56,7 +58,7 @@ def tx() -> None:
 
 
 @tx.command("list", epilog=examples("metaq tx list", "metaq tx list --count 100000 --json"))
-@click.option("--count", type=click.IntRange(1), default=DEFAULT_COUNT, show_default=True, metavar="N", help="Show at most N.")
+@click.option("--count", type=IntRange(1), default=DEFAULT_COUNT, show_default=True, metavar="N", help="Show at most N.")
 @registry_option
 @json_option
 def list_undecided(count: int, registry: str, as_json: bool) -> None:
@@ -177,7 +179,7 @@ def find_half(transactions: TransactionAdmin, address: str, message_id: str) -> 
 
 def missing(key: str) -> int:
     """Report that there is no such transaction. Return the exit code."""
-    click.echo(f"metaq: no broker has an undecided transaction {key}", err=True)
+    click.echo(f"metaq: no broker has an undecided transaction {key}; metaq tx list shows them", err=True)
     return FAILED
 
 

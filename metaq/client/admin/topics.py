@@ -136,7 +136,7 @@ class TopicAdmin(BrokerAdmin):
         masters = self.masters()
         if not masters:
             details = f"{', '.join(self.registries)} answered, and none of them names a master; nothing was changed"
-            raise RouteNotFound("(any)", RouteProblem.NO_LIVE_MASTER, details)
+            raise RouteNotFound("", RouteProblem.NO_LIVE_MASTER, details)
         if strangers := set(broker_names) - {broker.name for broker in masters}:
             raise BadRequest(
                 f"there is no master of broker {min(strangers)}; there are {', '.join(broker.name for broker in masters)}"

@@ -9,6 +9,7 @@ from typing import Final, Protocol, TypeVar, cast
 from metaq.address import Address
 from metaq.errors import BadRequest, NotConnected
 from metaq.protocol.remoting.signature import Credentials
+from metaq.reasons import reason_of
 
 Tls = bool | str | ssl.SSLContext
 """The choice of TLS: none, with the certificates of this machine, with those in a file (PEM), or with a context."""
@@ -73,7 +74,7 @@ class Access:
         try:
             connection = socket.create_connection(address, timeout_s)
         except OSError as error:
-            raise NotConnected(f"cannot connect to {address}: {error}; check that metaq listens there") from error
+            raise NotConnected(f"cannot connect to {address}: {reason_of(error)}; check that metaq listens there") from error
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self.tls is None:
             return connection
@@ -81,9 +82,8 @@ class Access:
             return _Secured.agree(connection, self.tls, address.host)
         except OSError as error:
             connection.close()
-            raise NotConnected(
-                f"no TLS with {address}: {error}; check that the broker has a tls_certificate for this name"
-            ) from error
+            advice = "check that the broker has a tls_certificate for this name, of an issuer that is trusted here"
+            raise NotConnected(f"no TLS with {address}: {reason_of(error)}; {advice}") from error
 
 
 def _context(tls: Tls) -> ssl.SSLContext | None:
@@ -96,7 +96,7 @@ def _context(tls: Tls) -> ssl.SSLContext | None:
     try:
         context = ssl.create_default_context(cafile=tls if isinstance(tls, str) else None)
     except OSError as error:
-        raise BadRequest(f"the certificates {tls} cannot be used: {error}") from error
+        raise BadRequest(f"the certificates {tls} cannot be used: {reason_of(error)}") from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 

@@ -21,6 +21,7 @@ from metaq.client.connecting.connection import LinkConnection
 from metaq.client.connecting.transport import Waiter
 from metaq.errors import ProtocolError
 from metaq.protocol.remoting.frames import FrameReader, RemotingCommand
+from metaq.reasons import reason_of
 
 _RECEIVE_BYTES: Final = 64 * 1024
 """Large, because a reader may wait up to 5 ms for the interpreter's lock, and should then receive everything that came."""
@@ -144,13 +145,16 @@ class LinkReader:
             frames = self._frames.receive(data)
         except BlockingIOError:
             return []  # no whole TLS record yet
-        except (OSError, ProtocolError, MemoryError) as error:
+        except OSError as error:
+            self._connection.give_up(reason_of(error))
+            return []
+        except (ProtocolError, MemoryError) as error:
             self._connection.give_up(str(error) or "memory is short")
             return []
         if not data:
             self._connection.give_up("the other side closed it")
         elif self._frames.error is not None:
-            self._connection.give_up(str(self._frames.error))
+            self._connection.give_up(f"this is not the port of a broker or a registry: {self._frames.error}")
         return frames
 
     # -- the reader's own thread --------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, NoReturn
 
 from metaq.client.connecting.presence import level_of
 from metaq.client.connecting.transport import RemotingRequest, Transport, successful
-from metaq.errors import ClientError, ProtocolError, RouteNotFound, RouteProblem
+from metaq.errors import ClientError, ProtocolError, RequestTimeout, RouteNotFound, RouteProblem
 from metaq.message import DEFAULT_TOPIC, MessageQueue
 from metaq.protocol.remoting.codes import INHERIT, MASTER, READ, WRITE, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
@@ -83,7 +83,7 @@ class Routes:
         """Return the answer of the first registry that gives one, whatever its code; ``RouteNotFound`` when none does."""
         if not self._named.wait(max(0.0, deadline - time.monotonic())):
             details = "ZooKeeper has named none; is it running, and a broker with the setting zookeeper?"
-            raise RouteNotFound(topic or "(any)", RouteProblem.REGISTRY_UNREACHABLE, details)
+            raise RouteNotFound(topic, RouteProblem.REGISTRY_UNREACHABLE, details)
         failures = []
         for turn in range(len(self.registries)):
             with self._guard:
@@ -92,11 +92,12 @@ class Routes:
             try:
                 return self._transport.call(address, request, limit)
             except ClientError as error:
-                failures.append(str(error))
+                port = "; is that the port of a registry, by default 9876?" if isinstance(error, RequestTimeout) else ""
+                failures.append(f"{error}{port}")
                 self._next_registry(address)
                 logger.info("registry does not answer address=%s turn=%s reason=%s", address, turn, error)
         details = f"Tried {', '.join(self.registries)}: {'; '.join(failures)}"
-        raise RouteNotFound(topic or "(any)", RouteProblem.REGISTRY_UNREACHABLE, details)
+        raise RouteNotFound(topic, RouteProblem.REGISTRY_UNREACHABLE, details)
 
     def refresh(self, topic: str, deadline: float) -> TopicRoute | None:
         """Fetch and return a topic's route; when the registry has none, return ``None`` and keep the cached one.
@@ -208,7 +209,8 @@ class Routes:
             if queue.permission & INHERIT
         )
         if not queues:
-            details = f"Asked {', '.join(self.registries)}. Create the topic, or let brokers create topics"
+            asked = f"Asked {', '.join(self.registries)}"
+            details = f"{asked}. No broker creates topics by itself: create it, or set auto_create_topics"
             raise RouteNotFound(topic, RouteProblem.TOPIC_ABSENT, details)
         return route._replace(queues=queues)
 

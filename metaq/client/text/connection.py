@@ -16,6 +16,7 @@ from metaq.protocol.text.commands import NO_OPAQUE
 from metaq.protocol.text.pushed import Pushed
 from metaq.protocol.text.replies import BAD_REQUEST, OK, Reply, TextReader
 from metaq.protocol.text.writing import write_line
+from metaq.reasons import reason_of
 
 _RECEIVE_BYTES: Final = 256 * 1024
 _LEAST_TIMEOUT_S: Final = 0.001  # a socket takes 0 for "do not wait" and has no negative timeout
@@ -179,8 +180,10 @@ class TextConnection:
             replies = self._receive()
         except TimeoutError:
             raise
-        except (OSError, ProtocolError) as error:
-            raise self._failed(str(error)) from error
+        except OSError as error:
+            raise self._failed(reason_of(error)) from error
+        except ProtocolError as error:
+            raise self._failed(f"this is not the text port of a broker, by default 8123: {error}") from error
         except BaseException:
             self.lose("a reply was interrupted in the middle")
             raise

@@ -122,5 +122,5 @@ class Routed:
         brokers = self._core.routes.clusters(self._core.deadline()).brokers
         masters = {name: broker.addresses[MASTER] for name, broker in brokers.items() if MASTER in broker.addresses}
         if not masters:
-            raise RouteNotFound("(any)", RouteProblem.NO_LIVE_MASTER, "The registry knows no broker at all")
+            raise RouteNotFound("", RouteProblem.NO_LIVE_MASTER, "The registry knows no broker at all")
         return masters

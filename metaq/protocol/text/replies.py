@@ -104,7 +104,7 @@ def _read_line(line: bytes) -> _ReplyHead:
     """Return what the line of a reply says; ``StreamLost`` when it is none."""
     match = _LINE.fullmatch(line)
     if match is None:
-        raise StreamLost(f"{line[:80]!r} is not a reply")
+        raise StreamLost(f"it answered {line[:80].decode('ascii', 'backslashreplace')!r}")
     return _ReplyHead(int(match[1] or VALUE), int(match[2]), int(match[3]))
 
 

@@ -14,6 +14,7 @@ import yaml
 
 from metaq.errors import ConfigError
 from metaq.fields import WrongFields, declare, from_values
+from metaq.reasons import reason_of
 from metaq.server.access.permissions import ANONYMOUS
 from metaq.server.access.users import User, is_name, written_permission
 
@@ -39,8 +40,10 @@ def load_users(path: Path) -> dict[str, User]:
         with path.open() as file:
             mode = os.fstat(file.fileno()).st_mode
             text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"users_file {path}: cannot be read: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"users_file {path}: cannot be read: {reason_of(error)}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"users_file {path}: cannot be read: it is no text in UTF-8") from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(f"users_file {path}: others can read it, and it has secrets: chmod 600 {path}")
     try:

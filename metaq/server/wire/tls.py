@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from metaq.errors import ConfigError
+from metaq.reasons import reason_of
 from metaq.server.wire.session import Buffer
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ class TlsContext:
         try:
             self._context.load_cert_chain(certificate, key or None)
         except OSError as error:
-            raise ConfigError(f"tls_certificate {certificate}, tls_key {key}: cannot be used: {error}") from error
+            raise ConfigError(
+                f"tls_certificate {certificate}{f', tls_key {key}' if key else ''}: cannot be used: {reason_of(error)}"
+            ) from error
 
     def secured(self, connection: socket.socket) -> "TlsStream":
         """Return the server's side of TLS over a connection; its handshake happens with the first ``recv``."""

@@ -290,7 +290,10 @@ class RealDisk:
     def make_directories(self, path: Path, *, durable: bool = True) -> None:
         with _translated("create", path):
             missing = [folder for folder in (path, *path.parents) if not folder.exists()] if durable else []
-            path.mkdir(parents=True, exist_ok=True)
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+            except FileNotFoundError as error:  # what /proc says to whoever would make a folder there
+                raise _failure("create", path, error) from error
         for folder in missing:
             self.sync_directory(folder.parent)
 
