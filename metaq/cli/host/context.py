@@ -3,6 +3,7 @@
 import os
 import re
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -22,7 +23,7 @@ from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.errors import BadRequest, ConfigError
 
-_NAME: re.Pattern[str] = re.compile(r"\w[\w.-]{0,63}")
+_NAME: Final = re.compile(r"\w[\w.-]{0,63}")
 
 
 @click.group(cls=Suggesting)
