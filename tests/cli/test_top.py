@@ -165,7 +165,7 @@ def test_a_broker_with_users_wants_a_login(tmp_path: Path) -> None:
         done = known.invoke(commands, arguments)
         assert done.exit_code == 0 and '"role": "master"' in done.stdout, done.output
         refused = CliRunner(env={"METAQ_USER": None}).invoke(commands, arguments)
-        assert refused.exit_code == 4 and "401" in refused.stderr
+        assert refused.exit_code == 4 and "log in with --user" in refused.stderr
 
 
 def test_a_broker_that_goes_is_asked_again(broker: BrokerProcess) -> None:

@@ -64,6 +64,8 @@ def scrape(address: Address, login: Mapping[str, Any]) -> MetricsSample:
         raise ConnectionFailed(
             f"{address} is no HTTP port of a broker; the line `metaq ready` has it (http=), give it with --http"
         )
+    if status[1] == b"401":
+        raise Refused(401, f"metrics at {address} are for users; log in with --user")
     if status[1] != b"200":
         raise Refused(int(status[1]), f"{status[2].decode(errors='replace')} (metrics at {address})")
     return MetricsSample(at_s, parse(body.decode()))
