@@ -16,9 +16,11 @@ line protocol that a person can type.
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from metaq import aio, errors, testing
     from metaq.client import (
         Admin,
         Batch,
@@ -126,14 +128,32 @@ __all__ = [
     "UnknownHandle",
     "XaFailed",
     "XaSession",
+    "aio",
     "connect",
+    "errors",
+    "testing",
 ]
+
+
+_MODULES = ("metaq.client", "metaq.message", "metaq.errors")
+"""The modules that have the public names, in this order: the client's OutcomeUnknown wins."""
+_PARTS = ("aio", "errors", "testing")
+"""The modules that programs use themselves."""
 
 
 def __getattr__(name: str) -> object:
     """Import a public name on first use, because the broker, which lives in this package too, does not need the client."""
+    if name in _PARTS:
+        return importlib.import_module(f"{__name__}.{name}")
     if name in __all__:
-        for module in ("metaq.client", "metaq.message", "metaq.errors"):  # in this order: the client's OutcomeUnknown wins
-            if hasattr(found := importlib.import_module(module), name):
-                return getattr(found, name)
-    raise AttributeError(f"module 'metaq' has no attribute {name!r}")
+        for module in map(importlib.import_module, _MODULES):
+            if hasattr(module, name):
+                found: object = getattr(module, name)
+                globals()[name] = found  # later uses do not come here
+                return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+
+
+def __dir__() -> list[str]:
+    """Return what a person may use: the public names, whether they are imported yet or not."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

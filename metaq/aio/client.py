@@ -79,8 +79,8 @@ class TransactionProducer:
         self._sends: set[asyncio.Task[TransactionResult]] = set()  # an event loop holds only weak references to its tasks
 
     close = threaded(blocking.TransactionProducer.close)
-    _begin = threaded(blocking.TransactionProducer.begin)
-    _end = threaded(blocking.TransactionProducer.end)
+    _begin = threaded(blocking.TransactionProducer._begin)
+    _end = threaded(blocking.TransactionProducer._end)
 
     @property
     def group(self) -> str:
@@ -350,5 +350,5 @@ connect = _face(blocking.connect)
 def _changes(consumer: blocking.SimpleConsumer | blocking.PullConsumer) -> asyncio.Event:
     """Return an event that is set, on this loop, when a consumer may have messages and when it is closed."""
     changed = asyncio.Event()
-    consumer.when_changed(soon(changed.set))
+    consumer._when_changed(soon(changed.set))
     return changed

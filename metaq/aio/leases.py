@@ -53,7 +53,7 @@ class LeaseConsumer:
     """See ``metaq.LeaseConsumer``; made by ``Client.lease_consumer``. Tasks may share it."""
 
     def __init__(self, consumer: blocking.LeaseConsumer, threads: Threads) -> None:
-        self._holder = consumer.holder
+        self._holder = consumer._holder
         self._threads = threads
         self._changed = asyncio.Event()
         self._holder.on_change = soon(self._changed.set)

@@ -236,7 +236,7 @@ class ReceivedMessage:
         """True when its sender waits for a reply (``Producer.reply``)."""
         return REPLY_TO in self.properties and CORRELATION_ID in self.properties
 
-    def after_failures(self, failures: int) -> "ReceivedMessage":
+    def _after_failures(self, failures: int) -> "ReceivedMessage":
         """Return the same message with ``reconsume_times`` raised by ``failures``."""
         if not failures:
             return self
@@ -245,17 +245,17 @@ class ReceivedMessage:
         copy._found = self._found
         return copy
 
-    def become(self, other: "ReceivedMessage") -> None:
+    def _become(self, other: "ReceivedMessage") -> None:
         """Have this object stand for the same message as ``other``."""
         self._head, self._body, self._properties = other._head, other._body, other._properties
         self._queue, self._most, self._found = other._queue, other._most, other._found
 
-    def damaged(self, reason: str) -> "ReceivedMessage":
+    def _damaged(self, reason: str) -> "ReceivedMessage":
         """Mark this message as damaged, with ``reason`` as its ``error``, and return it."""
         self._found = self._body, DecodeError(reason)
         return self
 
-    def packed(self) -> tuple[bytes, int]:
+    def _packed(self) -> tuple[bytes, int]:
         """Return the body to forward, and its system flag; a body with an ``error`` is forwarded as it is stored."""
         if self.error is None:
             return compressed(self.body)

@@ -69,7 +69,7 @@ class InMemoryBroker:
         self.address = address
         """The address to pass to ``metaq.connect``."""
         self._partitions = partitions
-        self.renew()  # makes the guard of what follows
+        self._renew()  # makes the guard of what follows
         renewed_in_children(self)
         self._log = Log()
         self._halves = Halves(self._log)
@@ -109,7 +109,7 @@ class InMemoryBroker:
             Request.DELETE_TOPIC_IN_NAMESRV: lambda session, request: ClientAnswer(),
         }
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Make a new lock in a child of a fork. The child has only a copy of the broker; clients there get errors."""
         self._guard = threading.RLock()
 
@@ -181,11 +181,11 @@ class InMemoryBroker:
 
     # -- for clients --------------------------------------------------------------------------------------------------
 
-    def connect(self, asked: Asked, greet: object) -> InMemorySession:
+    def _connect(self, asked: Asked, greet: object) -> InMemorySession:
         """Return the transport of a new client."""
         return InMemorySession(self, asked)
 
-    def take(self, session: InMemorySession, request: RemotingRequest, done: Done) -> None:
+    def _take(self, session: InMemorySession, request: RemotingRequest, done: Done) -> None:
         """Answer a request at once, a pull or a pop when there are messages. ``ClientClosed`` when the client has left."""
         with self._guard:
             if session.closed:  # checked under the lock, or a late heartbeat would register a client that has left
@@ -202,7 +202,7 @@ class InMemoryBroker:
             session.answer(done, answer)
             self._wake()
 
-    def leave(self, session: InMemorySession) -> None:
+    def _leave(self, session: InMemorySession) -> None:
         """Forget a client that has closed."""
         with self._guard:
             self._held = [held for held in self._held if held.session is not session]
@@ -331,7 +331,7 @@ class InMemoryBroker:
         if message.reconsume_times >= limit or header.delay_level < 0:
             topic = f"{DEAD_PREFIX}{header.group}"
             del properties[names.DELAY]
-        (body, sys_flag), times = message.packed(), message.reconsume_times + 1
+        (body, sys_flag), times = message._packed(), message.reconsume_times + 1
         self._log.put(Letter(topic, 0, body, properties, message.flag, sys_flag, message.born_ms, times))
         return ClientAnswer()
 
@@ -489,7 +489,7 @@ def _is_pop(held: _Held, group: str) -> bool:
 def broker(*, partitions: int = _PARTITIONS) -> Iterator[InMemoryBroker]:
     """Run an empty broker during a ``with`` block. A topic that a send creates gets ``partitions`` partitions."""
     found = InMemoryBroker(f"memory://{next(_numbers)}", partitions)
-    in_process[found.address] = found.connect
+    in_process[found.address] = found._connect
     try:
         yield found
     finally:

@@ -175,11 +175,11 @@ def test_a_copy_is_as_unreadable_as_its_original(client: Client, memory: InMemor
         for body, sys_flag in POISON.items():
             send_packed(sender, "orders", body, sys_flag)
         for message in memory.messages("orders"):
-            body, sys_flag = message.packed()
+            body, sys_flag = message._packed()
             assert POISON[body] == sys_flag
         letter = Letter("orders", 0, zlib.compress(b"readable"), {}, sys_flag=ZLIB)
         memory._log.put(letter)
-        assert memory.messages("orders")[-1].packed() == (b"readable", 0)
+        assert memory.messages("orders")[-1]._packed() == (b"readable", 0)
 
 
 def test_a_message_that_stays_damaged_comes_with_an_error(memory: InMemoryBroker, caplog: pytest.LogCaptureFixture) -> None:

@@ -96,7 +96,7 @@ class MessageAdmin(TopicAdmin):
             raise BadRequest(f"{dead_letter!r} does not say which topic it came from; it may not be a dead letter")
         properties = {name: value for name, value in dead_letter.properties.items() if name not in (DELAY, DEDUPE_ID)}
         properties[UNIQUE_KEY] = self._core.unique_ids.next()  # else it would be taken for a duplicate of the first
-        body, sys_flag = dead_letter.packed()
+        body, sys_flag = dead_letter._packed()
         fields = send_fields(INNER_PRODUCER, topic, properties_text(properties), sys_flag, dead_letter.flag)
         outgoing = Outgoing(topic, fields, body, Request.SEND_MESSAGE_V2, (properties[UNIQUE_KEY],), None)
         return deliver(

@@ -131,8 +131,8 @@ class SimpleConsumer(GroupConsumer):
         self.subscribe(topic, tags, sql=sql)
         self._start()
 
-    def renew(self) -> None:
-        super().renew()
+    def _renew(self) -> None:
+        super()._renew()
         self._inbox = Inbox()  # which stays empty
         self._batch, self._cursor, self._cursors = None, None, {}
         self._messages = deque()
@@ -189,7 +189,7 @@ class SimpleConsumer(GroupConsumer):
         self._cursor = cursor
         batch.messages.clear()
 
-    def when_changed(self, callback: Callable[[], None]) -> None:
+    def _when_changed(self, callback: Callable[[], None]) -> None:
         """Set a callback that any thread may call, when ``receive`` may have a message and when the consumer is closed."""
         self._inbox.on_change = callback
 

@@ -64,7 +64,7 @@ class PullConsumer:
         self._is_inherited = False
         renewed_in_children(self)
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Become closed in a child of a fork: the fetched messages and the positions are the parent's."""
         self._is_inherited = self._closed = True
         self._inbox = Inbox()
@@ -199,7 +199,7 @@ class PullConsumer:
                 return messages
         return []
 
-    def when_changed(self, callback: Callable[[], None]) -> None:
+    def _when_changed(self, callback: Callable[[], None]) -> None:
         """Set a callback that any thread may call, when ``take`` may have messages and when the consumer is closed."""
         self._inbox.on_change = callback
 

@@ -81,7 +81,7 @@ class PushConsumer(GroupConsumer):
     other: one that fails is tried again here, and the messages after it wait. A broadcast consumer logs failures and continues.
     """
 
-    passively = True
+    _passively = True
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class PushConsumer(GroupConsumer):
                 if not work.waiting:
                     work.is_taken = False
                     return
-                message = work.waiting[0].after_failures(work.failures)
+                message = work.waiting[0]._after_failures(work.failures)
             if self._locks is not None and not self._locks.holds(work.fetcher.queue):
                 # Another member may have continued with the queue: start again from its offset, if it is still assigned here.
                 self._core.scheduler.run(lambda: self._begin_anew(work.fetcher.queue))
@@ -268,7 +268,7 @@ class PushConsumer(GroupConsumer):
 
     def _begin_anew(self, lost: MessageQueue) -> None:
         self._drop([lost])
-        self.rebalance()
+        self._rebalance()
 
     def _is_given_up(self, message: ReceivedMessage) -> bool:
         """Return whether a failed message of an ordered queue is given up: it is broadcast, or a broker dead-lettered it."""
@@ -297,10 +297,10 @@ class PushConsumer(GroupConsumer):
 
     # -- what brokers ask ---------------------------------------------------------------------------------------------
 
-    def asked(self, request: RemotingCommand) -> ClientAnswer:
+    def _asked(self, request: RemotingCommand) -> ClientAnswer:
         """Answer a broker: consume one message now and report the result (309), or answer as every group member does."""
         if request.code != Request.CONSUME_MESSAGE_DIRECTLY:
-            return super().asked(request)
+            return super()._asked(request)
         messages = decode_messages(request.body, request.fields.get("brokerName", ""), most=self._core.max_inflated_bytes)
         if len(messages) != 1:
             return ClientAnswer(Response.SYSTEM_ERROR, remark=f"{len(messages)} messages where one is due")

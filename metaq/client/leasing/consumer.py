@@ -34,7 +34,7 @@ class HeldMessage(ReceivedMessage):
     __slots__ = ("_holder", "_lease")
 
     def __init__(self, holder: LeaseHolder, lease: Lease) -> None:
-        self.become(lease.message)
+        self._become(lease.message)
         self._holder = holder
         self._lease = lease
 
@@ -108,11 +108,6 @@ class LeaseConsumer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-    @property
-    def holder(self) -> LeaseHolder:
-        """The part that the forms of a consumer share, for threads and for asyncio."""
-        return self._holder
 
     @property
     def group(self) -> str:

@@ -84,7 +84,7 @@ class LeaseHolder:
         self._core.scheduler.run(self._polls.resolve)
         self._core.scheduler.every(min(_MOST_TICK_S, self._invisible_s / _TICKS), self._extend, lambda: self.closed)
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Become closed in a child of a fork: membership and leases are the parent's."""
         self._changed = threading.Condition()
         self._settling.renew()
@@ -273,7 +273,7 @@ class LeaseHolder:
 
     # -- what brokers and the client ask ------------------------------------------------------------------------------
 
-    def heartbeat_row(self) -> dict[str, Any]:
+    def _heartbeat_row(self) -> dict[str, Any]:
         """Return this member's entry in heartbeats."""
         return {
             "groupName": self.group,
@@ -284,11 +284,11 @@ class LeaseHolder:
             "subscriptionDataSet": [subscription_row(self._terms.subscription)],
         }
 
-    def rebalance(self) -> None:
+    def _rebalance(self) -> None:
         """Follow the topic's route; whose queues are whose is decided by each broker, message by message."""
         self._polls.resolve()
 
-    def asked(self, request: RemotingCommand) -> ClientAnswer:
+    def _asked(self, request: RemotingCommand) -> ClientAnswer:
         """Answer a broker: report this member's state (307). After a reset (220) nothing need be done: receipts end by it."""
         if request.code == Request.RESET_CONSUMER_CLIENT_OFFSET:
             return ClientAnswer()

@@ -74,11 +74,11 @@ class Gatherer:
         self._linger_s = linger_s
         self._batch_bytes = batch_bytes
         self._closed = False
-        self.renew()
+        self._renew()
         core.add_sender(self)
         renewed_in_children(self)
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Start empty in a child of a fork: what waits is sent by the parent."""
         self._turn = threading.Lock()  # guards what follows, and the order in which batches are sent
         self._batches: dict[tuple[str, MessageQueue | None], _Batch] = {}

@@ -56,11 +56,11 @@ class GroupProducer:
         self.group = group
         self._core = core
         self._closed = False
-        self.renew()
+        self._renew()
         core.add_producer(group)
         renewed_in_children(self)
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Make a new lock in a child of a fork, where the producer continues over the child's own connections."""
         self._closing = threading.Lock()
 

@@ -108,7 +108,7 @@ class TextClient:
         self._connection = TextConnection(host, port, timeout_s, self._access)
         renewed_in_children(self)
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Drop the connection in a child of a fork, where the next call opens a new one."""
         self._connecting = threading.Lock()
         self._connection.abandon()
@@ -148,7 +148,7 @@ class TextClient:
         due = None if delay is None else Due(milliseconds(delay), is_delay=True)
         if deliver_at is not None:
             due = Due(unix_ms(deliver_at), is_delay=False)
-        reply = _ok(self.ask(lambda opaque: write_put(topic, partition, flag, data, opaque, options=PutOptions(due))))
+        reply = _ok(self._ask(lambda opaque: write_put(topic, partition, flag, data, opaque, options=PutOptions(due))))
         return _put_result(reply) if due is None else _delayed_result(reply)
 
     def cancel(self, handle: str) -> None:
@@ -158,7 +158,7 @@ class TextClient:
         under the handle, and ``Refused`` when it cannot be read.
         """
         _check_name("handle", handle)
-        reply = self.ask(lambda opaque: write_line("cancel", handle, opaque))
+        reply = self._ask(lambda opaque: write_line("cancel", handle, opaque))
         if reply.code in _CANCEL_ERRORS:
             raise _CANCEL_ERRORS[reply.code](reply.code, _text(reply))
         _ok(reply)
@@ -210,7 +210,7 @@ class TextClient:
         """
         _check_name("topic", topic)
         _check_name("group", group)
-        reply = self.ask(
+        reply = self._ask(
             lambda opaque: write_get(topic, group, partition, position, max_bytes, opaque, wait_ms), wait_ms / 1000
         )
         if reply.code == MOVED:
@@ -272,7 +272,7 @@ class TextClient:
         """Return the valid position nearest to ``position``: 0 asks for the oldest message, ``END_OF_LOG`` for the end."""
         _check_name("topic", topic)
         _check_name("group", group)
-        reply = self.ask(lambda opaque: write_offset(topic, group, partition, position, opaque))
+        reply = self._ask(lambda opaque: write_offset(topic, group, partition, position, opaque))
         return TextPosition(_number(_ok(reply)))
 
     def subscribe(
@@ -361,13 +361,13 @@ class TextClient:
     def _end(self, topic: str, group: str, write: Callable[[int], bytes]) -> int:
         _check_name("topic", topic)
         _check_name("group", group)
-        reply = self.ask(write)
+        reply = self._ask(write)
         return 0 if reply.code == NOT_FOUND else _number(_ok(reply))
 
     def create(self, topic: str, partitions: int) -> int:
         """Create a topic, or give it more partitions, and return the number of partitions that it has now."""
         _check_name("topic", topic)
-        return _number(_ok(self.ask(lambda opaque: write_line("create", topic, partitions, opaque))))
+        return _number(_ok(self._ask(lambda opaque: write_line("create", topic, partitions, opaque))))
 
     def stats(self, item: str = "") -> str:
         """Return statistics as the broker's text, which ``parse_stats`` parses.
@@ -376,13 +376,13 @@ class TextClient:
         """
         if item:
             _check_name("item", item)
-        return _text(_ok(self.ask(lambda opaque: write_line("stats", item, opaque))))
+        return _text(_ok(self._ask(lambda opaque: write_line("stats", item, opaque))))
 
     def version(self) -> str:
         """Return the broker's version."""
-        return _text(_ok(self.ask(lambda opaque: write_line("version", opaque))))
+        return _text(_ok(self._ask(lambda opaque: write_line("version", opaque))))
 
-    def ask(self, write: Callable[[int], bytes], held_s: float = 0.0) -> Reply:
+    def _ask(self, write: Callable[[int], bytes], held_s: float = 0.0) -> Reply:
         """Send the request that ``write`` makes for an opaque, and return the reply, whatever its code.
 
         The time limit is ``timeout_s`` plus ``held_s``, for which the broker may hold the request.

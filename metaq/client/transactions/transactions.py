@@ -79,7 +79,7 @@ class HalfMessage(NamedTuple):
     """The time at which it was sent, by the sender's clock; it tells ``check`` whether the transaction may still be running."""
 
     @classmethod
-    def of(cls, message: ReceivedMessage) -> Self:
+    def _of(cls, message: ReceivedMessage) -> Self:
         """Make a half message of the message that a broker sends when it asks."""
         return cls(message.id, message.topic, message.body, message.tag, message.keys, message.properties, message.born_ms)
 
@@ -145,8 +145,8 @@ class TransactionProducer(GroupProducer):
         broker_checks.add(group, self)
         super().__init__(core, group)
 
-    def renew(self) -> None:
-        super().renew()
+    def _renew(self) -> None:
+        super()._renew()
         self._executing.clear()  # the parent answers for those
 
     def close(self) -> None:
@@ -174,13 +174,13 @@ class TransactionProducer(GroupProducer):
         See ``Producer.send`` for the parameters and errors; ``timeout_s`` limits the sending, not ``execute``. A transactional
         message cannot be delayed, be a request, or be part of a batch.
         """
-        execution = self.begin(topic, body, tag=tag, keys=keys, properties=properties, timeout_s=timeout_s)
+        execution = self._begin(topic, body, tag=tag, keys=keys, properties=properties, timeout_s=timeout_s)
         with execution:
             if execution.is_due:
                 execution.decide(self._execute(execution.message, argument))
-        return self.end(execution)
+        return self._end(execution)
 
-    def begin(
+    def _begin(
         self,
         topic: str,
         body: bytes,
@@ -190,7 +190,7 @@ class TransactionProducer(GroupProducer):
         properties: Mapping[str, str] = _NONE,
         timeout_s: float | None = None,
     ) -> Execution:
-        """Do the part of ``send`` before the local transaction. The execution must be entered, and passed to ``end``."""
+        """Do the part of ``send`` before the local transaction. The execution must be entered, and passed to ``_end``."""
         deadline = self._core.deadline(timeout_s)
         checks.topic(topic)
         checks.message(body, tag, properties)
@@ -211,7 +211,7 @@ class TransactionProducer(GroupProducer):
             ended()
             raise
 
-    def end(self, execution: Execution) -> TransactionResult:
+    def _end(self, execution: Execution) -> TransactionResult:
         """Do the part of ``send`` after the local transaction. If the broker cannot be reached, it will ask."""
         sent = execution.sent
         try:
@@ -225,7 +225,7 @@ class TransactionProducer(GroupProducer):
             )
         return TransactionResult(execution.outcome, sent, execution.error)
 
-    def asked(self, address: str, header: CheckTransaction, message: HalfMessage) -> None:
+    def _asked(self, address: str, header: CheckTransaction, message: HalfMessage) -> None:
         """Answer a broker's check. Raise ``ClientError`` when the answer cannot be sent, and whatever ``check`` raises.
 
         While the local transaction runs here, there is no answer; the broker asks again.
@@ -249,11 +249,11 @@ class Checks:
         self._core = core
         self._producers: dict[str, TransactionProducer] = {}
         self._meets_brokers = False
-        self.renew()
+        self._renew()
         core.on_check = self._asked
         renewed_in_children(self)
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Forget the pending checks in a child of a fork, and keep the producers."""
         self._workers = ThreadPoolExecutor(_CHECK_THREADS, "metaq-check")
         self._guard = threading.Lock()  # guards the producers, and what follows
@@ -315,7 +315,7 @@ class Checks:
             if producer is None:
                 logger.info("check ignored, no producer of its group group=%s message=%s", group, message.id)
             else:
-                producer.asked(address, header, HalfMessage.of(message))
+                producer._asked(address, header, HalfMessage._of(message))
         except Exception:
             logger.exception("check failed, the broker will ask again address=%s half=%s", address, number)
         finally:

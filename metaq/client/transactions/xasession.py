@@ -109,10 +109,10 @@ class XaSession:
         self._brokers = brokers
         self._commands = XaCommands(self.qualifier, timeout_s, access)
         self._places: dict[Xid, str] = {}  # of prepared branches; other brokers would answer that they do not know them
-        self.renew()
+        self._renew()
         renewed_in_children(self)
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Become another session, in no branch, in a child of a fork: an open branch belongs to the parent."""
         self._commands.renew()
         self._branch: _Branch | None = None
