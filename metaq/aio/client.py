@@ -155,11 +155,12 @@ class SimpleConsumer:
         await self.close()
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
+        """Yield messages until the consumer is closed."""
         while (message := await self.receive()) is not None:
             yield message
 
     async def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
-        """Return the next message; ``None`` when none arrives within ``timeout_s`` or the consumer is closed."""
+        """Return the next message; ``None`` when none comes in time: see ``metaq.SimpleConsumer.receive``."""
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -248,7 +249,7 @@ class PullConsumer:
         await self.close()
 
     async def poll(self, timeout_s: float = 0.0, max_messages: int = MOST_POLLED) -> list[ReceivedMessage]:
-        """Return messages of one assigned queue, in order; an empty list when none arrive within ``timeout_s``."""
+        """Return messages of one assigned queue, in order: see ``metaq.PullConsumer.poll``."""
         await self.fetch()
         try:
             async with asyncio.timeout(timeout_s):

@@ -34,7 +34,7 @@ class LeasedMessage(HeldMessage):
         await self._wait(self._holder.extend(self._lease, checks.span("seconds", seconds)))
 
     async def reject(self) -> None:
-        """Make the message a dead letter of the group at once."""
+        """Make the message a dead letter of the group at once: see ``metaq.LeasedMessage.reject``."""
         await self._wait(self._holder.reject(self._lease))
 
     async def _wait(self, told: Future[None]) -> None:
@@ -78,6 +78,7 @@ class LeaseConsumer:
         await self.close()
 
     async def __aiter__(self) -> AsyncIterator[LeasedMessage]:
+        """Yield messages until the consumer is closed."""
         while (message := await self.receive()) is not None:
             yield message
 

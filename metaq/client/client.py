@@ -183,6 +183,7 @@ class Client:
 
         Raises:
             BadRequest: the group's name or a number is invalid.
+            ClientClosed: the client was closed.
         """
         self._core.check_open()
         return Producer(self._core, self._replies, group, linger_ms=linger_ms, batch_bytes=batch_bytes)
@@ -220,6 +221,7 @@ class Client:
         Raises:
             ClientError: this client already has a transaction producer of the group.
             BadRequest: the group's name is invalid.
+            ClientClosed: the client was closed.
         """
         self._core.check_open()
         return TransactionProducer(self._core, self._checks, group, execute, check)
@@ -253,10 +255,13 @@ class Client:
             by_priority: take what is fetched of greater partitions first, as in a topic with priorities; retries come last. A
                 steady stream of urgent messages keeps the others waiting.
             max_reconsume_times: how often a message is delivered again before ``retry_later`` makes it a dead letter.
+            offsets_folder: the folder in which a broadcast consumer keeps its offsets.
 
         Raises:
             RouteNotFound: no registry answers.
             BadRequest: a name or an expression is invalid.
+            ClientError: this client already has a consumer of the group, or the offsets cannot be used.
+            ClientClosed: the client was closed.
         """
         self._core.check_open()
         return SimpleConsumer(
@@ -290,14 +295,31 @@ class Client:
         max_reconsume_times: int | None = None,
         offsets_folder: Path = OFFSETS_FOLDER,
     ) -> PushConsumer:
-        """Call ``listener`` for each message, until the consumer is closed. The other parameters are those of ``consumer``.
+        """Call ``listener`` for each message, until the consumer is closed.
 
         Args:
+            topic: the topic to consume; it need not exist yet. ``subscribe`` adds more.
+            group: the group whose members share the messages; 1 to 120 letters, digits, and ``_ - % |``.
             listener: returns when the message is consumed; raises to have it delivered again later.
+            tags: ``*``, or tags with ``||`` between them.
+            sql: an SQL92 condition on properties, in place of tags.
             ordered: consume the messages of a partition one after the other.
             threads: the number of threads that call the listener.
+            model: with ``BROADCASTING`` every member gets every message, keeps its offsets in a file, and only logs failures.
+            consume_from: where the group begins when it has no offset yet.
+            assign: the strategy that assigns queues to members; all members must use the same (``metaq.registry.assign``).
             max_reconsume_times: how often a failed message is delivered again before it becomes a dead letter; by default 16
                 times, and without limit for an ordered consumer.
+            offsets_folder: the folder in which a broadcast consumer keeps its offsets.
+
+        Returns:
+            The consumer, which runs already.
+
+        Raises:
+            RouteNotFound: no registry answers.
+            ClientError: this client already has a consumer of the group, or the offsets cannot be used.
+            BadRequest: a name, an expression or a number is invalid.
+            ClientClosed: the client was closed.
         """
         self._core.check_open()
         return PushConsumer(
@@ -340,13 +362,14 @@ class Client:
             batch: the most messages that come at once from each broker, 1 to 32; they wait in the consumer for their turns.
             invisible: how long a message is leased, a ``timedelta`` or seconds, from 1 s to the group's ``max_invisible_ms``.
             wait: how long a broker may hold a request for messages.
-            from_first: begin with the first message of the topic if the group is new, not with those that come from now on;
-                in a topic that is young, brokers always begin with the first.
+            from_first: begin with the first message of the topic if the group is new, not with those that come from now on; in
+                a topic that is young, brokers always begin with the first.
 
         Raises:
             RouteNotFound: no registry answers.
             ClientError: this client already has a consumer of the group.
             BadRequest: a name, an expression or a number is invalid.
+            ClientClosed: the client was closed.
         """
         self._core.check_open()
         return lease_consumer(
@@ -372,7 +395,16 @@ class Client:
     ) -> PullConsumer:
         """Return a consumer that reads chosen queues from chosen offsets. The group is only used for offsets it commits.
 
-        With ``by_priority`` it takes what is fetched of greater partitions first, as in a topic with priorities.
+        Args:
+            topic: the topic to read.
+            group: the group for which it commits offsets.
+            tags: ``*``, or tags with ``||`` between them.
+            sql: an SQL92 condition on properties, in place of tags.
+            by_priority: take what is fetched of greater partitions first, as in a topic with priorities.
+
+        Raises:
+            BadRequest: a name or an expression is invalid.
+            ClientClosed: the client was closed.
         """
         self._core.check_open()
         return PullConsumer(self._core, topic, group, tags=tags, sql=sql, by_priority=by_priority)
@@ -386,7 +418,17 @@ class Client:
     ) -> XaSession:
         """Return a session that sends messages in XA branches; each goes to a broker that takes messages for all ``topics``.
 
-        See ``metaq.XaSession`` for the rest. Close the session separately: closing the client does not close it.
+        Close the session separately: closing the client does not close it.
+
+        Args:
+            *topics: the topics that its branches use.
+            qualifier: the name of the branches that ``tpc_recover`` lists; by default the names of program and host.
+            branch_timeout_s: the most seconds from begin to prepare; the broker may allow less. 0 means no limit.
+            timeout_s: the time limit of each connection and each answer; by default the client's.
+
+        Raises:
+            BadRequest: an argument is invalid.
+            ClientClosed: the client was closed.
         """
         self._core.check_open()
         for topic in topics:
@@ -397,6 +439,10 @@ class Client:
         return XaSession(brokers, qualifier=qualifier, branch_timeout_s=branch_timeout_s, timeout_s=limit, access=access)
 
     def admin(self) -> Admin:
-        """Return the administration of topics, groups, offsets and brokers, which also finds messages."""
+        """Return the administration of topics, groups, offsets and brokers, which also finds messages.
+
+        Raises:
+            ClientClosed: the client was closed.
+        """
         self._core.check_open()
         return Admin(self._core)

@@ -136,6 +136,7 @@ class ReceivedMessage:
 
     @property
     def partition(self) -> int:
+        """The number of its partition in the topic, on its broker."""
         return self._queue.partition
 
     @property
@@ -186,6 +187,7 @@ class ReceivedMessage:
 
     @property
     def tag(self) -> str | None:
+        """The tag by which consumers can choose it; ``None`` for one without."""
         return self.properties.get(TAGS)
 
     @property

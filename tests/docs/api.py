@@ -29,6 +29,8 @@ MODULES: Final = {
 """What programs use: modules, and the names in them. The parts of ``Admin`` are found in modules of their own."""
 PARTS_OF_ADMIN: Final = ("transactions", "timers", "leases", "replicas", "offsetexport")
 DUNDERS: Final = ("__iter__", "__aiter__")
+CONSTRUCTED: Final = ("metaq.TextClient",)
+"""Classes that programs call; all others are made by methods."""
 SECTION: Final = re.compile(r"^(Args|Returns|Yields|Raises):$")
 
 
@@ -60,7 +62,7 @@ class Member(NamedTuple):
 def members_of(kind: type, name: str) -> Iterator[Member]:
     """The public members of a class that metaq itself defines, in the order of their names."""
     for own in sorted(dir(kind)):
-        if own.startswith("_") and own not in DUNDERS:
+        if own.startswith("_") and own not in DUNDERS and not (own == "__init__" and name in CONSTRUCTED):
             continue
         definer = next((base for base in kind.__mro__ if own in vars(base)), None)
         is_of_every_error = issubclass(kind, MetaqError) and definer is not kind
@@ -131,7 +133,7 @@ def signature_text(function: Callable[..., Any]) -> str:
         if one.kind is one.KEYWORD_ONLY and not seen_star:
             parts.append("*")
         seen_star = seen_star or one.kind in {one.KEYWORD_ONLY, one.VAR_POSITIONAL}
-        stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+        stars = "*" if one.kind is one.VAR_POSITIONAL else "**" if one.kind is one.VAR_KEYWORD else ""
         typed = "" if one.annotation is one.empty else f": {type_text(one.annotation)}"
         default = "" if one.default is one.empty else f" = {_default(one.default)}"
         parts.append(f"{stars}{one.name}{typed}{default}")

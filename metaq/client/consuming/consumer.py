@@ -138,7 +138,11 @@ class SimpleConsumer(GroupConsumer):
         self._messages = deque()
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        """Yield messages until the consumer is closed, as ``receive`` without a time limit does, at a third of its cost."""
+        """Yield messages until the consumer is closed, as ``receive`` without a time limit does, at a third of its cost.
+
+        Raises:
+            ClientClosed: the consumer was made before this process was forked.
+        """
         while (message := self.receive()) is not None:
             yield message
             cursor, messages = self._cursor, self._messages
@@ -155,7 +159,15 @@ class SimpleConsumer(GroupConsumer):
                 yield message
 
     def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
-        """Return the next message; ``None`` when none comes within ``timeout_s`` or the consumer is closed."""
+        """Return the next message; ``None`` when none comes within ``timeout_s`` or the consumer is closed.
+
+        Args:
+            timeout_s: the most seconds to wait; by default without limit.
+
+        Raises:
+            BadRequest: an argument is invalid.
+            ClientClosed: the consumer was made before this process was forked.
+        """
         if timeout_s is not None:
             checks.seconds("timeout_s", timeout_s)
         if self._is_inherited:
@@ -195,6 +207,7 @@ class SimpleConsumer(GroupConsumer):
 
     @property
     def closed(self) -> bool:
+        """True when the consumer is closed."""
         return self._closed
 
     def _finish(self, cursor: _Cursor) -> None:
@@ -207,7 +220,12 @@ class SimpleConsumer(GroupConsumer):
             cursor.fetcher.consumed(batch.generation, self._count, batch.size)
 
     def commit(self) -> None:
-        """Commit all messages handed out so far, and wait until the offsets are saved; ``ClientError`` if they may not be."""
+        """Commit all messages handed out so far, and wait until the offsets are saved.
+
+        Raises:
+            ClientError: the offsets may not be saved.
+            ClientClosed: the consumer was closed.
+        """
         self._check_open()
         for cursor in list(self._cursors.values()):
             cursor.done = cursor.handed_out
@@ -223,6 +241,7 @@ class SimpleConsumer(GroupConsumer):
 
         Raises:
             ClientError: no broker took it.
+            BadRequest: an argument is invalid.
         """
         if not isinstance(message, ReceivedMessage):
             raise checks.wrong("message", message, "a message that was received")

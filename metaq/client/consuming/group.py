@@ -132,11 +132,14 @@ class GroupConsumer:
         """Consume one more topic, or change the filter of one.
 
         Args:
+            topic: the topic; it need not exist yet.
             tags: ``*``, or tags with ``||`` between them.
             sql: an SQL92 condition on properties, in place of tags.
 
         Raises:
             SubscriptionInvalid: the expression is invalid.
+            ClientClosed: the consumer was closed.
+            BadRequest: the name is invalid.
         """
         checks.subscription(topic, tags, sql)
         subscription = subscription_to(topic, tags, sql, time.time_ns() // 1_000_000)

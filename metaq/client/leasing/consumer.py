@@ -58,6 +58,12 @@ class LeasedMessage(HeldMessage):
 
         There are tries until the client's time limit while the broker cannot be reached. An ack after the end of the lease
         counts if the message was not given again.
+
+        Raises:
+            LeaseLost: the message is not this consumer's any more.
+            ConnectionFailed: the broker cannot be reached.
+            Refused: the broker refuses.
+            RequestTimeout: no answer in time; the outcome is unknown.
         """
         self._wait(self._holder.ack(self._lease))
 
@@ -67,15 +73,40 @@ class LeasedMessage(HeldMessage):
         Args:
             delay: the time until it comes again, a ``timedelta`` or in seconds; 0 for at once. By default 10 s after the first
                 attempt, 30 s after the second, then 1, 2, 3, … 10 min, 20 min, 30 min, 1 h, 2 h.
+
+        Raises:
+            LeaseLost: the message is not this consumer's any more.
+            ConnectionFailed: the broker cannot be reached.
+            Refused: the broker refuses.
+            RequestTimeout: no answer in time; the outcome is unknown.
+            BadRequest: an argument is invalid.
         """
         self._wait(self._holder.nack(self._lease, None if delay is None else checks.span("delay", delay)))
 
     def extend(self, seconds: timedelta | float) -> None:
-        """Let the lease end so many seconds from now, up to 12 hours after it began (``max_invisible_ms`` of the group)."""
+        """Let the lease end so many seconds from now, up to 12 hours after it began (``max_invisible_ms`` of the group).
+
+        Args:
+            seconds: the time from now on, a ``timedelta`` or in seconds.
+
+        Raises:
+            LeaseLost: the message is not this consumer's any more.
+            ConnectionFailed: the broker cannot be reached.
+            Refused: the broker refuses.
+            RequestTimeout: no answer in time; the outcome is unknown.
+            BadRequest: an argument is invalid.
+        """
         self._wait(self._holder.extend(self._lease, checks.span("seconds", seconds)))
 
     def reject(self) -> None:
-        """Make the message a dead letter of the group at once."""
+        """Make the message a dead letter of the group at once.
+
+        Raises:
+            LeaseLost: the message is not this consumer's any more.
+            ConnectionFailed: the broker cannot be reached.
+            Refused: the broker refuses.
+            RequestTimeout: no answer in time; the outcome is unknown.
+        """
         self._wait(self._holder.reject(self._lease))
 
     def _wait(self, told: Future[None]) -> None:
@@ -129,6 +160,12 @@ class LeaseConsumer:
 
         Up to a batch from each broker waits in the consumer for the next calls; these leases are extended meanwhile. The lease
         of the message that is returned is not: call its ``extend`` when it takes longer.
+
+        Args:
+            timeout_s: the most seconds to wait; by default without limit.
+
+        Raises:
+            BadRequest: an argument is invalid.
         """
         lease = self._holder.next(until_of(timeout_s), is_handled=False)
         return None if lease is None else LeasedMessage(self._holder, lease)
@@ -140,9 +177,13 @@ class LeaseConsumer:
         or the ``SystemExit`` of a signal handler, leaves it at once; ``close`` then waits for the handlers.
 
         Args:
-            handler: returns when the message is consumed, which is then acked, and raises to have it again later, after
-                the pauses of ``LeasedMessage.nack``. It may also call one of the methods of the message, which then counts.
+            handler: returns when the message is consumed, which is then acked, and raises to have it again later, after the
+                pauses of ``LeasedMessage.nack``. It may also call one of the methods of the message, which then counts.
             concurrency: the number of threads that call it.
+
+        Raises:
+            BadRequest: an argument is invalid.
+            ClientClosed: the consumer was closed.
         """
         checks.function("handler", handler, "takes a message")
         checks.number("concurrency", concurrency, 1)

@@ -146,6 +146,9 @@ class Producer(GroupProducer):
             or_elsewhere: with ``dedupe_id``, go to another broker also when the first gave no answer: it may be stored twice.
             timeout_s: the time limit of the whole call; by default the client's.
 
+        Returns:
+            The ids, the place and the status of the stored message.
+
         Raises:
             RouteNotFound: there is nowhere to send it; ``reason`` says why.
             SendFailed: every try failed, each for a reason of its own.
@@ -182,6 +185,25 @@ class Producer(GroupProducer):
 
         The first send to a topic waits for its route. Callbacks of the future run on a few threads of the client; they may
         send, but should not block for long.
+
+        Args:
+            topic: the topic; it need not exist if brokers create topics on first send.
+            body: the body; from 4 KiB on it is sent and stored compressed, if that makes it shorter.
+            tag: the tag by which consumers can filter.
+            keys: keys by which the message can be found; several, or one text with blanks between them.
+            properties: further names and values.
+            ordering_key: messages with the same key go to the same partition, one after the other.
+            delay_level: 1 to 18 for 1 s, 5 s, 10 s, 30 s, 1 to 10 min, 20 min, 30 min, 1 h, 2 h; 0 for none.
+            delay: the time after which it is delivered.
+            deliver_at: instead of ``delay``, the time at which it is delivered; with a time zone.
+            priority: 0 and more, the greater the more urgent, in a topic with priorities.
+            dedupe_id: an id under which a topic with a window stores only one message.
+            or_elsewhere: with ``dedupe_id``, go to another broker also when the first gave no answer.
+            timeout_s: the time limit of the whole call; by default the client's.
+
+        Raises:
+            RouteNotFound: there is nowhere to send it; ``reason`` says why.
+            BadRequest: an argument is invalid.
         """
         deadline = self._core.deadline(timeout_s)
         own = _own(delay_level, delay, deliver_at, priority)
@@ -213,7 +235,26 @@ class Producer(GroupProducer):
         priority: int | None = None,
         dedupe_id: str | None = None,
     ) -> None:
-        """Write one message to a connection without waiting for an answer: the fastest way to send, but it may be lost."""
+        """Write one message to a connection without waiting for an answer: the fastest way to send, but it may be lost.
+
+        Args:
+            topic: the topic; it need not exist if brokers create topics on first send.
+            body: the body; from 4 KiB on it is sent and stored compressed, if that makes it shorter.
+            tag: the tag by which consumers can filter.
+            keys: keys by which the message can be found; several, or one text with blanks between them.
+            properties: further names and values.
+            ordering_key: messages with the same key go to the same partition, one after the other.
+            delay_level: 1 to 18 for 1 s, 5 s, 10 s, 30 s, 1 to 10 min, 20 min, 30 min, 1 h, 2 h; 0 for none.
+            delay: the time after which it is delivered.
+            deliver_at: instead of ``delay``, the time at which it is delivered; with a time zone.
+            priority: 0 and more, the greater the more urgent, in a topic with priorities.
+            dedupe_id: an id under which a topic with a window stores only one message.
+
+        Raises:
+            RouteNotFound: there is nowhere to send it; ``reason`` says why.
+            ConnectionFailed: the broker cannot be reached.
+            BadRequest: an argument is invalid.
+        """
         deadline = self._core.deadline()
         own = _own(delay_level, delay, deliver_at, priority)
         once = NOT_ONCE if dedupe_id is None else Once(dedupe_id)
@@ -230,16 +271,44 @@ class Producer(GroupProducer):
         """Send messages to one partition in one request, and return one result for each. All are stored, or none.
 
         A batch has at most 1,024 messages and 4 MiB; bodies are not compressed. Messages of a batch cannot be delayed,
-        and in a topic with priorities they have the same one. It raises the errors of ``send``.
+        and in a topic with priorities they have the same one.
+
+        Args:
+            topic: the topic; it need not exist if brokers create topics on first send.
+            messages: bodies, or messages with a tag, keys, properties and a priority.
+            timeout_s: the time limit of the whole call; by default the client's.
+
+        Raises:
+            RouteNotFound: there is nowhere to send it; ``reason`` says why.
+            SendFailed: every try failed, each for a reason of its own.
+            BrokerBusy: the brokers are overloaded; ``retry_after_s`` says when to try again.
+            Refused: a broker does not take it, and others would not either.
+            RequestTimeout: no answer in time; it may be stored.
+            BadRequest: an argument is invalid.
         """
         deadline = self._core.deadline(timeout_s)
         outgoing = compose_batch(self.group, topic, messages, self._core.unique_ids)
         return [] if outgoing is None else self._send(outgoing, deadline)
 
     def send_packed(self, topic: str, packed: bytes, count: int, *, queue: MessageQueue | None = None) -> list[SendResult]:
-        """Send ``count`` messages that are already encoded as in ``metaq.protocol.remoting.batch``; they get no client ids.
+        """Send messages that are already encoded as in ``metaq.protocol.remoting.batch``; they get no client ids.
 
-        All go to ``queue``, one of ``queues``; by default to any. It raises the errors of ``send``.
+        Args:
+            topic: the name of the topic.
+            packed: the messages.
+            count: how many they are.
+            queue: one of ``queues``; by default any.
+
+        Returns:
+            One result for each message, in order.
+
+        Raises:
+            RouteNotFound: there is nowhere to send it; ``reason`` says why.
+            SendFailed: every try failed, each for a reason of its own.
+            BrokerBusy: the brokers are overloaded; ``retry_after_s`` says when to try again.
+            Refused: a broker does not take it, and others would not either.
+            RequestTimeout: no answer in time; it may be stored.
+            BadRequest: an argument is invalid.
         """
         deadline = self._core.deadline()
         checks.topic(topic)
@@ -248,9 +317,16 @@ class Producer(GroupProducer):
         return self._send(outgoing, deadline)
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Return the sorted queues to which messages of a topic can be sent now. ``RouteNotFound``.
+        """Return the sorted queues to which messages of a topic can be sent now.
 
         If the topic does not exist yet, they are those that it would have.
+
+        Args:
+            topic: the name of the topic.
+
+        Raises:
+            RouteNotFound: there is nowhere to send it; ``reason`` says why.
+            BadRequest: an argument is invalid.
         """
         checks.topic(topic)
         return self._core.routes.writable(topic, self._core.deadline())
@@ -267,7 +343,24 @@ class Producer(GroupProducer):
     ) -> ReceivedMessage:
         """Send a message to the topic, and wait for the reply of a consumer (``Producer.reply``).
 
-        It raises the errors of ``send``; ``RequestTimeout`` also when no reply comes.
+        Args:
+            topic: the topic; it need not exist if brokers create topics on first send.
+            body: the body; from 4 KiB on it is sent and stored compressed, if that makes it shorter.
+            tag: the tag by which consumers can filter.
+            keys: keys by which the message can be found; several, or one text with blanks between them.
+            properties: further names and values.
+            timeout_s: the time limit until the reply is here; by default the client's.
+
+        Returns:
+            The reply.
+
+        Raises:
+            RouteNotFound: there is nowhere to send it; ``reason`` says why.
+            SendFailed: every try failed, each for a reason of its own.
+            BrokerBusy: the brokers are overloaded; ``retry_after_s`` says when to try again.
+            Refused: a broker does not take it, and others would not either.
+            RequestTimeout: no reply in time.
+            BadRequest: an argument is invalid.
         """
         deadline = self._core.deadline(timeout_s)
         with self._replies.expect() as expected:
@@ -290,7 +383,22 @@ class Producer(GroupProducer):
     ) -> SendResult:
         """Reply to a message whose sender waits for it (``ReceivedMessage.is_request``).
 
-        ``BadRequest`` when the message is not such a request; otherwise the errors of ``send``.
+        Args:
+            request: a message whose ``is_request`` is true.
+            body: the body of the reply.
+            properties: further names and values.
+            timeout_s: the time limit of the whole call; by default the client's.
+
+        Returns:
+            The place and the status of the reply, which the broker stores, too.
+
+        Raises:
+            RouteNotFound: there is nowhere to send it; ``reason`` says why.
+            SendFailed: every try failed, each for a reason of its own.
+            BrokerBusy: the brokers are overloaded; ``retry_after_s`` says when to try again.
+            Refused: a broker does not take it, and others would not either.
+            RequestTimeout: no answer in time; it may be stored.
+            BadRequest: nobody waits for a reply to the message, or an argument is invalid.
         """
         if not isinstance(request, ReceivedMessage):
             raise checks.wrong("request", request, "a message that was received")

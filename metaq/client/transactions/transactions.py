@@ -169,10 +169,28 @@ class TransactionProducer(GroupProducer):
 
         When ``execute`` raises, the outcome is ``UNKNOWN`` and the result has the error; errors of ``send`` itself mean that
         ``execute`` was not called. When the half message is stored less durably than it should be (``sent.status``),
-        ``execute`` is not called and the outcome is ``ROLLBACK``.
+        ``execute`` is not called and the outcome is ``ROLLBACK``. A transactional message cannot be delayed, be a request,
+        or be part of a batch.
 
-        See ``Producer.send`` for the parameters and errors; ``timeout_s`` limits the sending, not ``execute``. A transactional
-        message cannot be delayed, be a request, or be part of a batch.
+        Args:
+            topic: the topic; it need not exist if brokers create topics on first send.
+            body: the body; from 4 KiB on it is sent and stored compressed, if that makes it shorter.
+            tag: the tag by which consumers can filter.
+            keys: keys by which the message can be found; several, or one text with blanks between them.
+            properties: further names and values.
+            argument: passed on to ``execute``.
+            timeout_s: the time limit of the sending, not of ``execute``; by default the client's.
+
+        Returns:
+            The outcome, the place of the half message, and the error of ``execute``, if any.
+
+        Raises:
+            RouteNotFound: there is nowhere to send it; ``reason`` says why.
+            SendFailed: every try failed, each for a reason of its own.
+            BrokerBusy: the brokers are overloaded; ``retry_after_s`` says when to try again.
+            Refused: a broker does not take it, and others would not either.
+            RequestTimeout: no answer in time; it may be stored.
+            BadRequest: an argument is invalid.
         """
         execution = self._begin(topic, body, tag=tag, keys=keys, properties=properties, timeout_s=timeout_s)
         with execution:
