@@ -29,6 +29,7 @@ from metaq.client.sending.replies import Replies
 from metaq.client.sending.sending import (
     MAX_BODY_BYTES,
     NOT_ONCE,
+    Attempt,
     Once,
     Outgoing,
     QueueChoice,
@@ -36,8 +37,9 @@ from metaq.client.sending.sending import (
     check_size,
     compose,
     deliver,
+    describe,
 )
-from metaq.errors import BadRequest
+from metaq.errors import BadRequest, ClientError
 from metaq.message import MessageQueue
 from metaq.protocol.properties import CLUSTER, DEDUPE_ID, REPLY_TO, SHARDING_KEY
 from metaq.protocol.remoting.codes import Request
@@ -262,8 +264,13 @@ class Producer(GroupProducer):
         if self._gatherer is not None:
             self._gatherer.flush(topic)
         outgoing = compose(self.group, topic, body, pairs, ordering_key=ordering_key, once=once)
-        attempt = self._choice.choose(outgoing, "", deadline)
-        self._core.transport.tell(attempt.address, attempt.request, deadline)
+        attempt: Attempt | None = None
+        try:
+            attempt = self._choice.choose(outgoing, "", deadline)
+            self._core.transport.tell(attempt.address, attempt.request, deadline)
+        except ClientError as error:
+            describe(error, outgoing, int(attempt is not None), "" if attempt is None else attempt.queue.broker_name)
+            raise
 
     def send_batch(
         self, topic: str, messages: Iterable[bytes | OutgoingMessage], *, timeout_s: float | None = None

@@ -23,6 +23,7 @@ from metaq.errors import (
     Refused,
     RouteNotFound,
     RouteProblem,
+    SendContext,
     SendFailed,
 )
 from metaq.message import DEFAULT_TOPIC, MessageQueue
@@ -108,6 +109,7 @@ class Sending:
         "_choice",
         "_failed",
         "_is_silent",
+        "_made",
         "_may_leave",
         "_outgoing",
         "_reached",
@@ -128,6 +130,8 @@ class Sending:
         self._failed: tuple[tuple[str, ClientError], ...] = ()
         """The last three tries: the broker's name and the error of each."""
         self._tries = 0
+        self._made = 0
+        """The number of attempts."""
         self._reached = 0
         """The number of tries that may have reached a broker."""
         self._unreached: frozenset[str] = frozenset()
@@ -160,6 +164,7 @@ class Sending:
                     raise
             self._wait(error)
             return None
+        self._made += 1
         return self._attempt
 
     def _check_time(self) -> None:
@@ -229,6 +234,10 @@ class Sending:
         if self._attempt.is_alone:
             wait = error.retry_after_s if isinstance(error, BrokerBusy) else _PAUSE_S * 2 ** (self._reached - 1)
             self.pause_s = min(wait * random.uniform(0.75, 1.25), max(0.0, self.deadline - time.monotonic()))
+
+    def describe(self, error: ClientError) -> None:
+        """Say in the error of this send what was being sent, and where to."""
+        describe(error, self._outgoing, self._made, "" if self._attempt is None else self._attempt.queue.broker_name)
 
     def _given_up(self) -> ClientError:
         if not self._failed:
@@ -301,6 +310,21 @@ def _of_key(key: str, queues: Sequence[MessageQueue]) -> MessageQueue:
 def deliver(transport: Transport, choice: QueueChoice, outgoing: Outgoing, deadline: float) -> list[SendResult]:
     """Make attempts until one succeeds, and return one result for each message. It raises the errors of ``Producer.send``."""
     sending = Sending(outgoing, choice, deadline)
+    try:
+        return _delivered(transport, sending, deadline)
+    except ClientError as error:
+        sending.describe(error)
+        raise
+
+
+def describe(error: ClientError, outgoing: Outgoing, attempt: int, broker: str) -> None:
+    """Say in an error of a send what was being sent, and where to: in its ``context``, and in a note."""
+    if error.context is None:
+        error.context = SendContext(outgoing.topic, tuple(outgoing.ids), tuple(outgoing.keys), attempt, broker)
+        error.add_note(str(error.context))
+
+
+def _delivered(transport: Transport, sending: Sending, deadline: float) -> list[SendResult]:
     while True:
         attempt = sending.attempt()
         if attempt is None:
