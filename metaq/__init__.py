@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from metaq import aio, errors, testing
     from metaq.client import (
+        JSON,
         Admin,
         Batch,
         Client,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         ReceivedMessage,
         SendResult,
         SendStatus,
+        Serializer,
         SimpleConsumer,
         TextClient,
         TransactionProducer,
@@ -79,6 +81,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "JSON",
     "Admin",
     "BadRequest",
     "Batch",
@@ -120,6 +123,7 @@ __all__ = [
     "SendFailed",
     "SendResult",
     "SendStatus",
+    "Serializer",
     "SimpleConsumer",
     "StreamLost",
     "SubscriptionInvalid",

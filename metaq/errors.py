@@ -250,7 +250,7 @@ class UnknownVersion(StoreError):
 
 
 class SendContext(NamedTuple):
-    """What was being sent when a send failed."""
+    """The message of a send that failed, or several of a batch, and the last attempt to send it."""
 
     topic: str
     ids: tuple[str, ...]

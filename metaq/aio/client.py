@@ -2,11 +2,12 @@
 
 import asyncio
 import functools
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, ParamSpec, Self
+from typing import Any, Final, Generic, ParamSpec, Self, TypeVar, overload
 
 import metaq.client as blocking
 from metaq.aio.admin import Admin
@@ -18,12 +19,15 @@ from metaq.client.consuming.offsets import OFFSETS_FOLDER
 from metaq.client.consuming.pull import MOST_POLLED
 from metaq.client.consuming.push import DEFAULT_THREADS
 from metaq.client.consuming.sharing import Model
-from metaq.client.message import ReceivedMessage
+from metaq.client.message import Body, ReceivedMessage
+from metaq.client.sending.producer import BATCH_BYTES, DEFAULT_GROUP
+from metaq.client.serializers import Serializer, decoded
 from metaq.client.transactions.transactions import Execution, HalfMessage, Outcome, TransactionResult
 from metaq.protocol.subscription import EVERYTHING
 from metaq.registry.assign import Assign, average
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -35,21 +39,21 @@ AsyncCheck = Callable[[HalfMessage], Awaitable[Outcome]]
 """The two coroutine functions of a transaction producer (``metaq.client.transactions.transactions``)."""
 
 
-class Producer:
+class Producer(Generic[Body]):
     """See ``metaq.Producer``; made by ``Client.producer``. Sends that are awaited together may arrive in any order."""
 
-    def __init__(self, producer: blocking.Producer, threads: Threads) -> None:
+    def __init__(self, producer: blocking.Producer[Body], threads: Threads) -> None:
         self._blocking = producer
         self._threads = threads
 
-    send = awaited(blocking.Producer.send_async)
-    send_oneway = threaded(blocking.Producer.send_oneway)
-    send_batch = threaded(blocking.Producer.send_batch)
-    request = threaded(blocking.Producer.request)
-    reply = threaded(blocking.Producer.reply)
-    send_packed = threaded(blocking.Producer.send_packed)
-    queues = threaded(blocking.Producer.queues)
-    close = threaded(blocking.Producer.close)
+    send = awaited(blocking.Producer[Body].send_async)
+    send_oneway = threaded(blocking.Producer[Body].send_oneway)
+    send_batch = threaded(blocking.Producer[Body].send_batch)
+    request = threaded(blocking.Producer[Body].request)
+    reply = threaded(blocking.Producer[Body].reply)
+    send_packed = threaded(blocking.Producer[Body].send_packed)
+    queues = threaded(blocking.Producer[Body].queues)
+    close = threaded(blocking.Producer[Body].close)
 
     @property
     def group(self) -> str:
@@ -166,7 +170,13 @@ class SimpleConsumer:
                 while True:
                     self._changed.clear()
                     async with self._calls.turn:
-                        message = self._blocking.receive(timeout_s=0.0)
+                        message = self._blocking._next(time.monotonic())
+                    if message is not None and self._blocking._loads is not None:
+                        message = decoded(message, self._blocking._loads)
+                        if message.error is not None and await self._calls.call(
+                            functools.partial(self._blocking._went_back, message)
+                        ):
+                            continue
                     if message is not None or self._blocking.closed:
                         return message
                     await self._changed.wait()
@@ -289,7 +299,30 @@ class Client:
         await self._threads.start(self._blocking.close)
         self._threads.close()
 
-    producer = makes(blocking.Client.producer, Producer)
+    @overload
+    def producer(
+        self, group: str = ..., *, linger_ms: int = ..., batch_bytes: int = ..., serializer: None = ...
+    ) -> Producer: ...
+
+    @overload
+    def producer(
+        self, group: str = ..., *, linger_ms: int = ..., batch_bytes: int = ..., serializer: Serializer[T]
+    ) -> Producer[T]: ...
+
+    def producer(
+        self,
+        group: str = DEFAULT_GROUP,
+        *,
+        linger_ms: int = 0,
+        batch_bytes: int = BATCH_BYTES,
+        serializer: Serializer[Any] | None = None,
+    ) -> Producer[Any]:
+        """Return a producer: see ``metaq.Client.producer``."""
+        producer: blocking.Producer[Any] = self._blocking.producer(
+            group, linger_ms=linger_ms, batch_bytes=batch_bytes, serializer=serializer
+        )
+        return Producer(producer, self._threads)
+
     cancel = threaded(blocking.Client.cancel)
     consumer = made(blocking.Client.consumer, SimpleConsumer)
     lease_consumer = made(blocking.Client.lease_consumer, LeaseConsumer)
@@ -317,6 +350,7 @@ class Client:
         assign: Assign = average,
         max_reconsume_times: int | None = None,
         offsets_folder: Path = OFFSETS_FOLDER,
+        deserializer: Serializer[Any] | None = None,
     ) -> PushConsumer:
         """Call a coroutine for each message, at most ``threads`` of them at a time: see ``metaq.Client.listen``."""
         begin = functools.partial(
@@ -333,6 +367,7 @@ class Client:
             assign=assign,
             max_reconsume_times=max_reconsume_times,
             offsets_folder=offsets_folder,
+            deserializer=deserializer,
         )
         return PushConsumer(await self._threads.start(begin), self._threads)
 

@@ -86,10 +86,12 @@ class LeaseConsumer:
         """Return the next message: see ``metaq.LeaseConsumer.receive``."""
         try:
             async with asyncio.timeout(timeout_s):
-                lease = await self._next(until_of(timeout_s), is_handled=False)
+                while (lease := await self._next(until_of(timeout_s), is_handled=False)) is not None:
+                    if self._holder.loads is None or self._holder.is_readable(lease):
+                        return LeasedMessage(self._holder, lease)
         except TimeoutError:
-            return None
-        return None if lease is None else LeasedMessage(self._holder, lease)
+            pass
+        return None
 
     async def _next(self, until_s: float, *, is_handled: bool) -> Lease | None:
         """Return the next message; ``None`` when the consumer is closed."""

@@ -10,12 +10,14 @@ from metaq.client.consuming.sharing import Model
 from metaq.client.leasing.consumer import LeaseConsumer, LeasedMessage
 from metaq.client.message import OutgoingMessage, ReceivedMessage, SendResult, SendStatus
 from metaq.client.sending.producer import Producer
+from metaq.client.serializers import JSON, Serializer
 from metaq.client.text.textclient import Batch, PutManyFailed, TextClient, parse_stats
 from metaq.client.transactions.transactions import HalfMessage, Outcome, TransactionProducer, TransactionResult
 from metaq.client.transactions.xaerrors import OutcomeUnknown, XaFailed
 from metaq.client.xa import XaSession
 
 __all__ = [
+    "JSON",
     "Admin",
     "Batch",
     "Client",
@@ -34,6 +36,7 @@ __all__ = [
     "ReceivedMessage",
     "SendResult",
     "SendStatus",
+    "Serializer",
     "SimpleConsumer",
     "TextClient",
     "TransactionProducer",

@@ -4,7 +4,7 @@ import re
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self, TypeVar, overload
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from metaq.address import parse_address
@@ -24,6 +24,7 @@ from metaq.client.leasing.consumer import DEFAULT_BATCH, DEFAULT_INVISIBLE_S, DE
 from metaq.client.sending.cancelling import cancel
 from metaq.client.sending.producer import BATCH_BYTES, DEFAULT_GROUP, Producer
 from metaq.client.sending.replies import Replies
+from metaq.client.serializers import Serializer
 from metaq.client.transactions.branchplaces import Routed
 from metaq.client.transactions.transactions import Check, Checks, Execute, TransactionProducer
 from metaq.client.transactions.xasession import DEFAULT_BRANCH_TIMEOUT_S, XaSession
@@ -31,6 +32,8 @@ from metaq.errors import BadRequest
 from metaq.protocol.inflating import MAX_INFLATED_BYTES
 from metaq.protocol.subscription import EVERYTHING
 from metaq.registry.assign import Assign, average
+
+T = TypeVar("T")
 
 SCHEME: Final = "metaq"
 ZOOKEEPER_SCHEME: Final = "zk"
@@ -172,7 +175,24 @@ class Client:
         self._checks.close()
         self._core.close()
 
-    def producer(self, group: str = DEFAULT_GROUP, *, linger_ms: int = 0, batch_bytes: int = BATCH_BYTES) -> Producer:
+    @overload
+    def producer(
+        self, group: str = ..., *, linger_ms: int = ..., batch_bytes: int = ..., serializer: None = ...
+    ) -> Producer: ...
+
+    @overload
+    def producer(
+        self, group: str = ..., *, linger_ms: int = ..., batch_bytes: int = ..., serializer: Serializer[T]
+    ) -> Producer[T]: ...
+
+    def producer(
+        self,
+        group: str = DEFAULT_GROUP,
+        *,
+        linger_ms: int = 0,
+        batch_bytes: int = BATCH_BYTES,
+        serializer: Serializer[Any] | None = None,
+    ) -> Producer[Any]:
         """Return a producer.
 
         Args:
@@ -180,13 +200,14 @@ class Client:
             linger_ms: how long a message of ``send_async`` may wait for others, to go with them as one batch; 0 for not at all.
                 Messages that are delayed, or have a priority or a ``dedupe_id``, and those of 4 KiB and more go on their own.
             batch_bytes: the size from which on a batch goes at once; at most 4 MiB.
+            serializer: makes the bodies of the values that are sent, and the values of replies; ``metaq.JSON``, or your own.
 
         Raises:
             BadRequest: the group's name or a number is invalid.
             ClientClosed: the client was closed.
         """
         self._core.check_open()
-        return Producer(self._core, self._replies, group, linger_ms=linger_ms, batch_bytes=batch_bytes)
+        return Producer(self._core, self._replies, group, linger_ms=linger_ms, batch_bytes=batch_bytes, serializer=serializer)
 
     def cancel(self, handle: str, *, timeout_s: float | None = None) -> None:
         """Cancel a delayed message. When this returns, it will not be delivered; to cancel it again does no harm.
@@ -240,6 +261,7 @@ class Client:
         by_priority: bool = False,
         max_reconsume_times: int = MAX_RECONSUME_TIMES,
         offsets_folder: Path = OFFSETS_FOLDER,
+        deserializer: Serializer[Any] | None = None,
     ) -> SimpleConsumer:
         """Return a consumer, a member of a group that is iterated over.
 
@@ -256,6 +278,7 @@ class Client:
                 steady stream of urgent messages keeps the others waiting.
             max_reconsume_times: how often a message is delivered again before ``retry_later`` makes it a dead letter.
             offsets_folder: the folder in which a broadcast consumer keeps its offsets.
+            deserializer: makes the ``value`` of each message; one whose body it does not take counts as failed.
 
         Raises:
             RouteNotFound: no registry answers.
@@ -277,6 +300,7 @@ class Client:
             by_priority=by_priority,
             max_reconsume_times=max_reconsume_times,
             offsets_folder=offsets_folder,
+            deserializer=deserializer,
         )
 
     def listen(
@@ -294,6 +318,7 @@ class Client:
         assign: Assign = average,
         max_reconsume_times: int | None = None,
         offsets_folder: Path = OFFSETS_FOLDER,
+        deserializer: Serializer[Any] | None = None,
     ) -> PushConsumer:
         """Call ``listener`` for each message, until the consumer is closed.
 
@@ -311,6 +336,7 @@ class Client:
             max_reconsume_times: how often a failed message is delivered again before it becomes a dead letter; by default 16
                 times, and without limit for an ordered consumer.
             offsets_folder: the folder in which a broadcast consumer keeps its offsets.
+            deserializer: makes the ``value`` of each message; one whose body it does not take counts as failed.
 
         Returns:
             The consumer, which runs already.
@@ -336,6 +362,7 @@ class Client:
             assign=assign,
             max_reconsume_times=max_reconsume_times,
             offsets_folder=offsets_folder,
+            deserializer=deserializer,
         )
 
     def lease_consumer(
@@ -349,6 +376,7 @@ class Client:
         invisible: timedelta | float = DEFAULT_INVISIBLE_S,
         wait: timedelta | float = DEFAULT_WAIT_S,
         from_first: bool = False,
+        deserializer: Serializer[Any] | None = None,
     ) -> LeaseConsumer:
         """Return a consumer that leases messages: each comes again, to any member of the group, unless it is acked in time.
 
@@ -364,6 +392,7 @@ class Client:
             wait: how long a broker may hold a request for messages.
             from_first: begin with the first message of the topic if the group is new, not with those that come from now on; in
                 a topic that is young, brokers always begin with the first.
+            deserializer: makes the ``value`` of each message; one whose body it does not take counts as failed.
 
         Raises:
             RouteNotFound: no registry answers.
@@ -382,6 +411,7 @@ class Client:
             invisible=invisible,
             wait=wait,
             from_first=from_first,
+            deserializer=deserializer,
         )
 
     def pull_consumer(
@@ -392,6 +422,7 @@ class Client:
         tags: str = EVERYTHING,
         sql: str | None = None,
         by_priority: bool = False,
+        deserializer: Serializer[Any] | None = None,
     ) -> PullConsumer:
         """Return a consumer that reads chosen queues from chosen offsets. The group is only used for offsets it commits.
 
@@ -401,13 +432,14 @@ class Client:
             tags: ``*``, or tags with ``||`` between them.
             sql: an SQL92 condition on properties, in place of tags.
             by_priority: take what is fetched of greater partitions first, as in a topic with priorities.
+            deserializer: makes the ``value`` of each message; one whose body it does not take has an ``error``.
 
         Raises:
             BadRequest: a name or an expression is invalid.
             ClientClosed: the client was closed.
         """
         self._core.check_open()
-        return PullConsumer(self._core, topic, group, tags=tags, sql=sql, by_priority=by_priority)
+        return PullConsumer(self._core, topic, group, tags=tags, sql=sql, by_priority=by_priority, deserializer=deserializer)
 
     def xa_session(
         self,

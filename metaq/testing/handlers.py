@@ -1,4 +1,4 @@
-"""What the in-memory broker answers its clients, from lists and dictionaries."""
+"""The answers of the in-memory broker to its clients, from lists and dictionaries."""
 
 import logging
 import random

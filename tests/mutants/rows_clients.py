@@ -152,8 +152,8 @@ CLIENT: Final = [
     M(
         "aio",
         "aio/client.py",
-        "send = awaited(blocking.Producer.send_async)",
-        "send = threaded(blocking.Producer.send_async)",
+        "send = awaited(blocking.Producer[Body].send_async)",
+        "send = threaded(blocking.Producer[Body].send_async)",
         "client/test_aio.py::test_messages_are_sent_and_iterated_over",
     ),
 ]

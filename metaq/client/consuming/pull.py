@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from metaq.client import checks
 from metaq.client.connecting.core import Core
@@ -13,6 +13,7 @@ from metaq.client.consuming.consumer import Inbox
 from metaq.client.consuming.fetching import Budget, FetchContext, Fetcher, PulledBatch, subscription_to
 from metaq.client.consuming.offsets import BrokerOffsets, QueueEnds
 from metaq.client.message import ReceivedMessage
+from metaq.client.serializers import Serializer, check_serializer, decoded
 from metaq.errors import BadRequest, ClientClosed
 from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol.subscription import EVERYTHING
@@ -44,10 +45,13 @@ class PullConsumer:
         tags: str = EVERYTHING,
         sql: str | None = None,
         by_priority: bool = False,
+        deserializer: Serializer[Any] | None = None,
     ) -> None:
         checks.subscription(topic, tags, sql)
         checks.flag("by_priority", by_priority)
         checks.group(group)
+        check_serializer("deserializer", deserializer)
+        self._loads = None if deserializer is None else deserializer.loads
         self.topic = topic
         self.group = group
         self._core = core
@@ -322,7 +326,7 @@ class PullConsumer:
                 self._leave_batch()
                 fetcher.consumed(batch.generation, len(batch.messages), batch.size)
             if messages:
-                return messages
+                return messages if self._loads is None else [decoded(message, self._loads) for message in messages]
         return []
 
     def _when_changed(self, callback: Callable[[], None]) -> None:

@@ -23,6 +23,7 @@ from metaq.client.consuming.records import decode_messages
 from metaq.client.consuming.sendback import MAX_RECONSUME_TIMES, TO_DEAD_LETTERS, send_back
 from metaq.client.consuming.sharing import Model
 from metaq.client.message import ReceivedMessage
+from metaq.client.serializers import Serializer, check_serializer, decoded
 from metaq.errors import ClientError
 from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol.remoting import fastjson
@@ -99,11 +100,13 @@ class PushConsumer(GroupConsumer):
         assign: Assign = average,
         max_reconsume_times: int | None = None,
         offsets_folder: Path = OFFSETS_FOLDER,
+        deserializer: Serializer[Any] | None = None,
     ) -> None:
         """Join the group and start to consume. ``max_reconsume_times`` is 16 by default, unlimited for an ordered consumer."""
         checks.subscription(topic, tags, sql)
         checks.function("listener", listener, "takes a message")
         checks.number("threads", threads, 1)
+        check_serializer("deserializer", deserializer)
         if max_reconsume_times is not None:
             checks.number("max_reconsume_times", max_reconsume_times)
         super().__init__(
@@ -116,6 +119,7 @@ class PushConsumer(GroupConsumer):
             offsets_folder=offsets_folder,
         )
         self._listener = listener
+        self._loads = None if deserializer is None else deserializer.loads
         self._ordered = ordered
         self._most = max_reconsume_times
         self._turns: queue.SimpleQueue[_Turn | None] = queue.SimpleQueue()
@@ -280,6 +284,8 @@ class PushConsumer(GroupConsumer):
 
     def _call(self, message: ReceivedMessage) -> bool:
         """Call the listener, and return whether the message is consumed. A message with an ``error`` fails without a call."""
+        if self._loads is not None:
+            message = decoded(message, self._loads)
         try:
             if message.error is not None:
                 logger.warning("message unreadable group=%s message=%s reason=%s", self.group, message.id, message.error)

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotDone
 from datetime import timedelta
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from metaq.client import checks
 from metaq.client.connecting.core import Core
@@ -16,6 +16,7 @@ from metaq.client.leasing.holder import LeaseHolder
 from metaq.client.leasing.lease import Lease
 from metaq.client.leasing.requests import LeaseTerms
 from metaq.client.message import ReceivedMessage
+from metaq.client.serializers import Serializer, check_serializer
 from metaq.errors import RequestTimeout
 from metaq.protocol.subscription import EVERYTHING
 
@@ -37,6 +38,11 @@ class HeldMessage(ReceivedMessage):
         self._become(lease.message)
         self._holder = holder
         self._lease = lease
+
+    @property
+    def value(self) -> Any:
+        """The body as the ``deserializer`` of the consumer has decoded it; ``BadRequest`` without one."""
+        return self._lease.message.value
 
     @property
     def attempt(self) -> int:
@@ -167,8 +173,11 @@ class LeaseConsumer:
         Raises:
             BadRequest: an argument is invalid.
         """
-        lease = self._holder.next(until_of(timeout_s), is_handled=False)
-        return None if lease is None else LeasedMessage(self._holder, lease)
+        until_s = until_of(timeout_s)
+        while (lease := self._holder.next(until_s, is_handled=False)) is not None:
+            if self._holder.loads is None or self._holder.is_readable(lease):
+                return LeasedMessage(self._holder, lease)
+        return None
 
     def run(self, handler: Callable[[LeasedMessage], object], *, concurrency: int = DEFAULT_CONCURRENCY) -> None:
         """Call a handler for each message, until the consumer is closed, by another thread or by the handler itself.
@@ -243,13 +252,16 @@ def lease_consumer(
     invisible: timedelta | float,
     wait: timedelta | float,
     from_first: bool,
+    deserializer: Serializer[Any] | None,
 ) -> LeaseConsumer:
     """Make a consumer; see ``Client.lease_consumer``."""
     checks.subscription(topic, tags, sql)
     checks.group(group)
     checks.number("batch", batch, 1, MOST_BATCH)
     checks.flag("from_first", from_first)
+    check_serializer("deserializer", deserializer)
     invisible_s, wait_s = checks.span("invisible", invisible, LEAST_INVISIBLE_S), checks.span("wait", wait)
     subscription = subscription_to(topic, tags, sql, time.time_ns() // 1_000_000)
     terms = LeaseTerms(topic, group, subscription, round(invisible_s * 1000), from_first)
-    return LeaseConsumer(LeaseHolder(core, terms, batch=batch, wait_s=wait_s))
+    loads = None if deserializer is None else deserializer.loads
+    return LeaseConsumer(LeaseHolder(core, terms, batch=batch, wait_s=wait_s, loads=loads))

@@ -22,6 +22,7 @@ from metaq.client.leasing.lease import Lease, back_off_s
 from metaq.client.leasing.polling import Demand, Polls
 from metaq.client.leasing.requests import REJECT_MS, LeaseTerms
 from metaq.client.leasing.settling import Settling, Told
+from metaq.client.serializers import decoded
 from metaq.errors import ClientClosed, ClientError, LeaseLost, RouteNotFound, RouteProblem
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.codes import Request, Response
@@ -43,9 +44,13 @@ _KIND: Final = "CONSUME_PASSIVELY"
 class LeaseHolder:
     """A member of a group that leases messages of one topic. Nothing but ``next`` and ``close`` blocks. Thread-safe."""
 
-    def __init__(self, core: Core, terms: LeaseTerms, *, batch: int, wait_s: float) -> None:
+    def __init__(
+        self, core: Core, terms: LeaseTerms, *, batch: int, wait_s: float, loads: Callable[[bytes], Any] | None = None
+    ) -> None:
         """Join the group. ``RouteNotFound`` when no registry answers; a topic that does not exist yet is waited for."""
         self.group = terms.group
+        self.loads = loads
+        """The function that decodes bodies, if any."""
         self.answer_s = core.timeout_s + GRACE_S
         """The longest time that an answer about a message may take."""
         self._core = core
@@ -239,6 +244,8 @@ class LeaseHolder:
 
     def is_readable(self, lease: Lease) -> bool:
         """Return whether a message can be handled; one with an ``error`` is given back, so that it ends as a dead letter."""
+        if self.loads is not None:
+            lease.message = decoded(lease.message, self.loads)
         error = lease.message.error
         if error is not None:
             logger.warning("message unreadable group=%s message=%s reason=%s", self.group, lease.message.id, error)

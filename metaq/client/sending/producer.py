@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from datetime import datetime, timedelta
 from types import MappingProxyType, TracebackType
-from typing import Final, Self
+from typing import Any, Final, Generic, Self
 
 from metaq.client import checks
 from metaq.client.connecting.core import Core
@@ -15,6 +15,7 @@ from metaq.client.message import (
     CORRELATION_ID,
     MESSAGE_TYPE,
     TTL,
+    Body,
     OutgoingMessage,
     ReceivedMessage,
     SendResult,
@@ -34,11 +35,12 @@ from metaq.client.sending.sending import (
     Outgoing,
     QueueChoice,
     Sending,
+    add_context,
     check_size,
     compose,
     deliver,
-    describe,
 )
+from metaq.client.serializers import Serializer, check_serializer, decoded, outgoing_of, serialized
 from metaq.errors import BadRequest, ClientError
 from metaq.message import MessageQueue
 from metaq.protocol.properties import CLUSTER, DEDUPE_ID, REPLY_TO, SHARDING_KEY
@@ -82,7 +84,7 @@ class GroupProducer:
             self._core.remove_producer(self.group)
 
 
-class Producer(GroupProducer):
+class Producer(GroupProducer, Generic[Body]):
     """A sender of messages; made by ``Client.producer``. Threads may share it.
 
     A send may make several tries within its time limit, each at another broker if there is one, and up to three that may have
@@ -98,11 +100,14 @@ class Producer(GroupProducer):
         *,
         linger_ms: int = 0,
         batch_bytes: int = BATCH_BYTES,
+        serializer: Serializer[Body] | None = None,
     ) -> None:
+        check_serializer("serializer", serializer)
         checks.number("linger_ms", linger_ms)
         checks.number("batch_bytes", batch_bytes, 1, MAX_BODY_BYTES)
         super().__init__(core, group)
         self._replies = replies
+        self._serializer = serializer
         self._choice = QueueChoice(core.routes, core.health)
         self._gatherer = Gatherer(core, self._choice, group, linger_ms / 1000, batch_bytes) if linger_ms else None
 
@@ -115,7 +120,7 @@ class Producer(GroupProducer):
     def send(
         self,
         topic: str,
-        body: bytes,
+        body: Body,
         *,
         tag: str | None = None,
         keys: str | Iterable[str] = (),
@@ -133,7 +138,7 @@ class Producer(GroupProducer):
 
         Args:
             topic: the topic; it need not exist if brokers create topics on first send.
-            body: the body; from 4 KiB on it is sent and stored compressed, if that makes it shorter.
+            body: the body, or with a ``serializer`` the value; from 4 KiB on it is stored compressed, if that makes it shorter.
             tag: the tag by which consumers can filter.
             keys: keys by which the message can be found; several, or one text with blanks between them.
             properties: further names and values.
@@ -160,16 +165,19 @@ class Producer(GroupProducer):
             BadRequest: an argument is invalid.
         """
         deadline = self._core.deadline(timeout_s)
+        data: Any = body
+        if self._serializer is not None:
+            data, properties = serialized(self._serializer, body, properties)
         own = _own(delay_level, delay, deliver_at, priority)
         once = NOT_ONCE if dedupe_id is None else Once(dedupe_id, or_elsewhere)
-        pairs = self._properties(topic, body, tag, keys, properties, own, ordering_key, once)
-        outgoing = compose(self.group, topic, body, pairs, ordering_key=ordering_key, once=once)
+        pairs = self._properties(topic, data, tag, keys, properties, own, ordering_key, once)
+        outgoing = compose(self.group, topic, data, pairs, ordering_key=ordering_key, once=once)
         return self._send(outgoing, deadline)[0]
 
     def send_async(
         self,
         topic: str,
-        body: bytes,
+        body: Body,
         *,
         tag: str | None = None,
         keys: str | Iterable[str] = (),
@@ -190,7 +198,7 @@ class Producer(GroupProducer):
 
         Args:
             topic: the topic; it need not exist if brokers create topics on first send.
-            body: the body; from 4 KiB on it is sent and stored compressed, if that makes it shorter.
+            body: the body, or with a ``serializer`` the value; from 4 KiB on it is stored compressed, if that makes it shorter.
             tag: the tag by which consumers can filter.
             keys: keys by which the message can be found; several, or one text with blanks between them.
             properties: further names and values.
@@ -208,16 +216,19 @@ class Producer(GroupProducer):
             BadRequest: an argument is invalid.
         """
         deadline = self._core.deadline(timeout_s)
+        data: Any = body
+        if self._serializer is not None:
+            data, properties = serialized(self._serializer, body, properties)
         own = _own(delay_level, delay, deliver_at, priority)
         once = NOT_ONCE if dedupe_id is None else Once(dedupe_id, or_elsewhere)
-        pairs = self._properties(topic, body, tag, keys, properties, own, ordering_key, once)
+        pairs = self._properties(topic, data, tag, keys, properties, own, ordering_key, once)
         gatherer = self._gatherer
         if gatherer is not None:
-            gathered = None if own or dedupe_id is not None else gatherer.add(topic, body, pairs, ordering_key, deadline)
+            gathered = None if own or dedupe_id is not None else gatherer.add(topic, data, pairs, ordering_key, deadline)
             if gathered is not None:
                 return gathered
             gatherer.flush(topic)
-        outgoing = compose(self.group, topic, body, pairs, ordering_key=ordering_key, once=once)
+        outgoing = compose(self.group, topic, data, pairs, ordering_key=ordering_key, once=once)
         future = SendFuture(self._core.scheduler)
         AsyncSend(self._core, Sending(outgoing, self._choice, deadline), future.settle).step()
         return future
@@ -225,7 +236,7 @@ class Producer(GroupProducer):
     def send_oneway(
         self,
         topic: str,
-        body: bytes,
+        body: Body,
         *,
         tag: str | None = None,
         keys: str | Iterable[str] = (),
@@ -241,7 +252,7 @@ class Producer(GroupProducer):
 
         Args:
             topic: the topic; it need not exist if brokers create topics on first send.
-            body: the body; from 4 KiB on it is sent and stored compressed, if that makes it shorter.
+            body: the body, or with a ``serializer`` the value; from 4 KiB on it is stored compressed, if that makes it shorter.
             tag: the tag by which consumers can filter.
             keys: keys by which the message can be found; several, or one text with blanks between them.
             properties: further names and values.
@@ -258,22 +269,25 @@ class Producer(GroupProducer):
             BadRequest: an argument is invalid.
         """
         deadline = self._core.deadline()
+        data: Any = body
+        if self._serializer is not None:
+            data, properties = serialized(self._serializer, body, properties)
         own = _own(delay_level, delay, deliver_at, priority)
         once = NOT_ONCE if dedupe_id is None else Once(dedupe_id)
-        pairs = self._properties(topic, body, tag, keys, properties, own, ordering_key, once)
+        pairs = self._properties(topic, data, tag, keys, properties, own, ordering_key, once)
         if self._gatherer is not None:
             self._gatherer.flush(topic)
-        outgoing = compose(self.group, topic, body, pairs, ordering_key=ordering_key, once=once)
+        outgoing = compose(self.group, topic, data, pairs, ordering_key=ordering_key, once=once)
         attempt: Attempt | None = None
         try:
             attempt = self._choice.choose(outgoing, "", deadline)
             self._core.transport.tell(attempt.address, attempt.request, deadline)
         except ClientError as error:
-            describe(error, outgoing, int(attempt is not None), "" if attempt is None else attempt.queue.broker_name)
+            add_context(error, outgoing, int(attempt is not None), "" if attempt is None else attempt.queue.broker_name)
             raise
 
     def send_batch(
-        self, topic: str, messages: Iterable[bytes | OutgoingMessage], *, timeout_s: float | None = None
+        self, topic: str, messages: Iterable[Body | OutgoingMessage[Body]], *, timeout_s: float | None = None
     ) -> list[SendResult]:
         """Send messages to one partition in one request, and return one result for each. All are stored, or none.
 
@@ -294,7 +308,10 @@ class Producer(GroupProducer):
             BadRequest: an argument is invalid.
         """
         deadline = self._core.deadline(timeout_s)
-        outgoing = compose_batch(self.group, topic, messages, self._core.unique_ids)
+        sent: Iterable[Any] = messages
+        if self._serializer is not None:
+            sent = [outgoing_of(self._serializer, message) for message in messages]
+        outgoing = compose_batch(self.group, topic, sent, self._core.unique_ids)
         return [] if outgoing is None else self._send(outgoing, deadline)
 
     def send_packed(self, topic: str, packed: bytes, count: int, *, queue: MessageQueue | None = None) -> list[SendResult]:
@@ -341,7 +358,7 @@ class Producer(GroupProducer):
     def request(
         self,
         topic: str,
-        body: bytes,
+        body: Body,
         *,
         tag: str | None = None,
         keys: str | Iterable[str] = (),
@@ -352,7 +369,7 @@ class Producer(GroupProducer):
 
         Args:
             topic: the topic; it need not exist if brokers create topics on first send.
-            body: the body; from 4 KiB on it is sent and stored compressed, if that makes it shorter.
+            body: the body, or with a ``serializer`` the value; from 4 KiB on it is stored compressed, if that makes it shorter.
             tag: the tag by which consumers can filter.
             keys: keys by which the message can be found; several, or one text with blanks between them.
             properties: further names and values.
@@ -374,16 +391,20 @@ class Producer(GroupProducer):
             self._core.routes.writable(topic, deadline)
             self._replies.ensure_known(deadline)
             lifetime_ms = max(1, round((deadline - time.monotonic()) * 1000))
+            data: Any = body
+            if self._serializer is not None:
+                data, properties = serialized(self._serializer, body, properties)
             checks.properties(properties)
             own = {CORRELATION_ID: expected.correlation, REPLY_TO: self._core.id, TTL: str(lifetime_ms)}
-            pairs = self._properties(topic, body, tag, keys, {**properties, **own})
-            self._send(compose(self.group, topic, body, pairs), deadline)
-            return expected.wait(deadline, topic)
+            pairs = self._properties(topic, data, tag, keys, {**properties, **own})
+            self._send(compose(self.group, topic, data, pairs), deadline)
+            reply = expected.wait(deadline, topic)
+            return reply if self._serializer is None else decoded(reply, self._serializer.loads)
 
     def reply(
         self,
         request: ReceivedMessage,
-        body: bytes,
+        body: Body,
         *,
         properties: Mapping[str, str] = _NONE,
         timeout_s: float | None = None,
@@ -413,10 +434,13 @@ class Producer(GroupProducer):
         if not request.is_request or not given.get(CLUSTER):
             raise BadRequest(f"nobody waits for a reply to {request!r}: {CORRELATION_ID}, {REPLY_TO} or {CLUSTER} is missing")
         own = {name: given[name] for name in (CORRELATION_ID, REPLY_TO, TTL) if name in given}
+        data: Any = body
+        if self._serializer is not None:
+            data, properties = serialized(self._serializer, body, properties)
         checks.properties(properties)
         topic = f"{given[CLUSTER]}_REPLY_TOPIC"
-        pairs = self._properties(topic, body, None, (), {**properties, **own, MESSAGE_TYPE: "reply"})
-        outgoing = compose(self.group, topic, body, pairs)._replace(code=Request.SEND_REPLY_MESSAGE_V2)
+        pairs = self._properties(topic, data, None, (), {**properties, **own, MESSAGE_TYPE: "reply"})
+        outgoing = compose(self.group, topic, data, pairs)._replace(code=Request.SEND_REPLY_MESSAGE_V2)
         return self._send(outgoing, self._core.deadline(timeout_s))[0]
 
     def _properties(

@@ -237,7 +237,7 @@ class Sending:
 
     def describe(self, error: ClientError) -> None:
         """Say in the error of this send what was being sent, and where to."""
-        describe(error, self._outgoing, self._made, "" if self._attempt is None else self._attempt.queue.broker_name)
+        add_context(error, self._outgoing, self._made, "" if self._attempt is None else self._attempt.queue.broker_name)
 
     def _given_up(self) -> ClientError:
         if not self._failed:
@@ -317,7 +317,7 @@ def deliver(transport: Transport, choice: QueueChoice, outgoing: Outgoing, deadl
         raise
 
 
-def describe(error: ClientError, outgoing: Outgoing, attempt: int, broker: str) -> None:
+def add_context(error: ClientError, outgoing: Outgoing, attempt: int, broker: str) -> None:
     """Say in an error of a send what was being sent, and where to: in its ``context``, and in a note."""
     if error.context is None:
         error.context = SendContext(outgoing.topic, tuple(outgoing.ids), tuple(outgoing.keys), attempt, broker)

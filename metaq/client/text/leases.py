@@ -6,7 +6,7 @@ from datetime import timedelta
 from metaq.client.message import milliseconds
 from metaq.client.text.connection import TextConnection
 from metaq.client.text.leasing import PoppedMessage, pop
-from metaq.client.text.requests import TextRequests, accepted, check_name, number_of
+from metaq.client.text.requests import TextRequests, accepted, check_name, number_in
 from metaq.client.text.subscription import TextSubscription
 from metaq.protocol.text.commands import Ack, Nack, Pop, Subscribe
 from metaq.protocol.text.ids import MessageId
@@ -160,4 +160,4 @@ class LeaseRequests(TextRequests):
         check_name("topic", topic)
         check_name("group", group)
         reply = self._ask(write)
-        return 0 if reply.code == NOT_FOUND else number_of(accepted(reply))
+        return 0 if reply.code == NOT_FOUND else number_in(accepted(reply))

@@ -19,7 +19,7 @@ _NAME: Final = re.compile("[!-~]+")
 
 
 class TextRequests:
-    """What a client of the text protocol is made of: one connection, which threads share."""
+    """A connection that threads share, and the requests over it: the base class of ``TextClient``."""
 
     def __init__(
         self,
@@ -103,14 +103,14 @@ def check_name(field: str, name: str) -> None:
         raise BadRequest(f"{field} {name!r} is not made of printable ASCII characters without blanks")
 
 
-def text_of(reply: Reply) -> str:
+def text_in(reply: Reply) -> str:
     """Return what a reply says."""
     return reply.body.decode(errors="replace")
 
 
 def refusal_of(reply: Reply) -> Refused:
     """Return the error for a reply that is a refusal."""
-    return Refused(reply.code, text_of(reply))
+    return Refused(reply.code, text_in(reply))
 
 
 def accepted(reply: Reply) -> Reply:
@@ -120,7 +120,7 @@ def accepted(reply: Reply) -> Reply:
     return reply
 
 
-def number_of(reply: Reply) -> int:
+def number_in(reply: Reply) -> int:
     """Return the number in a reply; ``ClientError`` when there is none."""
     try:
         return int(reply.body)

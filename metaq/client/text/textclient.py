@@ -10,7 +10,7 @@ from metaq.client import checks
 from metaq.client.message import milliseconds, unix_ms
 from metaq.client.text.connection import Exchange
 from metaq.client.text.leases import LeaseRequests
-from metaq.client.text.requests import accepted, check_name, number_of, refusal_of, text_of
+from metaq.client.text.requests import accepted, check_name, number_in, refusal_of, text_in
 from metaq.errors import ClientError, ConnectionFailed, RequestTimeout, TooLate, UnknownHandle
 from metaq.message import Message, PutResult, TextPosition
 from metaq.protocol.text.commands import BROKER_CHOOSES, END_OF_LOG, Due, PutOptions
@@ -129,7 +129,7 @@ class TextClient(LeaseRequests):
         check_name("handle", handle)
         reply = self._ask(lambda opaque: write_line("cancel", handle, opaque))
         if reply.code in _CANCEL_ERRORS:
-            raise _CANCEL_ERRORS[reply.code](reply.code, text_of(reply))
+            raise _CANCEL_ERRORS[reply.code](reply.code, text_in(reply))
         accepted(reply)
 
     def put_many(
@@ -205,7 +205,7 @@ class TextClient(LeaseRequests):
             lambda opaque: write_get(topic, group, partition, position, max_bytes, opaque, wait_ms), wait_ms / 1000
         )
         if reply.code == MOVED:
-            return Batch([], TextPosition(number_of(reply)))
+            return Batch([], TextPosition(number_in(reply)))
         if reply.code == NOT_FOUND:
             # A reader that asks for the end of a partition without messages must not miss the first one.
             return Batch([], TextPosition(0 if position == END_OF_LOG else position))
@@ -304,7 +304,7 @@ class TextClient(LeaseRequests):
         check_name("topic", topic)
         check_name("group", group)
         reply = self._ask(lambda opaque: write_offset(topic, group, partition, position, opaque))
-        return TextPosition(number_of(accepted(reply)))
+        return TextPosition(number_in(accepted(reply)))
 
     def create(self, topic: str, partitions: int) -> int:
         """Create a topic, or give it more partitions, and return the number of partitions that it has now.
@@ -319,7 +319,7 @@ class TextClient(LeaseRequests):
             RequestTimeout: no answer in time; it may have been carried out.
         """
         check_name("topic", topic)
-        return number_of(accepted(self._ask(lambda opaque: write_line("create", topic, partitions, opaque))))
+        return number_in(accepted(self._ask(lambda opaque: write_line("create", topic, partitions, opaque))))
 
     def stats(self, item: str = "") -> str:
         """Return statistics as the broker's text, which ``parse_stats`` parses.
@@ -334,7 +334,7 @@ class TextClient(LeaseRequests):
         """
         if item:
             check_name("item", item)
-        return text_of(accepted(self._ask(lambda opaque: write_line("stats", item, opaque))))
+        return text_in(accepted(self._ask(lambda opaque: write_line("stats", item, opaque))))
 
     def version(self) -> str:
         """Return the broker's version.
@@ -344,7 +344,7 @@ class TextClient(LeaseRequests):
             ConnectionFailed: the connection broke.
             RequestTimeout: no answer in time.
         """
-        return text_of(accepted(self._ask(lambda opaque: write_line("version", opaque))))
+        return text_in(accepted(self._ask(lambda opaque: write_line("version", opaque))))
 
 
 def parse_stats(text: str) -> dict[str, str]:
