@@ -1,6 +1,6 @@
-"""The public API of the Python client, and the reference that is made of its docstrings.
+"""The public API of the Python client: all that programs may use, and their docstrings, taken apart.
 
-``python -m tests.docs.api`` writes docs/api.md and tests/client/public_api.txt.
+``python -m tests.docs.api`` writes the list, tests/client/public_api.txt.
 """
 
 import enum
@@ -15,9 +15,7 @@ import metaq
 from metaq.errors import MetaqError
 
 ROOT: Final = Path(__file__).parents[2]
-DOCUMENT: Final = ROOT / "docs" / "api.md"
 LIST: Final = ROOT / "tests" / "client" / "public_api.txt"
-WIDTH: Final = 128
 
 MODULES: Final = {
     "metaq": tuple(metaq.__all__),
@@ -124,7 +122,14 @@ def type_text(annotation: object) -> str:
 
 
 def signature_text(function: Callable[..., Any]) -> str:
-    """Return the parameters and the result of a function; defaults that are not simple values are ``…``."""
+    """Return the parameters and the result of a function; defaults that are not simple values are ``...``."""
+    returned = inspect.signature(function).return_annotation
+    result = "" if returned is inspect.Signature.empty else f" -> {type_text(returned)}"
+    return f"({', '.join(parameter_texts(function))}){result}"
+
+
+def parameter_texts(function: Callable[..., Any]) -> list[str]:
+    """Return the parameters of a function as they are written in its definition."""
     parts: list[str] = []
     seen_star = False
     for one in inspect.signature(function).parameters.values():
@@ -137,15 +142,13 @@ def signature_text(function: Callable[..., Any]) -> str:
         typed = "" if one.annotation is one.empty else f": {type_text(one.annotation)}"
         default = "" if one.default is one.empty else f" = {_default(one.default)}"
         parts.append(f"{stars}{one.name}{typed}{default}")
-    returned = inspect.signature(function).return_annotation
-    result = "" if returned is inspect.Signature.empty else f" -> {type_text(returned)}"
-    return f"({', '.join(parts)}){result}"
+    return parts
 
 
 def _default(value: object) -> str:
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
-    return repr(value) if isinstance(value, bool | int | float | str | bytes | None | tuple) else "…"
+    return repr(value) if isinstance(value, bool | int | float | str | bytes | None | tuple) else "..."
 
 
 # -- docstrings -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,41 @@
+"""The API reference says what the docstrings say."""
+
+import ast
+
+from tests.docs import reference
+from tests.docs.examples import fences
+
+
+def test_the_reference_is_that_of_now() -> None:
+    """``python -m tests.docs.reference`` writes it."""
+    assert reference.DOCUMENT.read_text("utf-8") == reference.page()
+
+
+def test_what_it_shows_is_python() -> None:
+    """Definitions as in the source, and the examples of classes."""
+    shown = [fence for fence in fences("docs/api.md") if fence.kind == "python"]
+    assert len(shown) > 150
+    for fence in shown:
+        ast.parse(fence.text)
+
+
+def test_every_method_is_on_it() -> None:
+    """With its parameters, results and errors."""
+    text = reference.DOCUMENT.read_text("utf-8")
+    for title in (
+        "### connect",
+        "### Producer",
+        "#### Producer.send",
+        "#### Admin.create_topic",
+        "### SendFailed",
+        "### LagView",
+    ):
+        assert f"\n{title}\n" in text
+    assert "- **retry_after_s**" in text
+    assert "- **TooLate**: the message was delivered before." in text
+
+
+def test_a_docstring_becomes_markdown() -> None:
+    """Literals, and a program in a block of its own."""
+    text = "A ``b`` c.\n\n::\n\n    with d:\n        e\n\nEnd."
+    assert reference.markdown(text) == "A `b` c.\n\n```python\nwith d:\n    e\n```\n\nEnd."
