@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Final, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 import metaq.client as blocking
 from metaq.aio.admin import Admin
@@ -32,7 +32,8 @@ T = TypeVar("T")
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 AsyncListener = Callable[[ReceivedMessage], Awaitable[object]]
-"""A listener: it returns when the message is consumed, and raises to have it delivered again later."""
+AsyncBatchListener = Callable[[list[ReceivedMessage]], Awaitable[object]]
+"""Listeners: they return when the message is consumed, or all are, and raise to have it, or all, delivered again later."""
 
 AsyncExecute = Callable[[HalfMessage, Any], Awaitable[Outcome]]
 AsyncCheck = Callable[[HalfMessage], Awaitable[Outcome]]
@@ -339,12 +340,13 @@ class Client:
         self,
         topic: str,
         group: str,
-        listener: AsyncListener,
+        listener: AsyncListener | AsyncBatchListener,
         *,
         tags: str = EVERYTHING,
         sql: str | None = None,
         ordered: bool = False,
         threads: int = DEFAULT_THREADS,
+        batch_size: int | None = None,
         model: Model = Model.CLUSTERING,
         consume_from: ConsumeFrom | datetime = ConsumeFrom.LAST,
         assign: Assign = average,
@@ -357,11 +359,12 @@ class Client:
             self._blocking.listen,
             topic,
             group,
-            on_loop(listener),
+            on_loop(cast(AsyncListener, listener)),
             tags=tags,
             sql=sql,
             ordered=ordered,
             threads=threads,
+            batch_size=batch_size,
             model=model,
             consume_from=consume_from,
             assign=assign,

@@ -17,7 +17,7 @@ from metaq.client.consuming.consumer import SimpleConsumer
 from metaq.client.consuming.offsets import OFFSETS_FOLDER
 from metaq.client.consuming.pull import DEFAULT_GROUP as PULL_GROUP
 from metaq.client.consuming.pull import PullConsumer
-from metaq.client.consuming.push import DEFAULT_THREADS, Listener, PushConsumer
+from metaq.client.consuming.push import DEFAULT_THREADS, BatchListener, Listener, PushConsumer
 from metaq.client.consuming.sendback import MAX_RECONSUME_TIMES
 from metaq.client.consuming.sharing import Model
 from metaq.client.leasing.consumer import DEFAULT_BATCH, DEFAULT_INVISIBLE_S, DEFAULT_WAIT_S, LeaseConsumer, lease_consumer
@@ -307,12 +307,13 @@ class Client:
         self,
         topic: str,
         group: str,
-        listener: Listener,
+        listener: Listener | BatchListener,
         *,
         tags: str = EVERYTHING,
         sql: str | None = None,
         ordered: bool = False,
         threads: int = DEFAULT_THREADS,
+        batch_size: int | None = None,
         model: Model = Model.CLUSTERING,
         consume_from: ConsumeFrom | datetime = ConsumeFrom.LAST,
         assign: Assign = average,
@@ -330,6 +331,8 @@ class Client:
             sql: an SQL92 condition on properties, in place of tags.
             ordered: consume the messages of a partition one after the other.
             threads: the number of threads that call the listener.
+            batch_size: call the listener with a list of up to so many messages of a partition, those that are there; when it
+                raises, each of them failed. By default it is called with one message.
             model: with ``BROADCASTING`` every member gets every message, keeps its offsets in a file, and only logs failures.
             consume_from: where the group begins when it has no offset yet.
             assign: the strategy that assigns queues to members; all members must use the same (``metaq.registry.assign``).
@@ -357,6 +360,7 @@ class Client:
             sql=sql,
             ordered=ordered,
             threads=threads,
+            batch_size=batch_size,
             model=model,
             consume_from=consume_from,
             assign=assign,

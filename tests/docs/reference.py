@@ -88,7 +88,8 @@ def _tree(kind: type, public: set[type], depth: int = 0) -> Iterator[str]:
     if kind in public:
         yield f"{'  ' * depth}- `{kind.__name__}`: {markdown(_first(kind))}"
         depth += 1
-    for inner in sorted(kind.__subclasses__(), key=lambda one: one.__name__):
+    subclasses: list[type] = kind.__subclasses__()
+    for inner in sorted(subclasses, key=lambda one: one.__name__):
         yield from _tree(inner, public, depth)
 
 
@@ -119,7 +120,7 @@ def _class(thing: Member, name: str) -> Iterator[str]:
     for member in members:
         own = member.name.rpartition(".")[2]
         if isinstance(member.value, property):
-            attributes.append(f"- **{own}**: {markdown(member.doc).replace(chr(10), ' ')}")
+            attributes.append(f"- **{own}**{_said(' '.join(member.doc.split()))}")
     if attributes:
         yield "\n".join(attributes)
     for member in members:
