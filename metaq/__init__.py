@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from metaq.client import (
         JSON,
         Admin,
+        Backoff,
         Batch,
         Client,
         ConsumeFrom,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         PushConsumer,
         PutManyFailed,
         ReceivedMessage,
+        Retry,
         SendResult,
         SendStatus,
         Serializer,
@@ -83,6 +85,7 @@ __version__ = "0.1.0"
 __all__ = [
     "JSON",
     "Admin",
+    "Backoff",
     "BadRequest",
     "Batch",
     "BrokerBusy",
@@ -117,6 +120,7 @@ __all__ = [
     "ReceivedMessage",
     "Refused",
     "RequestTimeout",
+    "Retry",
     "RouteNotFound",
     "RouteProblem",
     "SendContext",

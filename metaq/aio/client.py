@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, Generic, ParamSpec, Self, TypeVar, cast, overload
+from typing import Any, Final, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 import metaq.client as blocking
 from metaq.aio.admin import Admin
@@ -20,7 +20,8 @@ from metaq.client.consuming.pull import MOST_POLLED
 from metaq.client.consuming.push import DEFAULT_THREADS
 from metaq.client.consuming.sharing import Model
 from metaq.client.message import Body, ReceivedMessage
-from metaq.client.sending.producer import BATCH_BYTES, DEFAULT_GROUP
+from metaq.client.retries import Retry
+from metaq.client.sending.producer import BATCH_BYTES, DEFAULT_GROUP, ProducerOptions
 from metaq.client.serializers import Serializer, decoded
 from metaq.client.transactions.transactions import Execution, HalfMessage, Outcome, TransactionResult
 from metaq.protocol.subscription import EVERYTHING
@@ -301,14 +302,10 @@ class Client:
         self._threads.close()
 
     @overload
-    def producer(
-        self, group: str = ..., *, linger_ms: int = ..., batch_bytes: int = ..., serializer: None = ...
-    ) -> Producer: ...
+    def producer(self, group: str = ..., *, serializer: None = ..., **options: Unpack[ProducerOptions]) -> Producer: ...
 
     @overload
-    def producer(
-        self, group: str = ..., *, linger_ms: int = ..., batch_bytes: int = ..., serializer: Serializer[T]
-    ) -> Producer[T]: ...
+    def producer(self, group: str = ..., *, serializer: Serializer[T], **options: Unpack[ProducerOptions]) -> Producer[T]: ...
 
     def producer(
         self,
@@ -317,11 +314,11 @@ class Client:
         linger_ms: int = 0,
         batch_bytes: int = BATCH_BYTES,
         serializer: Serializer[Any] | None = None,
+        retry: Retry | None = None,
     ) -> Producer[Any]:
         """Return a producer: see ``metaq.Client.producer``."""
-        producer: blocking.Producer[Any] = self._blocking.producer(
-            group, linger_ms=linger_ms, batch_bytes=batch_bytes, serializer=serializer
-        )
+        options: ProducerOptions = {"linger_ms": linger_ms, "batch_bytes": batch_bytes, "retry": retry}
+        producer: blocking.Producer[Any] = self._blocking.producer(group, serializer=serializer, **options)
         return Producer(producer, self._threads)
 
     cancel = threaded(blocking.Client.cancel)
@@ -353,6 +350,7 @@ class Client:
         max_reconsume_times: int | None = None,
         offsets_folder: Path = OFFSETS_FOLDER,
         deserializer: Serializer[Any] | None = None,
+        retry: Retry | None = None,
     ) -> PushConsumer:
         """Call a coroutine for each message, at most ``threads`` of them at a time: see ``metaq.Client.listen``."""
         begin = functools.partial(
@@ -371,6 +369,7 @@ class Client:
             max_reconsume_times=max_reconsume_times,
             offsets_folder=offsets_folder,
             deserializer=deserializer,
+            retry=retry,
         )
         return PushConsumer(await self._threads.start(begin), self._threads)
 

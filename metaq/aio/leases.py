@@ -13,6 +13,7 @@ from metaq.aio.faces import Threads, soon
 from metaq.client import checks
 from metaq.client.leasing.consumer import DEFAULT_CONCURRENCY, HeldMessage, until_of
 from metaq.client.leasing.lease import Lease
+from metaq.client.retries import Retry, check_retry
 from metaq.errors import RequestTimeout
 
 
@@ -103,14 +104,15 @@ class LeaseConsumer:
                     return lease
                 await self._changed.wait()
 
-    async def run(self, handler: AsyncHandler, *, concurrency: int = DEFAULT_CONCURRENCY) -> None:
+    async def run(self, handler: AsyncHandler, *, concurrency: int = DEFAULT_CONCURRENCY, retry: Retry | None = None) -> None:
         """Call a coroutine for each message, in ``concurrency`` tasks, until the consumer is closed by another task or by it.
 
         See ``metaq.LeaseConsumer.run``. When this is cancelled, the handlers are, too, and their messages are given back.
         """
         checks.function("handler", handler, "takes a message")
         checks.number("concurrency", concurrency, 1)
-        self._holder.begin_handlers()
+        check_retry(retry)
+        self._holder.begin_handlers(retry)
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrency):
                 task = group.create_task(self._handle_all(handler))

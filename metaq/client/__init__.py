@@ -9,6 +9,7 @@ from metaq.client.consuming.push import PushConsumer
 from metaq.client.consuming.sharing import Model
 from metaq.client.leasing.consumer import LeaseConsumer, LeasedMessage
 from metaq.client.message import OutgoingMessage, ReceivedMessage, SendResult, SendStatus
+from metaq.client.retries import Backoff, Retry
 from metaq.client.sending.producer import Producer
 from metaq.client.serializers import JSON, Serializer
 from metaq.client.text.textclient import Batch, PutManyFailed, TextClient, parse_stats
@@ -19,6 +20,7 @@ from metaq.client.xa import XaSession
 __all__ = [
     "JSON",
     "Admin",
+    "Backoff",
     "Batch",
     "Client",
     "ConsumeFrom",
@@ -34,6 +36,7 @@ __all__ = [
     "PushConsumer",
     "PutManyFailed",
     "ReceivedMessage",
+    "Retry",
     "SendResult",
     "SendStatus",
     "Serializer",

@@ -4,7 +4,7 @@ import re
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, overload
+from typing import Any, Final, Self, TypeVar, Unpack, overload
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from metaq.address import parse_address
@@ -21,8 +21,9 @@ from metaq.client.consuming.push import DEFAULT_THREADS, BatchListener, Listener
 from metaq.client.consuming.sendback import MAX_RECONSUME_TIMES
 from metaq.client.consuming.sharing import Model
 from metaq.client.leasing.consumer import DEFAULT_BATCH, DEFAULT_INVISIBLE_S, DEFAULT_WAIT_S, LeaseConsumer, lease_consumer
+from metaq.client.retries import Retry
 from metaq.client.sending.cancelling import cancel
-from metaq.client.sending.producer import BATCH_BYTES, DEFAULT_GROUP, Producer
+from metaq.client.sending.producer import BATCH_BYTES, DEFAULT_GROUP, Producer, ProducerOptions
 from metaq.client.sending.replies import Replies
 from metaq.client.serializers import Serializer
 from metaq.client.transactions.branchplaces import Routed
@@ -176,14 +177,10 @@ class Client:
         self._core.close()
 
     @overload
-    def producer(
-        self, group: str = ..., *, linger_ms: int = ..., batch_bytes: int = ..., serializer: None = ...
-    ) -> Producer: ...
+    def producer(self, group: str = ..., *, serializer: None = ..., **options: Unpack[ProducerOptions]) -> Producer: ...
 
     @overload
-    def producer(
-        self, group: str = ..., *, linger_ms: int = ..., batch_bytes: int = ..., serializer: Serializer[T]
-    ) -> Producer[T]: ...
+    def producer(self, group: str = ..., *, serializer: Serializer[T], **options: Unpack[ProducerOptions]) -> Producer[T]: ...
 
     def producer(
         self,
@@ -192,6 +189,7 @@ class Client:
         linger_ms: int = 0,
         batch_bytes: int = BATCH_BYTES,
         serializer: Serializer[Any] | None = None,
+        retry: Retry | None = None,
     ) -> Producer[Any]:
         """Return a producer.
 
@@ -201,13 +199,15 @@ class Client:
                 Messages that are delayed, or have a priority or a ``dedupe_id``, and those of 4 KiB and more go on their own.
             batch_bytes: the size from which on a batch goes at once; at most 4 MiB.
             serializer: makes the bodies of the values that are sent, and the values of replies; ``metaq.JSON``, or your own.
+            retry: how often a message is sent again that a broker may have stored; by default twice, after 0.1 s and more.
 
         Raises:
             BadRequest: the group's name or a number is invalid.
             ClientClosed: the client was closed.
         """
         self._core.check_open()
-        return Producer(self._core, self._replies, group, linger_ms=linger_ms, batch_bytes=batch_bytes, serializer=serializer)
+        options: ProducerOptions = {"linger_ms": linger_ms, "batch_bytes": batch_bytes, "retry": retry}
+        return Producer(self._core, self._replies, group, serializer=serializer, **options)
 
     def cancel(self, handle: str, *, timeout_s: float | None = None) -> None:
         """Cancel a delayed message. When this returns, it will not be delivered; to cancel it again does no harm.
@@ -320,6 +320,7 @@ class Client:
         max_reconsume_times: int | None = None,
         offsets_folder: Path = OFFSETS_FOLDER,
         deserializer: Serializer[Any] | None = None,
+        retry: Retry | None = None,
     ) -> PushConsumer:
         """Call ``listener`` for each message, until the consumer is closed.
 
@@ -340,6 +341,8 @@ class Client:
                 times, and without limit for an ordered consumer.
             offsets_folder: the folder in which a broadcast consumer keeps its offsets.
             deserializer: makes the ``value`` of each message; one whose body it does not take counts as failed.
+            retry: instead of ``max_reconsume_times``, how often a failed message is delivered again, and after which pauses;
+                they are rounded up to the delay levels of brokers, except for an ordered consumer.
 
         Returns:
             The consumer, which runs already.
@@ -367,6 +370,7 @@ class Client:
             max_reconsume_times=max_reconsume_times,
             offsets_folder=offsets_folder,
             deserializer=deserializer,
+            retry=retry,
         )
 
     def lease_consumer(

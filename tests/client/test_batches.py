@@ -9,12 +9,12 @@ import pytest
 
 import metaq
 import metaq.aio
-from metaq.client.consuming import push
 from metaq.testing import InMemoryBroker
 from tests.client.conftest import TIMEOUT_S
 from tests.support.broker import wait_until
 
 FIRST: Final = metaq.ConsumeFrom.FIRST
+AT_ONCE: Final = metaq.Retry(9, metaq.Backoff(first=0.01))
 BODIES: Final = [b"%d" % number for number in range(10)]
 
 
@@ -78,9 +78,8 @@ def test_all_of_a_batch_fail_together(client: metaq.Client) -> None:
     assert calls.bodies == [BODIES[:5], BODIES[5:]]
 
 
-def test_an_ordered_batch_is_tried_again_as_it_was(memory: InMemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ordered_batch_is_tried_again_as_it_was(memory: InMemoryBroker) -> None:
     """The same messages, with one more failure, although more have come meanwhile; then those after it."""
-    monkeypatch.setattr(push, "_LEAST_PAUSE_S", 0.01)
     with metaq.connect(memory.address, timeout_s=TIMEOUT_S) as client:
         send(client, BODIES[:2])
 
@@ -91,7 +90,7 @@ def test_an_ordered_batch_is_tried_again_as_it_was(memory: InMemoryBroker, monke
             return messages[0].body == b"0" and messages[0].reconsume_times == 1
 
         calls = Calls(9, fails)
-        with client.listen("orders", "g", calls, consume_from=FIRST, batch_size=3, ordered=True):
+        with client.listen("orders", "g", calls, consume_from=FIRST, batch_size=3, ordered=True, retry=AT_ONCE):
             assert calls.done.wait(TIMEOUT_S)
     assert calls.bodies == [BODIES[:2], BODIES[:2], BODIES[:2], BODIES[2:5]]
     assert calls.times == [[0, 0], [1, 1], [2, 2], [0, 0, 0]]

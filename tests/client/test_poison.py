@@ -230,7 +230,7 @@ def test_a_step_that_fails_skips_no_message(
 ) -> None:
     """SG-077, SG-118: whatever fails between a broker's answer and the program, nothing is committed that did not arrive."""
     monkeypatch.setattr(fetching, "_LEAST_PAUSE_S", 0.001)
-    monkeypatch.setattr(push, "_LEAST_PAUSE_S", 0.001)
+    monkeypatch.setattr(push, "LOCAL_BACKOFF", metaq.Backoff(first=0.001))
     faults = Faults(seed, monkeypatch)
     faults.at(fetching, "decode_messages")
     faults.at(Inbox, "put")

@@ -16,6 +16,7 @@ from tests.docs.api import ROOT, Member
 DEADLINE_S: Final = 120.0
 RAISE_NOTHING: Final = {
     "metaq.Admin": {"leases", "offset_export", "replicas", "timers", "transactions"},
+    "metaq.Backoff": {"pause_s"},
     "metaq.Client": {"close"},
     "metaq.LeaseConsumer": {"__iter__", "close"},
     "metaq.Producer": {"close"},

@@ -53,8 +53,8 @@ CLIENT: Final = [
     M(
         "SG-134",
         "client/sending/sending.py",
-        "MAX_TRIES: Final = 3",
-        "MAX_TRIES: Final = 4",
+        "SEND_RETRY: Final = Retry(times=2,",
+        "SEND_RETRY: Final = Retry(times=3,",
         f"{SENDING}::test_at_most_three_tries",
     ),
     M(

@@ -3,7 +3,6 @@
 import itertools
 import logging
 import queue
-import random
 import threading
 import time
 from collections import deque
@@ -24,8 +23,9 @@ from metaq.client.consuming.records import decode_messages
 from metaq.client.consuming.sendback import MAX_RECONSUME_TIMES, TO_DEAD_LETTERS, send_back
 from metaq.client.consuming.sharing import Model
 from metaq.client.message import ReceivedMessage
+from metaq.client.retries import Backoff, Retry, check_retry, level_of
 from metaq.client.serializers import Serializer, check_serializer, decoded
-from metaq.errors import ClientError
+from metaq.errors import BadRequest, ClientError
 from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.codes import Request, Response
@@ -43,9 +43,8 @@ BatchListener = Callable[[list[ReceivedMessage]], object]
 DEFAULT_THREADS: Final = 8
 _DRAIN_S: Final = 10.0
 """The longest time that a closing consumer waits for running listeners."""
-_LEAST_PAUSE_S: Final = 1.0
-_MOST_PAUSE_S: Final = 30.0
-"""The longest pause between local retries, of ordered messages and of messages that no broker takes back."""
+LOCAL_BACKOFF: Final = Backoff(first=1.0, factor=2.0, most=30.0, jitter=0.25)
+"""The pauses between local retries, of ordered messages and of messages that no broker takes back."""
 _BUSY_PAUSE_S: Final = 0.05
 _TURN: Final = 64
 """The most messages of an ordered queue that a thread consumes before it turns to another queue."""
@@ -108,6 +107,7 @@ class PushConsumer(GroupConsumer):
         max_reconsume_times: int | None = None,
         offsets_folder: Path = OFFSETS_FOLDER,
         deserializer: Serializer[Any] | None = None,
+        retry: Retry | None = None,
     ) -> None:
         """Join the group and start to consume. ``max_reconsume_times`` is 16 by default, unlimited for an ordered consumer."""
         checks.subscription(topic, tags, sql)
@@ -116,6 +116,9 @@ class PushConsumer(GroupConsumer):
         if batch_size is not None:
             checks.number("batch_size", batch_size, 1)
         check_serializer("deserializer", deserializer)
+        check_retry(retry)
+        if retry is not None and max_reconsume_times is not None:
+            raise BadRequest("retry and max_reconsume_times contradict each other; give one of them")
         if max_reconsume_times is not None:
             checks.number("max_reconsume_times", max_reconsume_times)
         super().__init__(
@@ -131,7 +134,9 @@ class PushConsumer(GroupConsumer):
         self._batch_size = batch_size or 1
         self._loads = None if deserializer is None else deserializer.loads
         self._ordered = ordered
-        self._most = max_reconsume_times
+        self._most = max_reconsume_times if retry is None else retry.times
+        self._retry = retry
+        self._backoff = LOCAL_BACKOFF if retry is None else retry.backoff
         self._turns: queue.SimpleQueue[_Turn | None] = queue.SimpleQueue()
         self._works: dict[Fetcher, _Work] = {}
         self._busy: set[MessageQueue] = set()
@@ -202,7 +207,7 @@ class PushConsumer(GroupConsumer):
 
     def _later(self, turn: _Turn, failures: int) -> None:
         """Queue a turn again after a pause, which is longer the more often it has failed."""
-        self._core.scheduler.after(_pause_s(failures), lambda: self._turns.put(turn))
+        self._core.scheduler.after(self._backoff.pause_s(failures), lambda: self._turns.put(turn))
 
     def _consume_some(self, turn: _Turn) -> None:
         """Consume messages of a queue; those that failed and that no broker takes back are tried again here."""
@@ -222,6 +227,8 @@ class PushConsumer(GroupConsumer):
         if self._model is Model.BROADCASTING:
             return True
         most = MAX_RECONSUME_TIMES if self._most is None else self._most
+        if self._retry is not None and delay_level != TO_DEAD_LETTERS:
+            delay_level = level_of(self._retry.backoff.pause_s(message.reconsume_times))
         try:
             send_back(self._core, self.group, message, delay_level, most, self._core.deadline())
         except ClientError as error:
@@ -367,8 +374,3 @@ class PushConsumer(GroupConsumer):
 def _one_by_one(listener: Listener) -> BatchListener:
     """Return a listener to a batch of one message."""
     return lambda messages: listener(messages[0])
-
-
-def _pause_s(failures: int) -> float:
-    """Return the pause after a failure: 1 s, doubled with each failure up to 30 s, less up to a quarter at random."""
-    return min(_MOST_PAUSE_S, _LEAST_PAUSE_S * 2.0 ** min(failures, 10)) * random.uniform(0.75, 1.0)

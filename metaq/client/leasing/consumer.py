@@ -16,6 +16,7 @@ from metaq.client.leasing.holder import LeaseHolder
 from metaq.client.leasing.lease import Lease
 from metaq.client.leasing.requests import LeaseTerms
 from metaq.client.message import ReceivedMessage
+from metaq.client.retries import Retry, check_retry
 from metaq.client.serializers import Serializer, check_serializer
 from metaq.errors import RequestTimeout
 from metaq.protocol.subscription import EVERYTHING
@@ -179,7 +180,13 @@ class LeaseConsumer:
                 return LeasedMessage(self._holder, lease)
         return None
 
-    def run(self, handler: Callable[[LeasedMessage], object], *, concurrency: int = DEFAULT_CONCURRENCY) -> None:
+    def run(
+        self,
+        handler: Callable[[LeasedMessage], object],
+        *,
+        concurrency: int = DEFAULT_CONCURRENCY,
+        retry: Retry | None = None,
+    ) -> None:
         """Call a handler for each message, until the consumer is closed, by another thread or by the handler itself.
 
         Leases are extended while a handler runs. An exception in the thread that has called this, such as ``KeyboardInterrupt``
@@ -189,6 +196,8 @@ class LeaseConsumer:
             handler: returns when the message is consumed, which is then acked, and raises to have it again later, after the
                 pauses of ``LeasedMessage.nack``. It may also call one of the methods of the message, which then counts.
             concurrency: the number of threads that call it.
+            retry: how often a message comes again whose handler has raised, before it becomes a dead letter, and the pauses
+                before; by default the pauses of ``LeasedMessage.nack``, as often as the group allows (``retry_max_times``).
 
         Raises:
             BadRequest: an argument is invalid.
@@ -196,7 +205,8 @@ class LeaseConsumer:
         """
         checks.function("handler", handler, "takes a message")
         checks.number("concurrency", concurrency, 1)
-        self._holder.begin_handlers()
+        check_retry(retry)
+        self._holder.begin_handlers(retry)
         threads = [
             threading.Thread(target=self._handle_all, args=(handler,), name=f"metaq-{self.group}-{number}", daemon=True)
             for number in range(concurrency)

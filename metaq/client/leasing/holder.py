@@ -22,6 +22,7 @@ from metaq.client.leasing.lease import Lease, back_off_s
 from metaq.client.leasing.polling import Demand, Polls
 from metaq.client.leasing.requests import REJECT_MS, LeaseTerms
 from metaq.client.leasing.settling import Settling, Told
+from metaq.client.retries import Retry
 from metaq.client.serializers import decoded
 from metaq.errors import ClientClosed, ClientError, LeaseLost, RouteNotFound, RouteProblem
 from metaq.protocol.remoting import fastjson
@@ -69,6 +70,7 @@ class LeaseHolder:
         self._waiting = 0
         self._wait_until_s = 0.0
         self._has_handlers = False
+        self._retry: Retry | None = None
         self._buffer: deque[Lease] = deque()
         self._handled: set[Lease] = set()
         """Those for which a handler runs."""
@@ -227,11 +229,12 @@ class LeaseHolder:
 
     # -- handlers -----------------------------------------------------------------------------------------------------
 
-    def begin_handlers(self) -> None:
+    def begin_handlers(self, retry: Retry | None) -> None:
         """Have messages taken for handlers from now on: no more of them than wait for one."""
         self.check_open()
         with self._changed:
             self._has_handlers = True
+            self._retry = retry
 
     @contextmanager
     def handling_here(self) -> Iterator[None]:
@@ -249,7 +252,7 @@ class LeaseHolder:
         error = lease.message.error
         if error is not None:
             logger.warning("message unreadable group=%s message=%s reason=%s", self.group, lease.message.id, error)
-            self.failed(lease)
+            self._fail(lease)
         return error is None
 
     def handled(self, lease: Lease) -> None:
@@ -261,7 +264,17 @@ class LeaseHolder:
     def raised(self, lease: Lease) -> None:
         """Log the exception that a handler has raised, and give its message back."""
         logger.exception("handler failed group=%s message=%s attempt=%d", self.group, lease.message.id, lease.attempt)
-        self.failed(lease)
+        self._fail(lease)
+
+    def _fail(self, lease: Lease) -> None:
+        """Give a message back for which a handler could not do its work, or reject it after the last time."""
+        retry = self._retry
+        if retry is None or lease.attempt <= retry.times:
+            self.failed(lease, None if retry is None else retry.backoff.pause_s(lease.attempt - 1))
+            return
+        if not lease.is_finished:
+            self.reject(lease).add_done_callback(partial(_log, "reject", lease))
+        self._leave(lease)
 
     def failed(self, lease: Lease, delay_s: float | None = None) -> None:
         """Give a message back, unless its handler has said what becomes of it."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from datetime import datetime, timedelta
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, Generic, Self
+from typing import Any, Final, Generic, Self, TypedDict
 
 from metaq.client import checks
 from metaq.client.connecting.core import Core
@@ -23,6 +23,7 @@ from metaq.client.message import (
     message_properties,
     priority_properties,
 )
+from metaq.client.retries import Retry, check_retry
 from metaq.client.sending.asynchronous import AsyncSend, SendFuture
 from metaq.client.sending.batches import compose_batch, outgoing_batch
 from metaq.client.sending.gathering import Gatherer
@@ -30,6 +31,7 @@ from metaq.client.sending.replies import Replies
 from metaq.client.sending.sending import (
     MAX_BODY_BYTES,
     NOT_ONCE,
+    SEND_RETRY,
     Attempt,
     Once,
     Outgoing,
@@ -50,6 +52,14 @@ DEFAULT_GROUP: Final = "metaq_producer"
 BATCH_BYTES: Final = 64 * 1024
 """The default size from which on a batch of lingering messages is sent."""
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class ProducerOptions(TypedDict, total=False):
+    """The options of a producer, whatever it sends; see ``Client.producer``."""
+
+    linger_ms: int
+    batch_bytes: int
+    retry: Retry | None
 
 
 class GroupProducer:
@@ -88,8 +98,8 @@ class Producer(GroupProducer, Generic[Body]):
     """A sender of messages; made by ``Client.producer``. Threads may share it.
 
     A send may make several tries within its time limit, each at another broker if there is one, and up to three that may have
-    reached a broker. After a time-out there is no further try, because the message may be stored. A message can be stored twice
-    all the same; consumers must detect that by keys of their own.
+    reached a broker, or as many as ``retry`` says. After a time-out there is no further try, because the message may be stored.
+    A message can be stored twice all the same; consumers must detect that by keys of their own.
     """
 
     def __init__(
@@ -101,14 +111,16 @@ class Producer(GroupProducer, Generic[Body]):
         linger_ms: int = 0,
         batch_bytes: int = BATCH_BYTES,
         serializer: Serializer[Body] | None = None,
+        retry: Retry | None = None,
     ) -> None:
+        check_retry(retry)
         check_serializer("serializer", serializer)
         checks.number("linger_ms", linger_ms)
         checks.number("batch_bytes", batch_bytes, 1, MAX_BODY_BYTES)
         super().__init__(core, group)
         self._replies = replies
         self._serializer = serializer
-        self._choice = QueueChoice(core.routes, core.health)
+        self._choice = QueueChoice(core.routes, core.health, SEND_RETRY if retry is None else retry)
         self._gatherer = Gatherer(core, self._choice, group, linger_ms / 1000, batch_bytes) if linger_ms else None
 
     def close(self) -> None:
