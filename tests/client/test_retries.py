@@ -22,6 +22,7 @@ from tests.support.fakeremoting import FakeRemoting, Reply, route_to
 
 EXACT: Final = metaq.Backoff(first=2.0, factor=3.0, most=10.0, jitter=0.0)
 WITHOUT_PAUSE: Final = metaq.Backoff(first=0.0)
+WRONG: Final[Any] = "1"
 
 
 def test_pauses_grow_up_to_a_limit() -> None:
@@ -48,9 +49,9 @@ def test_they_cannot_be_changed() -> None:
         (lambda: metaq.Backoff(most=0.5), "most is 0.5 .*; it takes a number from 1 on"),
         (lambda: metaq.Backoff(factor=0.5), "factor is 0.5 .*; it takes a number from 1 on"),
         (lambda: metaq.Backoff(jitter=2), "jitter is 2 .*; it takes a number from 0 to 1"),
-        (lambda: metaq.Backoff(first="1"), "first is '1' "),
+        (lambda: metaq.Backoff(first=WRONG), r"first is '1' \(str\)"),
         (lambda: metaq.Retry(-1), "times is -1 .*; it takes a whole number from 0 on"),
-        (lambda: metaq.Retry(1, 2.0), r"backoff is 2.0 \(float\); it takes a metaq.Backoff"),
+        (lambda: metaq.Retry(1, WRONG), r"backoff is '1' \(str\); it takes a metaq.Backoff"),
     ],
 )
 def test_wrong_ones_are_told(make: Callable[[], Any], told: str) -> None:
