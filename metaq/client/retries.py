@@ -48,7 +48,7 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """What becomes of something that failed: it is tried again ``times`` times, with pauses; then it is given up."""
+    """The number of further tries of something that failed, and the pauses before them; after the last one it is given up."""
 
     times: int
     """The number of further tries; 0 for none."""
@@ -67,6 +67,6 @@ def check_retry(value: object) -> None:
         raise checks.wrong("retry", value, "a metaq.Retry")
 
 
-def level_of(seconds: float) -> int:
+def level_for(seconds: float) -> int:
     """Return the delay level of a pause: the first one that is not shorter, or the last one."""
     return next((level for level, delay_s in enumerate(LEVELS_S, 1) if delay_s >= seconds), len(LEVELS_S))

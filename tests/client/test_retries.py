@@ -12,7 +12,7 @@ import pytest
 
 import metaq
 import metaq.aio
-from metaq.client.retries import LEVELS_S, level_of
+from metaq.client.retries import LEVELS_S, level_for
 from metaq.engine.schedule import LEVEL_SECONDS
 from metaq.protocol.remoting.codes import Request
 from metaq.testing import InMemoryBroker
@@ -63,7 +63,7 @@ def test_wrong_ones_are_told(make: Callable[[], Any], told: str) -> None:
 def test_the_levels_are_those_of_brokers() -> None:
     """A pause is not shortened by them."""
     assert LEVELS_S == LEVEL_SECONDS
-    assert [level_of(seconds) for seconds in (0.0, 1.0, 1.1, 30.0, 7200.0, 1e9)] == [1, 1, 2, 4, 18, 18]
+    assert [level_for(seconds) for seconds in (0.0, 1.0, 1.1, 30.0, 7200.0, 1e9)] == [1, 1, 2, 4, 18, 18]
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from metaq.client.consuming.records import decode_messages
 from metaq.client.consuming.sendback import MAX_RECONSUME_TIMES, TO_DEAD_LETTERS, send_back
 from metaq.client.consuming.sharing import Model
 from metaq.client.message import ReceivedMessage
-from metaq.client.retries import Backoff, Retry, check_retry, level_of
+from metaq.client.retries import Backoff, Retry, check_retry, level_for
 from metaq.client.serializers import Serializer, check_serializer, decoded
 from metaq.errors import BadRequest, ClientError
 from metaq.message import MessageQueue, QueueOffset
@@ -116,11 +116,7 @@ class PushConsumer(GroupConsumer):
         if batch_size is not None:
             checks.number("batch_size", batch_size, 1)
         check_serializer("deserializer", deserializer)
-        check_retry(retry)
-        if retry is not None and max_reconsume_times is not None:
-            raise BadRequest("retry and max_reconsume_times contradict each other; give one of them")
-        if max_reconsume_times is not None:
-            checks.number("max_reconsume_times", max_reconsume_times)
+        most = _times(retry, max_reconsume_times)
         super().__init__(
             core,
             group,
@@ -134,7 +130,7 @@ class PushConsumer(GroupConsumer):
         self._batch_size = batch_size or 1
         self._loads = None if deserializer is None else deserializer.loads
         self._ordered = ordered
-        self._most = max_reconsume_times if retry is None else retry.times
+        self._most = most
         self._retry = retry
         self._backoff = LOCAL_BACKOFF if retry is None else retry.backoff
         self._turns: queue.SimpleQueue[_Turn | None] = queue.SimpleQueue()
@@ -228,7 +224,7 @@ class PushConsumer(GroupConsumer):
             return True
         most = MAX_RECONSUME_TIMES if self._most is None else self._most
         if self._retry is not None and delay_level != TO_DEAD_LETTERS:
-            delay_level = level_of(self._retry.backoff.pause_s(message.reconsume_times))
+            delay_level = level_for(self._retry.backoff.pause_s(message.reconsume_times))
         try:
             send_back(self._core, self.group, message, delay_level, most, self._core.deadline())
         except ClientError as error:
@@ -369,6 +365,17 @@ class PushConsumer(GroupConsumer):
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _times(retry: Retry | None, max_reconsume_times: int | None) -> int | None:
+    """Return how often a message is delivered again, ``None`` for the default; refuse what contradicts itself."""
+    check_retry(retry)
+    if max_reconsume_times is None:
+        return None if retry is None else retry.times
+    if retry is not None:
+        raise BadRequest("retry and max_reconsume_times contradict each other; give one of them")
+    checks.number("max_reconsume_times", max_reconsume_times)
+    return max_reconsume_times
 
 
 def _one_by_one(listener: Listener) -> BatchListener:
