@@ -19,6 +19,7 @@ from metaq.client.consuming.offsets import OFFSETS_FOLDER
 from metaq.client.consuming.pull import MOST_POLLED
 from metaq.client.consuming.push import DEFAULT_THREADS
 from metaq.client.consuming.sharing import Model
+from metaq.client.keywords import suggests_options
 from metaq.client.message import Body, ReceivedMessage
 from metaq.client.retries import Retry
 from metaq.client.sending.producer import BATCH_BYTES, DEFAULT_GROUP, ProducerOptions
@@ -307,6 +308,7 @@ class Client:
     @overload
     def producer(self, group: str = ..., *, serializer: Serializer[T], **options: Unpack[ProducerOptions]) -> Producer[T]: ...
 
+    @suggests_options
     def producer(
         self,
         group: str = DEFAULT_GROUP,
@@ -328,11 +330,13 @@ class Client:
     xa_session = makes(blocking.Client.xa_session, XaSession)
     admin = makes(blocking.Client.admin, Admin)
 
+    @suggests_options
     def transaction_producer(self, group: str, execute: AsyncExecute, *, check: AsyncCheck) -> TransactionProducer:
         """Make a producer of transactional messages: see ``metaq.Client.transaction_producer``."""
         producer = self._blocking.transaction_producer(group, on_loop(execute), check=on_loop(check))
         return TransactionProducer(producer, execute, self._threads)
 
+    @suggests_options
     async def listen(
         self,
         topic: str,

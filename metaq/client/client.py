@@ -20,6 +20,7 @@ from metaq.client.consuming.pull import PullConsumer
 from metaq.client.consuming.push import DEFAULT_THREADS, BatchListener, Listener, PushConsumer
 from metaq.client.consuming.sendback import MAX_RECONSUME_TIMES
 from metaq.client.consuming.sharing import Model
+from metaq.client.keywords import suggests_options
 from metaq.client.leasing.consumer import DEFAULT_BATCH, DEFAULT_INVISIBLE_S, DEFAULT_WAIT_S, LeaseConsumer, lease_consumer
 from metaq.client.retries import Retry
 from metaq.client.sending.cancelling import cancel
@@ -45,6 +46,7 @@ in_process: Final[dict[str, MakeTransport]] = {}
 """Brokers in this process (``metaq.testing``) by their address."""
 
 
+@suggests_options
 def connect(
     address: str,
     *,
@@ -182,6 +184,7 @@ class Client:
     @overload
     def producer(self, group: str = ..., *, serializer: Serializer[T], **options: Unpack[ProducerOptions]) -> Producer[T]: ...
 
+    @suggests_options
     def producer(
         self,
         group: str = DEFAULT_GROUP,
@@ -231,6 +234,7 @@ class Client:
         checks.text("handle", handle, "the handle in the result of a delayed send")
         cancel(self._core, handle, deadline)
 
+    @suggests_options
     def transaction_producer(self, group: str, execute: Execute, *, check: Check) -> TransactionProducer:
         """Return a producer of messages that are delivered if, and only if, a local transaction succeeds.
 
@@ -247,6 +251,7 @@ class Client:
         self._core.check_open()
         return TransactionProducer(self._core, self._checks, group, execute, check)
 
+    @suggests_options
     def consumer(
         self,
         topic: str,
@@ -303,6 +308,7 @@ class Client:
             deserializer=deserializer,
         )
 
+    @suggests_options
     def listen(
         self,
         topic: str,
@@ -373,6 +379,7 @@ class Client:
             retry=retry,
         )
 
+    @suggests_options
     def lease_consumer(
         self,
         topic: str,
@@ -422,6 +429,7 @@ class Client:
             deserializer=deserializer,
         )
 
+    @suggests_options
     def pull_consumer(
         self,
         topic: str,
@@ -449,6 +457,7 @@ class Client:
         self._core.check_open()
         return PullConsumer(self._core, topic, group, tags=tags, sql=sql, by_priority=by_priority, deserializer=deserializer)
 
+    @suggests_options
     def xa_session(
         self,
         *topics: str,
