@@ -1,4 +1,7 @@
-"""The blocking client library: plain sockets and threads, no event loop. It also works in programs patched by gevent."""
+"""The blocking client library: plain sockets and threads, no event loop. It also works in programs patched by gevent.
+
+Names with an underscore in front are the library's own, whichever of its modules uses them; all others are for programs.
+"""
 
 from metaq.client.admin.admin import Admin
 from metaq.client.client import Client, connect

@@ -94,6 +94,9 @@ def test_a_value_without_a_body_is_refused(client: metaq.Client) -> None:
         producer.send("orders", object())
     with pytest.raises(metaq.BadRequest, match="body of type set has no form"):
         producer.send_batch("orders", [1, {2}])
+    for single in ({"number": 1}, "text", b"bytes", metaq.OutgoingMessage(1), 7):
+        with pytest.raises(metaq.BadRequest, match=r"messages is .*; it takes several messages"):
+            producer.send_batch("orders", single)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", ["json", len, object()])

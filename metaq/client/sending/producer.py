@@ -25,7 +25,7 @@ from metaq.client.message import (
 )
 from metaq.client.retries import Retry, check_retry
 from metaq.client.sending.asynchronous import AsyncSend, SendFuture
-from metaq.client.sending.batches import compose_batch, outgoing_batch
+from metaq.client.sending.batches import compose_batch, outgoing_batch, several
 from metaq.client.sending.gathering import Gatherer
 from metaq.client.sending.replies import Replies
 from metaq.client.sending.sending import (
@@ -322,7 +322,7 @@ class Producer(GroupProducer, Generic[Body]):
         deadline = self._core.deadline(timeout_s)
         sent: Iterable[Any] = messages
         if self._serializer is not None:
-            sent = [outgoing_of(self._serializer, message) for message in messages]
+            sent = [outgoing_of(self._serializer, message) for message in several(messages)]
         outgoing = compose_batch(self.group, topic, sent, self._core.unique_ids)
         return [] if outgoing is None else self._send(outgoing, deadline)
 
