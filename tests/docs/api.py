@@ -118,7 +118,23 @@ def listing() -> str:
 def type_text(annotation: object) -> str:
     """Return a type as a program writes it."""
     text = inspect.formatannotation(annotation)
-    return re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Za-z])", "", text).replace("~", "").replace("'", "")
+    return _with_bars(re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Za-z])", "", text).replace("~", "").replace("'", ""))
+
+
+def _with_bars(text: str) -> str:
+    """Return a type without Optional and Union, which some versions of Python write where the source has ``|``."""
+    while found := re.search(r"\b(Optional|Union)\[", text):
+        depth, at, parts, begin = 1, found.end(), [], found.end()
+        while depth:
+            depth += {"[": 1, "]": -1}.get(text[at], 0)
+            if not depth or (depth == 1 and text[at] == ","):
+                parts.append(text[begin:at].strip())
+                begin = at + 1
+            at += 1
+        parts = ["None" if part == "NoneType" else part for part in parts]
+        parts += ["None"] if found.group(1) == "Optional" else []
+        text = text[: found.start()] + " | ".join(parts) + text[at:]
+    return text
 
 
 def signature_text(function: Callable[..., Any]) -> str:

@@ -1,8 +1,10 @@
 """The API reference says what the docstrings say."""
 
 import ast
+from collections.abc import Iterable
+from typing import Any, Optional, Union
 
-from tests.docs import reference
+from tests.docs import api, reference
 from tests.docs.examples import fences
 
 
@@ -39,3 +41,10 @@ def test_a_docstring_becomes_markdown() -> None:
     """Literals, and a program in a block of its own."""
     text = "A ``b`` c.\n\n::\n\n    with d:\n        e\n\nEnd."
     assert reference.markdown(text) == "A `b` c.\n\n```python\nwith d:\n    e\n```\n\nEnd."
+
+
+def test_types_are_written_as_in_the_source() -> None:
+    """Whatever the version of Python makes of them."""
+    old: Any = Iterable[Union[Optional[list[int]], dict[str, int]]]  # noqa: UP007, UP045 - the form that has to be read
+    assert api.type_text(old) == "Iterable[list[int] | None | dict[str, int]]"
+    assert api.type_text(str | None) == "str | None"
