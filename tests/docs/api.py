@@ -6,6 +6,7 @@
 import enum
 import importlib
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -164,7 +165,9 @@ def parameter_texts(function: Callable[..., Any]) -> list[str]:
 def _default(value: object) -> str:
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
-    return repr(value) if isinstance(value, bool | int | float | str | bytes | None | tuple) else "..."
+    if isinstance(value, str):
+        return json.dumps(value)  # in the quotes of the house
+    return repr(value) if isinstance(value, bool | int | float | bytes | None | tuple) else "..."
 
 
 # -- docstrings -------------------------------------------------------------------------------------------------------
