@@ -216,6 +216,9 @@ setup(
         "Typing :: Typed",
     ],
     python_requires=">=3.11",
+    # So that an editable installation is a folder on the path: a clone beside a script, a folder `metaq` without `__init__.py`,
+    # comes before what a finder would bring, and after a package on the path.
+    package_dir={"": "."},
     packages=find_packages(include=["metaq", "metaq.*"]),
     py_modules=["pyspark_metaq"],
     package_data={"metaq": ["py.typed"]},

@@ -16,11 +16,15 @@ line protocol that a person can type.
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from metaq import aio, errors, testing
     from metaq.client import (
+        JSON,
         Admin,
+        Backoff,
         Batch,
         Client,
         ConsumeFrom,
@@ -36,8 +40,10 @@ if TYPE_CHECKING:
         PushConsumer,
         PutManyFailed,
         ReceivedMessage,
+        Retry,
         SendResult,
         SendStatus,
+        Serializer,
         SimpleConsumer,
         TextClient,
         TransactionProducer,
@@ -65,6 +71,7 @@ if TYPE_CHECKING:
         RequestTimeout,
         RouteNotFound,
         RouteProblem,
+        SendContext,
         SendFailed,
         StreamLost,
         SubscriptionInvalid,
@@ -76,7 +83,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "JSON",
     "Admin",
+    "Backoff",
     "BadRequest",
     "Batch",
     "BrokerBusy",
@@ -111,11 +120,14 @@ __all__ = [
     "ReceivedMessage",
     "Refused",
     "RequestTimeout",
+    "Retry",
     "RouteNotFound",
     "RouteProblem",
+    "SendContext",
     "SendFailed",
     "SendResult",
     "SendStatus",
+    "Serializer",
     "SimpleConsumer",
     "StreamLost",
     "SubscriptionInvalid",
@@ -126,14 +138,32 @@ __all__ = [
     "UnknownHandle",
     "XaFailed",
     "XaSession",
+    "aio",
     "connect",
+    "errors",
+    "testing",
 ]
+
+
+_MODULES = ("metaq.client", "metaq.message", "metaq.errors")
+"""The modules that have the public names, in this order: the client's OutcomeUnknown wins."""
+_PARTS = ("aio", "errors", "testing")
+"""The modules that programs use themselves."""
 
 
 def __getattr__(name: str) -> object:
     """Import a public name on first use, because the broker, which lives in this package too, does not need the client."""
+    if name in _PARTS:
+        return importlib.import_module(f"{__name__}.{name}")
     if name in __all__:
-        for module in ("metaq.client", "metaq.message", "metaq.errors"):  # in this order: the client's OutcomeUnknown wins
-            if hasattr(found := importlib.import_module(module), name):
-                return getattr(found, name)
-    raise AttributeError(f"module 'metaq' has no attribute {name!r}")
+        for module in map(importlib.import_module, _MODULES):
+            if hasattr(module, name):
+                found: object = getattr(module, name)
+                globals()[name] = found  # later uses do not come here
+                return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+
+
+def __dir__() -> list[str]:
+    """Return what a person may use: the public names, whether they are imported yet or not."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

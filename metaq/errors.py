@@ -57,7 +57,9 @@ call may succeed later) and ``closes_connection``.
 
 import enum
 from collections.abc import Sequence
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
+
+_KEYS_SHOWN: Final = 8
 
 
 class MetaqError(Exception):
@@ -252,8 +254,32 @@ class UnknownVersion(StoreError):
     """The folder was written by a version that this one cannot read."""
 
 
+class SendContext(NamedTuple):
+    """The message of a send that failed, or several of a batch, and the last attempt to send it."""
+
+    topic: str
+    ids: tuple[str, ...]
+    """The ids of the messages; several for a batch."""
+    keys: tuple[str, ...]
+    """All keys of the messages."""
+    attempt: int
+    """The number of the last attempt; 0 when none could be made."""
+    broker: str
+    """The name of the broker of that attempt; empty when none could be made."""
+
+    def __str__(self) -> str:
+        first = f"message {self.ids[0]}" if self.ids[0] else "a message without an id"
+        more = f" and {len(self.ids) - 1} more" if len(self.ids) > 1 else ""
+        keys = f" with the keys {' '.join(self.keys[:_KEYS_SHOWN])}" if self.keys else ""
+        last = f"attempt {self.attempt}, at broker {self.broker}" if self.attempt else "no attempt was made"
+        return f"while sending {first}{more}{keys} to topic {self.topic}: {last}"
+
+
 class ClientError(MetaqError):
     """The base class of the client library's errors."""
+
+    context: SendContext | None = None
+    """What was being sent, for an error of a send; a note of the error says the same."""
 
 
 class ConnectionFailed(ClientError):

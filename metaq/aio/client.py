@@ -2,11 +2,12 @@
 
 import asyncio
 import functools
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, ParamSpec, Self
+from typing import Any, Final, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 import metaq.client as blocking
 from metaq.aio.admin import Admin
@@ -18,38 +19,44 @@ from metaq.client.consuming.offsets import OFFSETS_FOLDER
 from metaq.client.consuming.pull import MOST_POLLED
 from metaq.client.consuming.push import DEFAULT_THREADS
 from metaq.client.consuming.sharing import Model
-from metaq.client.message import ReceivedMessage
+from metaq.client.keywords import suggests_options
+from metaq.client.message import Body, ReceivedMessage
+from metaq.client.retries import Retry
+from metaq.client.sending.producer import BATCH_BYTES, DEFAULT_GROUP, ProducerOptions
+from metaq.client.serializers import Serializer, decoded
 from metaq.client.transactions.transactions import Execution, HalfMessage, Outcome, TransactionResult
 from metaq.protocol.subscription import EVERYTHING
 from metaq.registry.assign import Assign, average
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 AsyncListener = Callable[[ReceivedMessage], Awaitable[object]]
-"""A listener: it returns when the message is consumed, and raises to have it delivered again later."""
+AsyncBatchListener = Callable[[list[ReceivedMessage]], Awaitable[object]]
+"""Listeners: they return when the message is consumed, or all are, and raise to have it, or all, delivered again later."""
 
 AsyncExecute = Callable[[HalfMessage, Any], Awaitable[Outcome]]
 AsyncCheck = Callable[[HalfMessage], Awaitable[Outcome]]
 """The two coroutine functions of a transaction producer (``metaq.client.transactions.transactions``)."""
 
 
-class Producer:
+class Producer(Generic[Body]):
     """See ``metaq.Producer``; made by ``Client.producer``. Sends that are awaited together may arrive in any order."""
 
-    def __init__(self, producer: blocking.Producer, threads: Threads) -> None:
+    def __init__(self, producer: blocking.Producer[Body], threads: Threads) -> None:
         self._blocking = producer
         self._threads = threads
 
-    send = awaited(blocking.Producer.send_async)
-    send_oneway = threaded(blocking.Producer.send_oneway)
-    send_batch = threaded(blocking.Producer.send_batch)
-    request = threaded(blocking.Producer.request)
-    reply = threaded(blocking.Producer.reply)
-    send_packed = threaded(blocking.Producer.send_packed)
-    queues = threaded(blocking.Producer.queues)
-    close = threaded(blocking.Producer.close)
+    send = awaited(blocking.Producer[Body].send_async)
+    send_oneway = threaded(blocking.Producer[Body].send_oneway)
+    send_batch = threaded(blocking.Producer[Body].send_batch)
+    request = threaded(blocking.Producer[Body].request)
+    reply = threaded(blocking.Producer[Body].reply)
+    send_packed = threaded(blocking.Producer[Body].send_packed)
+    queues = threaded(blocking.Producer[Body].queues)
+    close = threaded(blocking.Producer[Body].close)
 
     @property
     def group(self) -> str:
@@ -79,8 +86,8 @@ class TransactionProducer:
         self._sends: set[asyncio.Task[TransactionResult]] = set()  # an event loop holds only weak references to its tasks
 
     close = threaded(blocking.TransactionProducer.close)
-    _begin = threaded(blocking.TransactionProducer.begin)
-    _end = threaded(blocking.TransactionProducer.end)
+    _begin = threaded(blocking.TransactionProducer._begin)
+    _end = threaded(blocking.TransactionProducer._end)
 
     @property
     def group(self) -> str:
@@ -155,17 +162,24 @@ class SimpleConsumer:
         await self.close()
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
+        """Yield messages until the consumer is closed."""
         while (message := await self.receive()) is not None:
             yield message
 
     async def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
-        """Return the next message; ``None`` when none arrives within ``timeout_s`` or the consumer is closed."""
+        """Return the next message; ``None`` when none comes in time: see ``metaq.SimpleConsumer.receive``."""
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
                     self._changed.clear()
                     async with self._calls.turn:
-                        message = self._blocking.receive(timeout_s=0.0)
+                        message = self._blocking._next(time.monotonic())
+                    if message is not None and self._blocking._loads is not None:
+                        message = decoded(message, self._blocking._loads)
+                        if message.error is not None and await self._calls.call(
+                            functools.partial(self._blocking._went_back, message)
+                        ):
+                            continue
                     if message is not None or self._blocking.closed:
                         return message
                     await self._changed.wait()
@@ -248,7 +262,7 @@ class PullConsumer:
         await self.close()
 
     async def poll(self, timeout_s: float = 0.0, max_messages: int = MOST_POLLED) -> list[ReceivedMessage]:
-        """Return messages of one assigned queue, in order; an empty list when none arrive within ``timeout_s``."""
+        """Return messages of one assigned queue, in order: see ``metaq.PullConsumer.poll``."""
         await self.fetch()
         try:
             async with asyncio.timeout(timeout_s):
@@ -288,7 +302,27 @@ class Client:
         await self._threads.start(self._blocking.close)
         self._threads.close()
 
-    producer = makes(blocking.Client.producer, Producer)
+    @overload
+    def producer(self, group: str = ..., *, serializer: None = ..., **options: Unpack[ProducerOptions]) -> Producer: ...
+
+    @overload
+    def producer(self, group: str = ..., *, serializer: Serializer[T], **options: Unpack[ProducerOptions]) -> Producer[T]: ...
+
+    @suggests_options
+    def producer(
+        self,
+        group: str = DEFAULT_GROUP,
+        *,
+        linger_ms: int = 0,
+        batch_bytes: int = BATCH_BYTES,
+        serializer: Serializer[Any] | None = None,
+        retry: Retry | None = None,
+    ) -> Producer[Any]:
+        """Return a producer: see ``metaq.Client.producer``."""
+        options: ProducerOptions = {"linger_ms": linger_ms, "batch_bytes": batch_bytes, "retry": retry}
+        producer: blocking.Producer[Any] = self._blocking.producer(group, serializer=serializer, **options)
+        return Producer(producer, self._threads)
+
     cancel = threaded(blocking.Client.cancel)
     consumer = made(blocking.Client.consumer, SimpleConsumer)
     lease_consumer = made(blocking.Client.lease_consumer, LeaseConsumer)
@@ -296,42 +330,50 @@ class Client:
     xa_session = makes(blocking.Client.xa_session, XaSession)
     admin = makes(blocking.Client.admin, Admin)
 
+    @suggests_options
     def transaction_producer(self, group: str, execute: AsyncExecute, *, check: AsyncCheck) -> TransactionProducer:
         """Make a producer of transactional messages: see ``metaq.Client.transaction_producer``."""
         producer = self._blocking.transaction_producer(group, on_loop(execute), check=on_loop(check))
         return TransactionProducer(producer, execute, self._threads)
 
+    @suggests_options
     async def listen(
         self,
         topic: str,
         group: str,
-        listener: AsyncListener,
+        listener: AsyncListener | AsyncBatchListener,
         *,
         tags: str = EVERYTHING,
         sql: str | None = None,
         ordered: bool = False,
         threads: int = DEFAULT_THREADS,
+        batch_size: int | None = None,
         model: Model = Model.CLUSTERING,
         consume_from: ConsumeFrom | datetime = ConsumeFrom.LAST,
         assign: Assign = average,
         max_reconsume_times: int | None = None,
         offsets_folder: Path = OFFSETS_FOLDER,
+        deserializer: Serializer[Any] | None = None,
+        retry: Retry | None = None,
     ) -> PushConsumer:
         """Call a coroutine for each message, at most ``threads`` of them at a time: see ``metaq.Client.listen``."""
         begin = functools.partial(
             self._blocking.listen,
             topic,
             group,
-            on_loop(listener),
+            on_loop(cast(AsyncListener, listener)),
             tags=tags,
             sql=sql,
             ordered=ordered,
             threads=threads,
+            batch_size=batch_size,
             model=model,
             consume_from=consume_from,
             assign=assign,
             max_reconsume_times=max_reconsume_times,
             offsets_folder=offsets_folder,
+            deserializer=deserializer,
+            retry=retry,
         )
         return PushConsumer(await self._threads.start(begin), self._threads)
 
@@ -350,5 +392,5 @@ connect = _face(blocking.connect)
 def _changes(consumer: blocking.SimpleConsumer | blocking.PullConsumer) -> asyncio.Event:
     """Return an event that is set, on this loop, when a consumer may have messages and when it is closed."""
     changed = asyncio.Event()
-    consumer.when_changed(soon(changed.set))
+    consumer._when_changed(soon(changed.set))
     return changed

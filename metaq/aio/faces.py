@@ -30,10 +30,10 @@ class Threads:
     """The threads on which the blocking calls of one client run."""
 
     def __init__(self) -> None:
-        self.renew()
+        self._renew()
         renewed_in_children(self)
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Start with a new, empty pool, in a child of a fork."""
         self._executor = ThreadPoolExecutor(_THREADS, "metaq-aio")
 

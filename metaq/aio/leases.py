@@ -13,6 +13,7 @@ from metaq.aio.faces import Threads, soon
 from metaq.client import checks
 from metaq.client.leasing.consumer import DEFAULT_CONCURRENCY, HeldMessage, until_of
 from metaq.client.leasing.lease import Lease
+from metaq.client.retries import Retry, check_retry
 from metaq.errors import RequestTimeout
 
 
@@ -34,7 +35,7 @@ class LeasedMessage(HeldMessage):
         await self._wait(self._holder.extend(self._lease, checks.span("seconds", seconds)))
 
     async def reject(self) -> None:
-        """Make the message a dead letter of the group at once."""
+        """Make the message a dead letter of the group at once: see ``metaq.LeasedMessage.reject``."""
         await self._wait(self._holder.reject(self._lease))
 
     async def _wait(self, told: Future[None]) -> None:
@@ -53,7 +54,7 @@ class LeaseConsumer:
     """See ``metaq.LeaseConsumer``; made by ``Client.lease_consumer``. Tasks may share it."""
 
     def __init__(self, consumer: blocking.LeaseConsumer, threads: Threads) -> None:
-        self._holder = consumer.holder
+        self._holder = consumer._holder
         self._threads = threads
         self._changed = asyncio.Event()
         self._holder.on_change = soon(self._changed.set)
@@ -78,6 +79,7 @@ class LeaseConsumer:
         await self.close()
 
     async def __aiter__(self) -> AsyncIterator[LeasedMessage]:
+        """Yield messages until the consumer is closed."""
         while (message := await self.receive()) is not None:
             yield message
 
@@ -85,10 +87,12 @@ class LeaseConsumer:
         """Return the next message: see ``metaq.LeaseConsumer.receive``."""
         try:
             async with asyncio.timeout(timeout_s):
-                lease = await self._next(until_of(timeout_s), is_handled=False)
+                while (lease := await self._next(until_of(timeout_s), is_handled=False)) is not None:
+                    if self._holder.loads is None or self._holder.is_readable(lease):
+                        return LeasedMessage(self._holder, lease)
         except TimeoutError:
-            return None
-        return None if lease is None else LeasedMessage(self._holder, lease)
+            pass
+        return None
 
     async def _next(self, until_s: float, *, is_handled: bool) -> Lease | None:
         """Return the next message; ``None`` when the consumer is closed."""
@@ -100,14 +104,15 @@ class LeaseConsumer:
                     return lease
                 await self._changed.wait()
 
-    async def run(self, handler: AsyncHandler, *, concurrency: int = DEFAULT_CONCURRENCY) -> None:
+    async def run(self, handler: AsyncHandler, *, concurrency: int = DEFAULT_CONCURRENCY, retry: Retry | None = None) -> None:
         """Call a coroutine for each message, in ``concurrency`` tasks, until the consumer is closed by another task or by it.
 
         See ``metaq.LeaseConsumer.run``. When this is cancelled, the handlers are, too, and their messages are given back.
         """
         checks.function("handler", handler, "takes a message")
         checks.number("concurrency", concurrency, 1)
-        self._holder.begin_handlers()
+        check_retry(retry)
+        self._holder.begin_handlers(retry)
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrency):
                 task = group.create_task(self._handle_all(handler))

@@ -35,7 +35,7 @@ class XaSession:
         await self.close()
 
     def xid(self, format_id: int, gtrid: str | bytes, bqual: str | bytes) -> Xid:
-        """Return a branch id: see ``metaq.client.xa.XaSession.xid``."""
+        """Return a branch id: see ``metaq.XaSession.xid``."""
         return self._blocking.xid(format_id, gtrid, bqual)
 
     @property

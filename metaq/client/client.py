@@ -4,7 +4,7 @@ import re
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self, TypeVar, Unpack, overload
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from metaq.address import parse_address
@@ -17,13 +17,16 @@ from metaq.client.consuming.consumer import SimpleConsumer
 from metaq.client.consuming.offsets import OFFSETS_FOLDER
 from metaq.client.consuming.pull import DEFAULT_GROUP as PULL_GROUP
 from metaq.client.consuming.pull import PullConsumer
-from metaq.client.consuming.push import DEFAULT_THREADS, Listener, PushConsumer
+from metaq.client.consuming.push import DEFAULT_THREADS, BatchListener, Listener, PushConsumer
 from metaq.client.consuming.sendback import MAX_RECONSUME_TIMES
 from metaq.client.consuming.sharing import Model
+from metaq.client.keywords import suggests_options
 from metaq.client.leasing.consumer import DEFAULT_BATCH, DEFAULT_INVISIBLE_S, DEFAULT_WAIT_S, LeaseConsumer, lease_consumer
+from metaq.client.retries import Retry
 from metaq.client.sending.cancelling import cancel
-from metaq.client.sending.producer import BATCH_BYTES, DEFAULT_GROUP, Producer
+from metaq.client.sending.producer import BATCH_BYTES, DEFAULT_GROUP, Producer, ProducerOptions
 from metaq.client.sending.replies import Replies
+from metaq.client.serializers import Serializer
 from metaq.client.transactions.branchplaces import Routed
 from metaq.client.transactions.transactions import Check, Checks, Execute, TransactionProducer
 from metaq.client.transactions.xasession import DEFAULT_BRANCH_TIMEOUT_S, XaSession
@@ -31,6 +34,8 @@ from metaq.errors import BadRequest
 from metaq.protocol.inflating import MAX_INFLATED_BYTES
 from metaq.protocol.subscription import EVERYTHING
 from metaq.registry.assign import Assign, average
+
+T = TypeVar("T")
 
 SCHEME: Final = "metaq"
 ZOOKEEPER_SCHEME: Final = "zk"
@@ -41,6 +46,7 @@ in_process: Final[dict[str, MakeTransport]] = {}
 """Brokers in this process (``metaq.testing``) by their address."""
 
 
+@suggests_options
 def connect(
     address: str,
     *,
@@ -172,7 +178,22 @@ class Client:
         self._checks.close()
         self._core.close()
 
-    def producer(self, group: str = DEFAULT_GROUP, *, linger_ms: int = 0, batch_bytes: int = BATCH_BYTES) -> Producer:
+    @overload
+    def producer(self, group: str = ..., *, serializer: None = ..., **options: Unpack[ProducerOptions]) -> Producer: ...
+
+    @overload
+    def producer(self, group: str = ..., *, serializer: Serializer[T], **options: Unpack[ProducerOptions]) -> Producer[T]: ...
+
+    @suggests_options
+    def producer(
+        self,
+        group: str = DEFAULT_GROUP,
+        *,
+        linger_ms: int = 0,
+        batch_bytes: int = BATCH_BYTES,
+        serializer: Serializer[Any] | None = None,
+        retry: Retry | None = None,
+    ) -> Producer[Any]:
         """Return a producer.
 
         Args:
@@ -180,12 +201,16 @@ class Client:
             linger_ms: how long a message of ``send_async`` may wait for others, to go with them as one batch; 0 for not at all.
                 Messages that are delayed, or have a priority or a ``dedupe_id``, and those of 4 KiB and more go on their own.
             batch_bytes: the size from which on a batch goes at once; at most 4 MiB.
+            serializer: makes the bodies of the values that are sent, and the values of replies; ``metaq.JSON``, or your own.
+            retry: how often a message is sent again that a broker may have stored; by default twice, after 0.1 s and more.
 
         Raises:
             BadRequest: the group's name or a number is invalid.
+            ClientClosed: the client was closed.
         """
         self._core.check_open()
-        return Producer(self._core, self._replies, group, linger_ms=linger_ms, batch_bytes=batch_bytes)
+        options: ProducerOptions = {"linger_ms": linger_ms, "batch_bytes": batch_bytes, "retry": retry}
+        return Producer(self._core, self._replies, group, serializer=serializer, **options)
 
     def cancel(self, handle: str, *, timeout_s: float | None = None) -> None:
         """Cancel a delayed message. When this returns, it will not be delivered; to cancel it again does no harm.
@@ -209,6 +234,7 @@ class Client:
         checks.text("handle", handle, "the handle in the result of a delayed send")
         cancel(self._core, handle, deadline)
 
+    @suggests_options
     def transaction_producer(self, group: str, execute: Execute, *, check: Check) -> TransactionProducer:
         """Return a producer of messages that are delivered if, and only if, a local transaction succeeds.
 
@@ -220,10 +246,12 @@ class Client:
         Raises:
             ClientError: this client already has a transaction producer of the group.
             BadRequest: the group's name is invalid.
+            ClientClosed: the client was closed.
         """
         self._core.check_open()
         return TransactionProducer(self._core, self._checks, group, execute, check)
 
+    @suggests_options
     def consumer(
         self,
         topic: str,
@@ -238,6 +266,7 @@ class Client:
         by_priority: bool = False,
         max_reconsume_times: int = MAX_RECONSUME_TIMES,
         offsets_folder: Path = OFFSETS_FOLDER,
+        deserializer: Serializer[Any] | None = None,
     ) -> SimpleConsumer:
         """Return a consumer, a member of a group that is iterated over.
 
@@ -253,10 +282,14 @@ class Client:
             by_priority: take what is fetched of greater partitions first, as in a topic with priorities; retries come last. A
                 steady stream of urgent messages keeps the others waiting.
             max_reconsume_times: how often a message is delivered again before ``retry_later`` makes it a dead letter.
+            offsets_folder: the folder in which a broadcast consumer keeps its offsets.
+            deserializer: makes the ``value`` of each message; one whose body it does not take counts as failed.
 
         Raises:
             RouteNotFound: no registry answers.
             BadRequest: a name or an expression is invalid.
+            ClientError: this client already has a consumer of the group, or the offsets cannot be used.
+            ClientClosed: the client was closed.
         """
         self._core.check_open()
         return SimpleConsumer(
@@ -272,32 +305,59 @@ class Client:
             by_priority=by_priority,
             max_reconsume_times=max_reconsume_times,
             offsets_folder=offsets_folder,
+            deserializer=deserializer,
         )
 
+    @suggests_options
     def listen(
         self,
         topic: str,
         group: str,
-        listener: Listener,
+        listener: Listener | BatchListener,
         *,
         tags: str = EVERYTHING,
         sql: str | None = None,
         ordered: bool = False,
         threads: int = DEFAULT_THREADS,
+        batch_size: int | None = None,
         model: Model = Model.CLUSTERING,
         consume_from: ConsumeFrom | datetime = ConsumeFrom.LAST,
         assign: Assign = average,
         max_reconsume_times: int | None = None,
         offsets_folder: Path = OFFSETS_FOLDER,
+        deserializer: Serializer[Any] | None = None,
+        retry: Retry | None = None,
     ) -> PushConsumer:
-        """Call ``listener`` for each message, until the consumer is closed. The other parameters are those of ``consumer``.
+        """Call ``listener`` for each message, until the consumer is closed.
 
         Args:
+            topic: the topic to consume; it need not exist yet. ``subscribe`` adds more.
+            group: the group whose members share the messages; 1 to 120 letters, digits, and ``_ - % |``.
             listener: returns when the message is consumed; raises to have it delivered again later.
+            tags: ``*``, or tags with ``||`` between them.
+            sql: an SQL92 condition on properties, in place of tags.
             ordered: consume the messages of a partition one after the other.
             threads: the number of threads that call the listener.
+            batch_size: call the listener with a list of up to so many messages of a partition, those that are there; when it
+                raises, each of them failed. By default it is called with one message.
+            model: with ``BROADCASTING`` every member gets every message, keeps its offsets in a file, and only logs failures.
+            consume_from: where the group begins when it has no offset yet.
+            assign: the strategy that assigns queues to members; all members must use the same (``metaq.registry.assign``).
             max_reconsume_times: how often a failed message is delivered again before it becomes a dead letter; by default 16
                 times, and without limit for an ordered consumer.
+            offsets_folder: the folder in which a broadcast consumer keeps its offsets.
+            deserializer: makes the ``value`` of each message; one whose body it does not take counts as failed.
+            retry: instead of ``max_reconsume_times``, how often a failed message is delivered again, and after which pauses;
+                they are rounded up to the delay levels of brokers, except for an ordered consumer.
+
+        Returns:
+            The consumer, which runs already.
+
+        Raises:
+            RouteNotFound: no registry answers.
+            ClientError: this client already has a consumer of the group, or the offsets cannot be used.
+            BadRequest: a name, an expression or a number is invalid.
+            ClientClosed: the client was closed.
         """
         self._core.check_open()
         return PushConsumer(
@@ -309,13 +369,17 @@ class Client:
             sql=sql,
             ordered=ordered,
             threads=threads,
+            batch_size=batch_size,
             model=model,
             consume_from=consume_from,
             assign=assign,
             max_reconsume_times=max_reconsume_times,
             offsets_folder=offsets_folder,
+            deserializer=deserializer,
+            retry=retry,
         )
 
+    @suggests_options
     def lease_consumer(
         self,
         topic: str,
@@ -327,6 +391,7 @@ class Client:
         invisible: timedelta | float = DEFAULT_INVISIBLE_S,
         wait: timedelta | float = DEFAULT_WAIT_S,
         from_first: bool = False,
+        deserializer: Serializer[Any] | None = None,
     ) -> LeaseConsumer:
         """Return a consumer that leases messages: each comes again, to any member of the group, unless it is acked in time.
 
@@ -340,13 +405,15 @@ class Client:
             batch: the most messages that come at once from each broker, 1 to 32; they wait in the consumer for their turns.
             invisible: how long a message is leased, a ``timedelta`` or seconds, from 1 s to the group's ``max_invisible_ms``.
             wait: how long a broker may hold a request for messages.
-            from_first: begin with the first message of the topic if the group is new, not with those that come from now on;
-                in a topic that is young, brokers always begin with the first.
+            from_first: begin with the first message of the topic if the group is new, not with those that come from now on; in
+                a topic that is young, brokers always begin with the first.
+            deserializer: makes the ``value`` of each message; one whose body it does not take counts as failed.
 
         Raises:
             RouteNotFound: no registry answers.
             ClientError: this client already has a consumer of the group.
             BadRequest: a name, an expression or a number is invalid.
+            ClientClosed: the client was closed.
         """
         self._core.check_open()
         return lease_consumer(
@@ -359,8 +426,10 @@ class Client:
             invisible=invisible,
             wait=wait,
             from_first=from_first,
+            deserializer=deserializer,
         )
 
+    @suggests_options
     def pull_consumer(
         self,
         topic: str,
@@ -369,14 +438,26 @@ class Client:
         tags: str = EVERYTHING,
         sql: str | None = None,
         by_priority: bool = False,
+        deserializer: Serializer[Any] | None = None,
     ) -> PullConsumer:
         """Return a consumer that reads chosen queues from chosen offsets. The group is only used for offsets it commits.
 
-        With ``by_priority`` it takes what is fetched of greater partitions first, as in a topic with priorities.
+        Args:
+            topic: the topic to read.
+            group: the group for which it commits offsets.
+            tags: ``*``, or tags with ``||`` between them.
+            sql: an SQL92 condition on properties, in place of tags.
+            by_priority: take what is fetched of greater partitions first, as in a topic with priorities.
+            deserializer: makes the ``value`` of each message; one whose body it does not take has an ``error``.
+
+        Raises:
+            BadRequest: a name or an expression is invalid.
+            ClientClosed: the client was closed.
         """
         self._core.check_open()
-        return PullConsumer(self._core, topic, group, tags=tags, sql=sql, by_priority=by_priority)
+        return PullConsumer(self._core, topic, group, tags=tags, sql=sql, by_priority=by_priority, deserializer=deserializer)
 
+    @suggests_options
     def xa_session(
         self,
         *topics: str,
@@ -386,7 +467,17 @@ class Client:
     ) -> XaSession:
         """Return a session that sends messages in XA branches; each goes to a broker that takes messages for all ``topics``.
 
-        See ``metaq.XaSession`` for the rest. Close the session separately: closing the client does not close it.
+        Close the session separately: closing the client does not close it.
+
+        Args:
+            *topics: the topics that its branches use.
+            qualifier: the name of the branches that ``tpc_recover`` lists; by default the names of program and host.
+            branch_timeout_s: the most seconds from begin to prepare; the broker may allow less. 0 means no limit.
+            timeout_s: the time limit of each connection and each answer; by default the client's.
+
+        Raises:
+            BadRequest: an argument is invalid.
+            ClientClosed: the client was closed.
         """
         self._core.check_open()
         for topic in topics:
@@ -397,6 +488,10 @@ class Client:
         return XaSession(brokers, qualifier=qualifier, branch_timeout_s=branch_timeout_s, timeout_s=limit, access=access)
 
     def admin(self) -> Admin:
-        """Return the administration of topics, groups, offsets and brokers, which also finds messages."""
+        """Return the administration of topics, groups, offsets and brokers, which also finds messages.
+
+        Raises:
+            ClientClosed: the client was closed.
+        """
         self._core.check_open()
         return Admin(self._core)

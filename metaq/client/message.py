@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple
 
 from metaq.errors import BadRequest, DecodeError
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue, QueueOffset
@@ -32,6 +32,15 @@ from metaq.protocol.properties import (
     parse,
 )
 from metaq.protocol.record import TAGS
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    Body = TypeVar("Body", default=bytes)
+else:
+    from typing import TypeVar
+
+    Body = TypeVar("Body")  # Python 3.13 is the first with a default
 
 CORRELATION_ID: Final = "CORRELATION_ID"
 TTL: Final = "TTL"
@@ -95,10 +104,10 @@ class SendResult(NamedTuple):
     """The handle by which ``Client.cancel`` cancels the message, if it is delayed by ``delay`` or ``deliver_at``."""
 
 
-class OutgoingMessage(NamedTuple):
+class OutgoingMessage(NamedTuple, Generic[Body]):
     """A message to send, for ``Producer.send_batch``."""
 
-    body: bytes
+    body: Body
     tag: str | None = None
     keys: str | Iterable[str] = ()
     properties: Mapping[str, str] = _NONE
@@ -136,6 +145,7 @@ class ReceivedMessage:
 
     @property
     def partition(self) -> int:
+        """The number of its partition in the topic, on its broker."""
         return self._queue.partition
 
     @property
@@ -154,8 +164,15 @@ class ReceivedMessage:
         return self._body if self._found is None and not self._most else self._unpacked()[0]
 
     @property
+    def value(self) -> Any:
+        """The body as the ``deserializer`` of the consumer has decoded it; ``BadRequest`` without one."""
+        if self.error is not None:
+            raise self.error
+        raise BadRequest(f"{self!r} has no value, only a body: its consumer has no deserializer, such as metaq.JSON")
+
+    @property
     def error(self) -> DecodeError | None:
-        """The reason why ``body`` is not what was sent (it cannot be inflated, or its checksum is wrong); else ``None``."""
+        """The reason why ``body`` is not what was sent, or cannot be decoded to a ``value``; else ``None``."""
         return None if self._found is None and not self._most else self._unpacked()[1]
 
     def _unpacked(self) -> tuple[bytes, DecodeError | None]:
@@ -186,6 +203,7 @@ class ReceivedMessage:
 
     @property
     def tag(self) -> str | None:
+        """The tag by which consumers can choose it; ``None`` for one without."""
         return self.properties.get(TAGS)
 
     @property
@@ -236,7 +254,7 @@ class ReceivedMessage:
         """True when its sender waits for a reply (``Producer.reply``)."""
         return REPLY_TO in self.properties and CORRELATION_ID in self.properties
 
-    def after_failures(self, failures: int) -> "ReceivedMessage":
+    def _after_failures(self, failures: int) -> "ReceivedMessage":
         """Return the same message with ``reconsume_times`` raised by ``failures``."""
         if not failures:
             return self
@@ -245,17 +263,17 @@ class ReceivedMessage:
         copy._found = self._found
         return copy
 
-    def become(self, other: "ReceivedMessage") -> None:
+    def _become(self, other: "ReceivedMessage") -> None:
         """Have this object stand for the same message as ``other``."""
         self._head, self._body, self._properties = other._head, other._body, other._properties
         self._queue, self._most, self._found = other._queue, other._most, other._found
 
-    def damaged(self, reason: str) -> "ReceivedMessage":
+    def _damaged(self, reason: str) -> "ReceivedMessage":
         """Mark this message as damaged, with ``reason`` as its ``error``, and return it."""
         self._found = self._body, DecodeError(reason)
         return self
 
-    def packed(self) -> tuple[bytes, int]:
+    def _packed(self) -> tuple[bytes, int]:
         """Return the body to forward, and its system flag; a body with an ``error`` is forwarded as it is stored."""
         if self.error is None:
             return compressed(self.body)
@@ -265,6 +283,21 @@ class ReceivedMessage:
         topic, broker_name, partition = self._queue
         where = f"{topic}@{broker_name}-{partition} offset {self.queue_offset}"
         return f"<ReceivedMessage {self.id} {where}, {self.stored_size} bytes>"
+
+
+class DecodedMessage(ReceivedMessage):
+    """A message whose body was decoded."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, message: ReceivedMessage, value: object) -> None:
+        self._become(message)
+        self._value = value
+
+    @property
+    def value(self) -> Any:
+        """The body as the ``deserializer`` of the consumer has decoded it."""
+        return self._value
 
 
 @lru_cache(maxsize=1024)

@@ -50,9 +50,21 @@ def connect(
     password: str = "",
     tls: Tls = False,
 ) -> XaSession:
-    """Return a session with the brokers at ``address``: ``host:port`` or ``host:port;host2:port``, by default port 8123.
+    """Return a session with the brokers at an address.
 
-    ``Client.xa_session`` finds brokers by a registry instead. See ``XaSession`` for the other parameters.
+    ``Client.xa_session`` finds brokers by a registry instead.
+
+    Args:
+        address: ``host:port`` or ``host:port;host2:port``; the default port is 8123.
+        qualifier: the name of the branches that ``tpc_recover`` lists; by default the names of program and host.
+        branch_timeout_s: the most seconds from begin to prepare; the broker may allow less. 0 means no limit.
+        timeout_s: the time limit of each connection and each answer.
+        user: the user's name, when the brokers have users.
+        password: the user's secret.
+        tls: as ``metaq.connect`` takes it.
+
+    Raises:
+        BadRequest: the address cannot be read, or another argument is invalid.
     """
     access = Access(user, password, tls)
     brokers = Named(address)
@@ -62,13 +74,19 @@ def connect(
 def resolve(session: XaSession, committed: Callable[[Xid], bool | None]) -> Resolved:
     """Finish the branches that were left prepared: commit those whose transaction was committed, roll back the others.
 
+    Branches that cannot be finished now (no answer, undecided) are left for the next call.
+
     Args:
         session: a session that is in no branch.
         committed: a function that returns whether the transaction of a branch was committed elsewhere, for example by a row
-            that it wrote into the database; ``None`` when that is not known yet. It must not return ``False`` for a
-            transaction that may still be committed.
+            that it wrote into the database; ``None`` when that is not known yet. It must not return ``False`` for a transaction
+            that may still be committed.
 
-    Branches that cannot be finished now (no answer, undecided) are left for the next call.
+    Returns:
+        What became of the branches.
+
+    Raises:
+        ClientError: the session is in a branch, or no broker can be asked.
     """
     counts = {"COMMIT": 0, "ROLLBACK": 0}
     undecided: list[Xid] = []

@@ -182,7 +182,7 @@ class ConsumerLeases:
         assert bunch is not None
         message = decode(_given_again(self._log.rows(place.topic, place.partition)[ordinal], bunch.times))
         pairs = {names.RETRY_TOPIC: message.topic, names.ORIGIN_ID: message.offset_id, **message.properties}
-        body, sys_flag = message.packed()
+        body, sys_flag = message._packed()
         pairs[names.DEAD] = reason
         topic = f"{DEAD_PREFIX}{place.group}"
         times = message.reconsume_times

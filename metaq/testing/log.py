@@ -11,6 +11,7 @@ from metaq.checksum import crc32
 from metaq.client.connecting.transport import ClientAnswer
 from metaq.client.consuming.records import decode_messages
 from metaq.client.message import ReceivedMessage
+from metaq.client.retries import LEVELS_S
 from metaq.errors import BadRequest, TimerDelivered, UnknownTimer
 from metaq.message import LogOffset
 from metaq.protocol import properties as names
@@ -30,8 +31,6 @@ HOST: Final = "127.0.0.1"
 PORT: Final = 1
 ADDRESS: Final = f"{HOST}:{PORT}"
 _HOST: Final = struct.pack(">4Bi", 127, 0, 0, 1, PORT)
-DELAYS_S: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-"""The delays of levels 1 to 18."""
 
 
 class Letter(NamedTuple):
@@ -122,7 +121,7 @@ class Log:
         """Store a message, or park it when it is delayed. ``MessageIllegal`` for a time that is not a number."""
         now_ms, level = self.now_ms(), letter.properties.get(names.DELAY, "")
         if level.isdecimal() and int(level) > 0:
-            due_ms = now_ms + DELAYS_S[min(int(level), len(DELAYS_S)) - 1] * 1000
+            due_ms = now_ms + LEVELS_S[min(int(level), len(LEVELS_S)) - 1] * 1000
             kept = {name: value for name, value in letter.properties.items() if name not in (names.DELAY, *names.TIMERS)}
             self._park(letter._replace(properties=kept), now_ms, due_ms)
             return LogPlace(_offset_id(self._end), 0)

@@ -19,11 +19,11 @@ logger = logging.getLogger(__name__)
 class Answers(Protocol):
     """The broker, as a session uses it."""
 
-    def take(self, session: "InMemorySession", request: RemotingRequest, done: Done) -> None:
+    def _take(self, session: "InMemorySession", request: RemotingRequest, done: Done) -> None:
         """Answer a request."""
         ...
 
-    def leave(self, session: "InMemorySession") -> None:
+    def _leave(self, session: "InMemorySession") -> None:
         """Forget a client."""
         ...
 
@@ -51,7 +51,7 @@ class InMemorySession:
     def submit(self, address: str, request: RemotingRequest, deadline: float, done: Done, *, soon: bool = False) -> None:
         if self._is_inherited:
             raise ClientClosed("a broker of metaq.testing belongs to one process: a forked process has only a copy of it")
-        self._broker.take(self, request, done)
+        self._broker._take(self, request, done)
 
     def tell(self, address: str, request: RemotingRequest, deadline: float) -> None:
         self.submit(address, request, deadline, lambda outcome: None)
@@ -60,7 +60,7 @@ class InMemorySession:
         self.closed = True
         if self._is_inherited:
             return
-        self._broker.leave(self)
+        self._broker._leave(self)
         self._deliveries.put(None)
 
     def answer(self, done: Done, answer: ClientAnswer) -> None:

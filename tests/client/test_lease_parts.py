@@ -393,4 +393,4 @@ def test_a_member_answers_its_broker() -> None:
             (Request.RESET_CONSUMER_CLIENT_OFFSET, 0),
             (Request.CONSUME_MESSAGE_DIRECTLY, Response.REQUEST_CODE_NOT_SUPPORTED),
         ):
-            assert consumer.holder.asked(answered(code)).code == expected
+            assert consumer._holder._asked(answered(code)).code == expected

@@ -24,22 +24,8 @@ SHARED: Final = [name for name in metaq.aio.__all__ if name != "connect"]
 FACES: Final = [(getattr(metaq.client, name), getattr(metaq.aio, name)) for name in SHARED] + [
     (kind, getattr(metaq.aio.admin, kind.__name__)) for kind in (OffsetExport, ReplicaAdmin, TransactionAdmin)
 ]
-NOT_FOR_PROGRAMS: Final = {
-    "renew": "for a fork",
-    "asked": "for what brokers ask",
-    "heartbeat_row": "for heartbeats",
-    "passively": "for heartbeats",
-    "rebalance": "for the client",
-    "holder": "what the blocking consumer of leases and that of asyncio share",
-    "when_changed": "what waiting is made of",
-    "after_failures": "for the client",
-    "become": "for the client",
-    "damaged": "for the client",
-    "packed": "for the client",
-    "begin": "what send of a transaction producer is made of",
-    "end": "what send of a transaction producer is made of",
-    "send_async": "send is that",
-}
+NOT_AWAITED: Final = {"send_async"}
+"""``send`` of asyncio is that."""
 MAKE_AT_ONCE: Final = {
     "producer",
     "transaction_producer",
@@ -57,7 +43,7 @@ MAKE_AT_ONCE: Final = {
 
 
 def public(kind: type) -> set[str]:
-    return {name for name in dir(kind) if not name.startswith("_")} - NOT_FOR_PROGRAMS.keys()
+    return {name for name in dir(kind) if not name.startswith("_")} - NOT_AWAITED
 
 
 def parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:

@@ -302,9 +302,9 @@ def test_a_listener_consumes_a_message_by_command(memory: InMemoryBroker, client
     with client, client.listen("orders", "billing", listener) as consumer:
         for number, result in (("0", "CR_SUCCESS"), ("1", "CR_THROW_EXCEPTION")):
             record = records([number.encode()], "orders", {})
-            answer = consumer.asked(request(Request.CONSUME_MESSAGE_DIRECTLY, {"brokerName": "a"}, record))
+            answer = consumer._asked(request(Request.CONSUME_MESSAGE_DIRECTLY, {"brokerName": "a"}, record))
             assert fastjson.decode(answer.body)["consumeResult"] == result
-        none = consumer.asked(request(Request.CONSUME_MESSAGE_DIRECTLY, {}))
+        none = consumer._asked(request(Request.CONSUME_MESSAGE_DIRECTLY, {}))
     assert heard.bodies == [b"0", b"1"]
     assert none.code == Response.SYSTEM_ERROR
 
@@ -322,7 +322,7 @@ def test_a_reset_is_obeyed_by_who_is_about_to_take_the_queue(
     def told_meanwhile(consumer: SimpleConsumer, subject: Any, *more: Any) -> Any:
         if queue not in told and queue in (subject, getattr(subject, "queue", None)):
             told.append(queue)
-            consumer.asked(request(Request.RESET_CONSUMER_CLIENT_OFFSET, fields, encode_offsets({queue: 2})))
+            consumer._asked(request(Request.RESET_CONSUMER_CLIENT_OFFSET, fields, encode_offsets({queue: 2})))
         return usual(consumer, subject, *more)
 
     monkeypatch.setattr(SimpleConsumer, moment, told_meanwhile)
@@ -352,10 +352,10 @@ def test_a_reset_is_obeyed_by_who_is_about_to_give_the_queue_up(memory: InMemory
         with client.listen("orders", "billing", listener, ordered=True, consume_from=FIRST) as consumer:
             assert called.wait(DEADLINE_S)
             consumer._drop([queue])
-            consumer.asked(request(Request.RESET_CONSUMER_CLIENT_OFFSET, fields, encode_offsets({queue: 2})))
+            consumer._asked(request(Request.RESET_CONSUMER_CLIENT_OFFSET, fields, encode_offsets({queue: 2})))
             go_on.set()
             wait_until(lambda: not consumer._leaving, DEADLINE_S, "it is given up")
-            consumer.rebalance()
+            consumer._rebalance()
             wait_until(lambda: len(bodies) > 1, DEADLINE_S, "it is taken again")
     assert bodies == [b"0", b"2"]
 
@@ -368,12 +368,12 @@ def test_a_consumer_tells_its_offsets_and_its_state(memory: InMemoryBroker, clie
         send(client, 3)
         wait_until(lambda: queue in consumer.assignment(), DEADLINE_S, "the queue is the consumer's")
         fields = {"topic": "orders", "group": "billing"}
-        consumer.asked(request(Request.RESET_CONSUMER_CLIENT_OFFSET, fields, encode_offsets({queue: 2})))
-        status = consumer.asked(request(Request.GET_CONSUMER_STATUS_FROM_CLIENT, fields))
+        consumer._asked(request(Request.RESET_CONSUMER_CLIENT_OFFSET, fields, encode_offsets({queue: 2})))
+        status = consumer._asked(request(Request.GET_CONSUMER_STATUS_FROM_CLIENT, fields))
         assert decode_offsets(status.body) == {queue: 2}
-        info = fastjson.decode(consumer.asked(request(Request.GET_CONSUMER_RUNNING_INFO, fields)).body)
+        info = fastjson.decode(consumer._asked(request(Request.GET_CONSUMER_RUNNING_INFO, fields)).body)
         assert info["mqTable"][queue]["commitOffset"] == 2
         assert [row["subString"] for row in info["subscriptionSet"] if row["topic"] == "orders"] == ["a || b"]
-        unknown = consumer.asked(request(Request.CONSUME_MESSAGE_DIRECTLY, fields))
+        unknown = consumer._asked(request(Request.CONSUME_MESSAGE_DIRECTLY, fields))
     assert unknown.code == Response.REQUEST_CODE_NOT_SUPPORTED
     assert memory.committed("billing", "orders") == {0: 2}

@@ -175,11 +175,11 @@ def test_a_copy_is_as_unreadable_as_its_original(client: Client, memory: InMemor
         for body, sys_flag in POISON.items():
             send_packed(sender, "orders", body, sys_flag)
         for message in memory.messages("orders"):
-            body, sys_flag = message.packed()
+            body, sys_flag = message._packed()
             assert POISON[body] == sys_flag
         letter = Letter("orders", 0, zlib.compress(b"readable"), {}, sys_flag=ZLIB)
         memory._log.put(letter)
-        assert memory.messages("orders")[-1].packed() == (b"readable", 0)
+        assert memory.messages("orders")[-1]._packed() == (b"readable", 0)
 
 
 def test_a_message_that_stays_damaged_comes_with_an_error(memory: InMemoryBroker, caplog: pytest.LogCaptureFixture) -> None:
@@ -230,7 +230,7 @@ def test_a_step_that_fails_skips_no_message(
 ) -> None:
     """SG-077, SG-118: whatever fails between a broker's answer and the program, nothing is committed that did not arrive."""
     monkeypatch.setattr(fetching, "_LEAST_PAUSE_S", 0.001)
-    monkeypatch.setattr(push, "_LEAST_PAUSE_S", 0.001)
+    monkeypatch.setattr(push, "LOCAL_BACKOFF", metaq.Backoff(first=0.001))
     faults = Faults(seed, monkeypatch)
     faults.at(fetching, "decode_messages")
     faults.at(Inbox, "put")

@@ -79,12 +79,12 @@ def test_a_stranger_decides_nothing(memory: InMemoryBroker, client: Client) -> N
     """RD-105: neither another group nor another place."""
     producer = client.transaction_producer(GROUP, by_body, check=by_body)
     stranger = client.transaction_producer("strangers", by_body, check=by_body)
-    execution = producer.begin("orders", b"commit")
+    execution = producer._begin("orders", b"commit")
     with execution:
         execution.decide(COMMIT)
-    stranger.end(execution)
+    stranger._end(execution)
     execution.sent = execution.sent._replace(offset_id=encode_offset_id(OffsetId("127.0.0.1", 1, LogOffset(4711))))
-    producer.end(execution)
+    producer._end(execution)
     assert (len(memory.undecided), bodies(memory)) == (1, [])
 
 

@@ -26,7 +26,7 @@ from metaq.store.checkpoint import LIVE_SIZE
 from metaq.store.index import indexfile
 from metaq.store.index.indexfile import ITEM_SIZE
 from metaq.store.queues.consumequeue import UNIT_SIZE
-from tests.docs import tree
+from tests.docs import api, tree
 from tests.docs.examples import ROOT, Fence, fences, play
 from tests.docs.shell import NAMED
 from tests.support.broker import BrokerProcess
@@ -124,6 +124,8 @@ def test_settings_that_a_document_names_exist(document: str) -> None:
     named = set(re.findall(rf"`(\w+_(?:{SUFFIXES}))`", text_of(document)))
     statistics = {name for fence in SESSIONS for name in re.findall(r"^(\w+) ", fence.text, re.MULTILINE)}
     known = set(FIELDS) | set(declared(TopicSettings)) | set(GROUP_ATTRIBUTES)
+    if document == "docs/api.md":
+        known |= {one.name for member in api.everything() if member.is_function for one in member.parameters}
     assert named - known - statistics - METRICS == set()
 
 

@@ -53,8 +53,8 @@ CLIENT: Final = [
     M(
         "SG-134",
         "client/sending/sending.py",
-        "MAX_TRIES: Final = 3",
-        "MAX_TRIES: Final = 4",
+        "SEND_RETRY: Final = Retry(times=2,",
+        "SEND_RETRY: Final = Retry(times=3,",
         f"{SENDING}::test_at_most_three_tries",
     ),
     M(
@@ -152,8 +152,8 @@ CLIENT: Final = [
     M(
         "aio",
         "aio/client.py",
-        "send = awaited(blocking.Producer.send_async)",
-        "send = threaded(blocking.Producer.send_async)",
+        "send = awaited(blocking.Producer[Body].send_async)",
+        "send = threaded(blocking.Producer[Body].send_async)",
         "client/test_aio.py::test_messages_are_sent_and_iterated_over",
     ),
 ]

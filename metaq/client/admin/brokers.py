@@ -28,7 +28,11 @@ class BrokerAdmin:
         return self._core.routes.registries
 
     def brokers(self) -> list[BrokerView]:
-        """Return all broker processes that the registry knows."""
+        """Return all broker processes that the registry knows.
+
+        Raises:
+            RouteNotFound: no registry answers.
+        """
         info = self._core.routes.clusters(self._core.deadline())
         return sorted(
             BrokerView(broker.cluster, broker.name, number, address)
@@ -37,28 +41,78 @@ class BrokerAdmin:
         )
 
     def masters(self) -> list[BrokerView]:
-        """Return the broker processes that are masters."""
+        """Return the broker processes that are masters.
+
+        Raises:
+            RouteNotFound: no registry answers.
+        """
         return [broker for broker in self.brokers() if broker.broker_id == MASTER]
 
     def identity(self, address: str) -> BrokerIdentity:
-        """Return which process answers at an address. Servers that are not metaq's refuse with code 3."""
+        """Return which process answers at an address. Servers that are not metaq's refuse with code 3.
+
+        Args:
+            address: the broker's address, ``host:port``.
+
+        Raises:
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         return read_identity(self._ask(address, Request.IDENTITY).fields)
 
     def broker_info(self, address: str) -> dict[str, str]:
-        """Return a broker's runtime statistics, with its own names and values."""
+        """Return a broker's runtime statistics, with its own names and values.
+
+        Args:
+            address: the broker's address, ``host:port``.
+
+        Raises:
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         return read_table(self._ask(address, Request.GET_BROKER_RUNTIME_INFO).body)
 
     def broker_config(self, address: str) -> dict[str, str]:
-        """Return a broker's settings."""
+        """Return a broker's settings.
+
+        Args:
+            address: the broker's address, ``host:port``.
+
+        Raises:
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         return read_lines(self._ask(address, Request.GET_BROKER_CONFIG).body)
 
     def update_broker_config(self, /, address: str, **values: str) -> None:
-        """Change settings of a running broker. The broker decides which ones may change."""
+        """Change settings of a running broker. The broker decides which ones may change.
+
+        Args:
+            address: the broker's address, ``host:port``.
+            **values: settings and their new values, as text.
+
+        Raises:
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         body = "".join(f"{name}={value}\n" for name, value in values.items())
         self._ask(address, Request.UPDATE_BROKER_CONFIG, None, body.encode())
 
     def set_broker_writable(self, broker_name: str, *, writable: bool) -> int:
-        """Take write permission from all topics of a broker in one registry, or give it back; return how many topics change."""
+        """Take write permission from all topics of a broker in one registry, or give it back; return how many topics change.
+
+        Args:
+            broker_name: the name of the broker.
+            writable: ``False`` takes the permission, ``True`` gives it back.
+
+        Raises:
+            RouteNotFound: no registry answers.
+            Refused: the registry refuses.
+        """
         code = Request.ADD_WRITE_PERM_OF_BROKER if writable else Request.WIPE_WRITE_PERM_OF_BROKER
         request = RemotingRequest.of(code, headers.BrokerNameOnly(broker_name))
         response = successful(self._core.routes.ask_registry(request, self._core.deadline()))

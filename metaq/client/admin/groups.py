@@ -41,7 +41,14 @@ class GroupAdmin(TopicAdmin):
     """The administration of groups, on top of that of topics: a group has a retry topic and a dead-letter topic."""
 
     def groups(self) -> list[GroupView]:
-        """Return all consumer groups, each with the configuration of the first master that knows it."""
+        """Return all consumer groups, each with the configuration of the first master that knows it.
+
+        Raises:
+            RouteNotFound: no registry answers.
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         found: dict[str, GroupView] = {}
         for broker in self.masters():
             for group in self.groups_at(broker.address):
@@ -49,16 +56,46 @@ class GroupAdmin(TopicAdmin):
         return sorted(found.values())
 
     def groups_at(self, address: str) -> list[GroupView]:
-        """Return all consumer groups with their configuration at one broker."""
+        """Return all consumer groups with their configuration at one broker.
+
+        Args:
+            address: the broker's address, ``host:port``.
+
+        Raises:
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         return read_groups(self._ask(address, Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body)
 
     def groups_of_topic(self, topic: str) -> list[str]:
-        """Return the groups that consume a topic or did so before."""
+        """Return the groups that consume a topic or did so before.
+
+        Args:
+            topic: the name of the topic.
+
+        Raises:
+            RouteNotFound: no registry answers, or no broker serves the topic; ``reason`` says why.
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         header = headers.TopicOnly(topic)
         return sorted(set(self._on_topic(topic, Request.QUERY_TOPIC_CONSUME_BY_WHO, header, read_group_names)))
 
     def update_group(self, group: GroupView) -> None:
-        """Create a group, or change its configuration, on all masters. ``BadRequest`` for a value that it cannot have."""
+        """Create a group, or change its configuration, on all masters.
+
+        Args:
+            group: the group as it shall be.
+
+        Raises:
+            BadRequest: the group has a value that it cannot have.
+            RouteNotFound: no registry answers.
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         check_attributes(GROUP_ATTRIBUTES, group.attributes())
         for broker in self.masters():
             before = next(
@@ -68,7 +105,18 @@ class GroupAdmin(TopicAdmin):
             self._ask(broker.address, Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)
 
     def delete_group(self, group: str, *, with_offsets: bool = True) -> None:
-        """Delete a group with its retry topic and its dead-letter topic, and by default with its offsets."""
+        """Delete a group with its retry topic and its dead-letter topic, and by default with its offsets.
+
+        Args:
+            group: the name of the group.
+            with_offsets: delete its offsets, too; a group made anew begins anew then.
+
+        Raises:
+            RouteNotFound: no registry answers.
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         header = headers.DeleteGroup(group, with_offsets, with_offsets)
         for broker in self.masters():
             self._ask(broker.address, Request.DELETE_SUBSCRIPTIONGROUP, header)
@@ -76,14 +124,34 @@ class GroupAdmin(TopicAdmin):
             self.delete_topic(f"{prefix}{group}")
 
     def topics_of_group(self, group: str) -> list[str]:
-        """Return the topics that a group subscribes to or has offsets of, including its retry topic."""
+        """Return the topics that a group subscribes to or has offsets of, including its retry topic.
+
+        Args:
+            group: the name of the group.
+
+        Raises:
+            RouteNotFound: no registry answers.
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         header = headers.GroupOnly(group)
         code = Request.QUERY_TOPICS_BY_CONSUMER
         bodies = [self._ask(broker.address, code, header).body for broker in self.masters()]
         return sorted({topic for body in bodies for topic in decode_topic_list(body)})
 
     def members(self, group: str) -> GroupMembers | None:
-        """Return the members of a group and their subscriptions; ``None`` when no member is connected."""
+        """Return the members of a group and their subscriptions; ``None`` when no member is connected.
+
+        Args:
+            group: the name of the group.
+
+        Raises:
+            RouteNotFound: no registry answers.
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         found: GroupMembers | None = None
         for broker in self.masters():
             seen = self.members_at(broker.address, group)
@@ -93,13 +161,30 @@ class GroupAdmin(TopicAdmin):
         return found
 
     def members_at(self, address: str, group: str) -> GroupMembers | None:
-        """Return the members of a group that are connected to one broker; ``None`` when there are none."""
+        """Return the members of a group that are connected to one broker; ``None`` when there are none.
+
+        Args:
+            address: the broker's address, ``host:port``.
+            group: the name of the group.
+
+        Raises:
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         request = RemotingRequest.of(Request.GET_CONSUMER_CONNECTION_LIST, headers.ConsumerGroupOnly(group))
         response = self._core.transport.call(address, request, self._core.deadline())
         return None if response.code == Response.CONSUMER_NOT_ONLINE else read_members(successful(response).body)
 
     def producers(self) -> dict[str, list[MemberView]]:
-        """Return the connected producers by group."""
+        """Return the connected producers by group.
+
+        Raises:
+            RouteNotFound: no registry answers.
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         found: dict[str, set[MemberView]] = {}
         for broker in self.masters():
             for group, members in read_producers(self._ask(broker.address, Request.GET_ALL_PRODUCER_INFO).body).items():
@@ -107,25 +192,80 @@ class GroupAdmin(TopicAdmin):
         return {group: sorted(found[group]) for group in sorted(found)}
 
     def member_state(self, group: str, client_id: str) -> dict[str, Any]:
-        """Return the state that a member reports, with RocketMQ's names; ``Refused`` when the member is not connected."""
+        """Return the state that a member reports, with RocketMQ's names.
+
+        Args:
+            group: the name of the group.
+            client_id: the member's id, as ``members`` returns it.
+
+        Raises:
+            Refused: the member is not connected.
+            RouteNotFound: no registry answers.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         header = headers.RunningInfo(group, client_id)
         return self._first(lambda address: read_object(self._ask(address, Request.GET_CONSUMER_RUNNING_INFO, header).body))
 
     def member_work(self, group: str, client_id: str) -> MemberWork:
-        """Return the known parts of the state that a member reports; ``Refused`` when the member is not connected."""
+        """Return the known parts of the state that a member reports.
+
+        Args:
+            group: the name of the group.
+            client_id: the member's id, as ``members`` returns it.
+
+        Raises:
+            Refused: the member is not connected.
+            RouteNotFound: no registry answers.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         header = headers.RunningInfo(group, client_id)
         return self._first(lambda address: read_work(self._ask(address, Request.GET_CONSUMER_RUNNING_INFO, header).body))
 
     def group_lag(self, group: str, topic: str | None = None) -> list[LagView]:
-        """Return a group's lag in each queue of a topic, or of all its topics, on all masters."""
+        """Return a group's lag in each queue of a topic, or of all its topics, on all masters.
+
+        Args:
+            group: the name of the group.
+            topic: the topic; by default all topics of the group.
+
+        Raises:
+            RouteNotFound: no registry answers.
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         return sorted(lag for broker in self.masters() for lag in self.lag_at(broker.address, group, topic))
 
     def lag_at(self, address: str, group: str, topic: str | None = None) -> list[LagView]:
-        """Return a group's lag in each queue of one broker."""
+        """Return a group's lag in each queue of one broker.
+
+        Args:
+            address: the broker's address, ``host:port``.
+            group: the name of the group.
+            topic: the topic; by default all topics of the group.
+
+        Raises:
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         return read_lags(self._ask(address, Request.GET_CONSUME_STATS, headers.GetConsumeStats(group, topic)).body)
 
     def offsets(self, group: str, topic: str) -> dict[MessageQueue, int]:
-        """Return the offsets that a group has committed in the queues of a topic."""
+        """Return the offsets that a group has committed in the queues of a topic.
+
+        Args:
+            group: the name of the group.
+            topic: the name of the topic.
+
+        Raises:
+            RouteNotFound: no registry answers.
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         return {view.queue: view.committed for view in self.group_lag(group, topic)}
 
     def reset_offset(
@@ -140,11 +280,20 @@ class GroupAdmin(TopicAdmin):
         """Reset a group's offsets in a topic, and return the changes; without ``apply`` only return what would change.
 
         Args:
+            group: the name of the group.
+            topic: the name of the topic.
             to: the beginning, the end, the first message stored at a time or later, or an offset. An offset that a partition
                 does not have becomes the nearer end of the partition.
             partitions: the numbers of the partitions to reset; by default all.
-            apply: reset the offsets. Connected members continue at the new offsets at once; they may still finish messages
-                that they are consuming.
+            apply: reset the offsets. Connected members continue at the new offsets at once; they may still finish messages that
+                they are consuming.
+
+        Raises:
+            BadRequest: ``to`` is none of these.
+            RouteNotFound: no registry answers, or no broker serves the topic; ``reason`` says why.
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
         """
         if isinstance(to, bool) or not isinstance(to, int):
             checks.choice("to", to, ConsumeFrom, or_time=True)

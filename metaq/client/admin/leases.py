@@ -20,17 +20,50 @@ class LeaseAdmin:
         self._core = core
 
     def partitions(self, address: str, group: str, topic: str | None = None) -> Iterator[PlaceRow]:
-        """Yield the partitions in which a group leases messages, by topic and number."""
+        """Yield the partitions in which a group leases messages, by topic and number.
+
+        Args:
+            address: the broker's address, ``host:port``.
+            group: the name of the group.
+            topic: the topic; by default all topics of the group.
+
+        Raises:
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         members = {"group": group} if topic is None else {"group": group, "topic": topic}
         yield from self._rows(address, Request.LIST_LEASES, members, PlaceRow)
 
     def messages(self, address: str, group: str, topic: str, partition: int) -> Iterator[OpenRow]:
-        """Yield the messages of a partition that were given to a group and are not finished, the lowest first."""
+        """Yield the messages of a partition that were given to a group and are not finished, the lowest first.
+
+        Args:
+            address: the broker's address, ``host:port``.
+            group: the name of the group.
+            topic: the name of the topic.
+            partition: the number of the partition.
+
+        Raises:
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         members = {"group": group, "topic": topic, "partition": partition}
         yield from self._rows(address, Request.LIST_OPEN_MESSAGES, members, OpenRow)
 
     def topics(self, address: str, group: str) -> Iterator[TopicRow]:
-        """Yield the topics of which a group leases messages, by name."""
+        """Yield the topics of which a group leases messages, by name.
+
+        Args:
+            address: the broker's address, ``host:port``.
+            group: the name of the group.
+
+        Raises:
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         yield from self._rows(address, Request.LEASE_STATS, {"group": group}, TopicRow)
 
     def _rows(self, address: str, code: Request, members: dict[str, Any], kind: type[R]) -> Iterator[R]:

@@ -39,19 +39,56 @@ class MessageAdmin(TopicAdmin):
         begin: datetime | None = None,
         end: datetime | None = None,
     ) -> list[ReceivedMessage]:
-        """Return the newest ``most`` messages of a topic that have a key, the oldest first. Each broker looks at 64 at most."""
+        """Return the newest ``most`` messages of a topic that have a key, the oldest first. Each broker looks at 64 at most.
+
+        Args:
+            topic: the name of the topic.
+            key: the key.
+            most: the most messages to return.
+            begin: leave out messages that were stored before this time.
+            end: leave out messages that were stored after this time.
+
+        Raises:
+            BadRequest: an argument is invalid.
+            RouteNotFound: no registry answers, or no broker serves the topic; ``reason`` says why.
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         checks.text("key", key)
         checks.number("most", most, 1)
         found = self._query(topic, key, most, _ms(begin, 0), _ms(end, _EVER_MS), {})
         return [message for message in found if key in message.keys][-most:]
 
     def query_by_id(self, topic: str, message_id: str) -> list[ReceivedMessage]:
-        """Return the messages with the id that their sender made: usually one, or the deliveries of one message."""
+        """Return the messages with the id that their sender made: usually one, or the deliveries of one message.
+
+        Args:
+            topic: the name of the topic.
+            message_id: the ``id`` of the message.
+
+        Raises:
+            RouteNotFound: no registry answers, or no broker serves the topic; ``reason`` says why.
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         found = self._query(topic, message_id, _MOST_FOUND, 0, _EVER_MS, {"_UNIQUE_KEY_QUERY": "true"})
         return [message for message in found if message.id == message_id]
 
     def query_by_offset_id(self, offset_id: str) -> ReceivedMessage | None:
-        """Return the message with the id that its broker made; ``None`` when that broker does not have it (any more)."""
+        """Return the message with the id that its broker made; ``None`` when that broker does not have it (any more).
+
+        Args:
+            offset_id: the ``offset_id`` of the message.
+
+        Raises:
+            BadRequest: it is no such id.
+            RouteNotFound: no registry answers.
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         where = decode_offset_id(offset_id)
         address = str(Address(where.address, where.port))
         known = {broker.address: broker.name for broker in self.brokers()}
@@ -62,7 +99,20 @@ class MessageAdmin(TopicAdmin):
         return decode_messages(successful(response).body, known.get(address, ""), most=self._core.max_inflated_bytes)[0]
 
     def query_by_time(self, topic: str, begin: datetime, end: datetime | None = None) -> Iterator[ReceivedMessage]:
-        """Yield the messages of a topic that were stored from ``begin`` on and before ``end``, partition after partition."""
+        """Yield the messages of a topic that were stored from ``begin`` on and before ``end``, partition after partition.
+
+        Args:
+            topic: the name of the topic.
+            begin: the time of the first message.
+            end: the time behind the last message; by default now.
+
+        Raises:
+            RouteNotFound: no registry answers, or no broker serves the topic; ``reason`` says why.
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+            ClientError: a broker gave none for 5 s where there are some.
+        """
         for queue in self._core.routes.readable(topic, self._core.deadline()):
             deadline = self._core.deadline()
             first = self._ends.at_time(queue, _ms(begin, 0), deadline)
@@ -70,7 +120,19 @@ class MessageAdmin(TopicAdmin):
             yield from self.read(queue, first, behind)
 
     def dead_letters(self, group: str, *, most: int | None = None) -> list[ReceivedMessage]:
-        """Return a group's dead letters, partition after partition, the oldest first, and at most ``most`` of them."""
+        """Return a group's dead letters, partition after partition, the oldest first, and at most ``most`` of them.
+
+        Args:
+            group: the name of the group.
+            most: the most messages to return; by default all.
+
+        Raises:
+            RouteNotFound: no registry answers.
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+            ClientError: a broker gave none for 5 s where there are some.
+        """
         topic = f"{DEAD_PREFIX}{group}"
         try:
             queues = self._core.routes.readable(topic, self._core.deadline())
@@ -88,7 +150,19 @@ class MessageAdmin(TopicAdmin):
     def replay(self, group: str, dead_letter: ReceivedMessage) -> SendResult:
         """Send a copy of a dead letter to its group, as if for the first time and under an id of its own.
 
-        ``BadRequest`` when it is not a dead letter.
+        Args:
+            group: the group that gets it.
+            dead_letter: one of ``dead_letters``.
+
+        Returns:
+            The place and the status of the copy.
+
+        Raises:
+            BadRequest: it is not a dead letter.
+            SendFailed: every try failed.
+            Refused: a broker does not take it.
+            RequestTimeout: no answer in time; it may be stored.
+            RouteNotFound: no registry answers.
         """
         topic = f"{RETRY_PREFIX}{group}"
         origin = dead_letter.properties.get(RETRY_TOPIC)
@@ -96,7 +170,7 @@ class MessageAdmin(TopicAdmin):
             raise BadRequest(f"{dead_letter!r} does not say which topic it came from; it may not be a dead letter")
         properties = {name: value for name, value in dead_letter.properties.items() if name not in (DELAY, DEDUPE_ID)}
         properties[UNIQUE_KEY] = self._core.unique_ids.next()  # else it would be taken for a duplicate of the first
-        body, sys_flag = dead_letter.packed()
+        body, sys_flag = dead_letter._packed()
         fields = send_fields(INNER_PRODUCER, topic, properties_text(properties), sys_flag, dead_letter.flag)
         outgoing = Outgoing(topic, fields, body, Request.SEND_MESSAGE_V2, (properties[UNIQUE_KEY],), None)
         return deliver(
@@ -104,7 +178,16 @@ class MessageAdmin(TopicAdmin):
         )[0]
 
     def read(self, queue: MessageQueue, first: int, end: int) -> Iterator[ReceivedMessage]:
-        """Yield the messages of a queue from offset ``first`` on and before ``end``; ``ClientError`` when none come for 5 s."""
+        """Yield the messages of a queue from offset ``first`` on and before ``end``.
+
+        Args:
+            queue: the queue.
+            first: the offset of the first message.
+            end: the offset behind the last message.
+
+        Raises:
+            ClientError: the broker gave none for 5 s where there are some.
+        """
         with PullConsumer(self._core, queue.topic, TOOLS_GROUP) as consumer:
             consumer.read_from(queue, first)
             while consumer.position(queue) < end:

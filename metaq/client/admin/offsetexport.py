@@ -21,7 +21,16 @@ class OffsetExport:
         self._query_by_time = query_by_time
 
     def pages(self, address: str) -> Iterator[OffsetPage]:
-        """Yield pages with the current offsets of all groups at the broker at ``address``; a page may report a ``problem``."""
+        """Yield pages with the current offsets of all groups at a broker; a page may report a ``problem``.
+
+        Args:
+            address: the broker's address, ``host:port``.
+
+        Raises:
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         after: str | None = None
         while True:
             request = RemotingRequest.of(Request.EXPORT_OFFSETS, ExportOffsets(after=after))
@@ -34,7 +43,15 @@ class OffsetExport:
     def history(self, begin: datetime, end: datetime | None = None) -> Iterator[OffsetRow]:
         """Yield the offsets that all masters recorded from ``begin`` on and before ``end``, broker by broker.
 
-        ``RouteNotFound``.
+        Args:
+            begin: the time of the first record.
+            end: the time behind the last record; by default now.
+
+        Raises:
+            RouteNotFound: no registry answers, or no broker serves the topic; ``reason`` says why.
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
         """
         for message in self._query_by_time(HISTORY_TOPIC, begin, end):
             yield from decode_lines(message.body)

@@ -13,7 +13,16 @@ class ReplicaAdmin:
         self._core = core
 
     def status(self, address: str) -> ReplicaView | None:
-        """Return the state of a replica; ``None`` when the broker there accepts no slaves (``replication_listen``)."""
+        """Return the state of a replica; ``None`` when the broker there accepts no slaves (``replication_listen``).
+
+        Args:
+            address: the broker's address, ``host:port``.
+
+        Raises:
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         request = RemotingRequest.of(Request.REPLICA_STATUS)
         response = self._core.transport.call(address, request, self._core.deadline())
         return None if response.code == Response.REQUEST_CODE_NOT_SUPPORTED else read_replica(successful(response).body)
@@ -21,16 +30,43 @@ class ReplicaAdmin:
     def promote(self, address: str, *, accept_loss: bool = False) -> None:
         """Make a slave the master; its role changes after the answer. There is no check that the old master is gone.
 
-        ``Refused`` when the slave may lack acknowledged messages, unless ``accept_loss``.
+        Args:
+            address: the broker's address, ``host:port``.
+            accept_loss: promote it even when it may lack acknowledged messages.
+
+        Raises:
+            Refused: it may lack acknowledged messages, and ``accept_loss`` is not given.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
         """
         self._tell(address, Request.CHANGE_ROLE, role="master", **({"acceptLoss": "true"} if accept_loss else {}))
 
     def demote(self, address: str, master: str) -> None:
-        """Make a replica the slave of the one whose ``replication`` is ``master``; its role changes after the answer."""
+        """Make a replica the slave of the one whose ``replication`` is ``master``; its role changes after the answer.
+
+        Args:
+            address: the broker's address, ``host:port``.
+            master: the ``replication`` address of its master.
+
+        Raises:
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         self._tell(address, Request.CHANGE_ROLE, role="slave", master=master)
 
     def hand_over(self, address: str, replica: int) -> None:
-        """Have the master at an address hand its role over to another replica, without loss of messages."""
+        """Have the master at an address hand its role over to another replica, without loss of messages.
+
+        Args:
+            address: the master's address.
+            replica: the number of the replica that becomes master.
+
+        Raises:
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         self._tell(address, Request.HAND_OVER, replica=str(replica))
 
     def _tell(self, address: str, code: Request, **fields: str) -> None:

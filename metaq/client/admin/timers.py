@@ -21,15 +21,42 @@ class TimerAdmin:
         self._core = core
 
     def pending(self, address: str) -> Iterator[TimerRow]:
-        """Yield the messages that wait for their time, the first due first."""
+        """Yield the messages that wait for their time, the first due first.
+
+        Args:
+            address: the broker's address, ``host:port``.
+
+        Raises:
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         yield from self._pages(address, Request.LIST_TIMERS, {}, read_timers)
 
     def stats(self, address: str) -> dict[str, Any]:
-        """Return the broker's figures of timers, by the names that ``stats`` has."""
+        """Return the broker's figures of timers, by the names that ``stats`` has.
+
+        Args:
+            address: the broker's address, ``host:port``.
+
+        Raises:
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         return read_object(self._ask(address, Request.TIMER_STATS, {}))
 
     def recurring(self, address: str) -> Iterator[RecurringRow]:
-        """Yield the recurring messages, by name."""
+        """Yield the recurring messages, by name.
+
+        Args:
+            address: the broker's address, ``host:port``.
+
+        Raises:
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         yield from self._pages(address, Request.CRON, {"do": "list"}, read_recurring)
 
     def define(
@@ -48,8 +75,22 @@ class TimerAdmin:
     ) -> int:
         """Define a recurring message, in place of one with this name; return when it comes first, in Unix milliseconds.
 
-        ``cron`` is as ``0 2 * * *``, ``@every 90s`` or ``@daily``; ``missed`` says what becomes of times that pass while the
-        broker does not run: ``last``, ``all`` or ``none``. Raises ``Refused`` with the reason.
+        Args:
+            address: the broker's address, ``host:port``.
+            name: the name by which it is replaced and ended.
+            cron: when it comes, as ``0 2 * * *``, ``@every 90s`` or ``@daily``.
+            topic: the topic that gets it.
+            body: its body.
+            zone: the time zone of ``cron``, as ``Europe/Berlin``.
+            partition: the partition that gets it; by default each in turn.
+            tag: its tag.
+            flag: 32 bits for the program's own use.
+            missed: what becomes of times that pass while the broker does not run: ``last``, ``all`` or ``none``.
+
+        Raises:
+            Refused: it cannot be defined; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
         """
         request = {
             "do": "define",
@@ -66,7 +107,17 @@ class TimerAdmin:
         return read_due(self._ask(address, Request.CRON, request))
 
     def undefine(self, address: str, name: str) -> None:
-        """End a recurring message: no run comes any more. ``Refused`` when the broker has none with this name."""
+        """End a recurring message: no run comes any more.
+
+        Args:
+            address: the broker's address, ``host:port``.
+            name: its name.
+
+        Raises:
+            Refused: the broker has none with this name.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         self._ask(address, Request.CRON, {"do": "undefine", "name": name})
 
     def _pages(

@@ -29,24 +29,49 @@ class TopicAdmin(BrokerAdmin):
     """The administration of topics, on top of that of brokers."""
 
     def topics(self) -> list[str]:
-        """Return all topics that the registry knows, including the brokers' own."""
+        """Return all topics that the registry knows, including the brokers' own.
+
+        Raises:
+            RouteNotFound: no registry answers.
+        """
         request = RemotingRequest.of(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         return sorted(decode_topic_list(successful(self._core.routes.ask_registry(request, self._core.deadline())).body))
 
     def route(self, topic: str) -> TopicRoute:
-        """Return the route of a topic as the registry has it now. ``RouteNotFound``."""
+        """Return the route of a topic as the registry has it now.
+
+        Args:
+            topic: the name of the topic.
+
+        Raises:
+            RouteNotFound: no registry answers, or no broker serves the topic; ``reason`` says why.
+        """
         self._core.routes.forget(topic)
         return self._core.routes.route(topic, self._core.deadline())
 
     def topic_config(self, topic: str) -> list[TopicView]:
-        """Return the configuration of a topic on each broker, as far as the route has it."""
+        """Return the configuration of a topic on each broker, as far as the route has it.
+
+        Args:
+            topic: the name of the topic.
+
+        Raises:
+            RouteNotFound: no registry answers, or no broker serves the topic; ``reason`` says why.
+        """
         return sorted(
             TopicView(topic, data.broker_name, data.read_queues, data.write_queues, data.permission)
             for data in self.route(topic).queues
         )
 
     def all_topic_configs(self) -> list[TopicView]:
-        """Return the configurations of all topics on all masters, including the brokers' own topics."""
+        """Return the configurations of all topics on all masters, including the brokers' own topics.
+
+        Raises:
+            RouteNotFound: no registry answers.
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         return sorted(
             TopicView(
                 topic=topic.name,
@@ -62,7 +87,14 @@ class TopicAdmin(BrokerAdmin):
         )
 
     def system_topics(self) -> list[str]:
-        """Return the topics that belong to the brokers themselves."""
+        """Return the topics that belong to the brokers themselves.
+
+        Raises:
+            RouteNotFound: no registry answers.
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         code = Request.GET_SYSTEM_TOPIC_LIST_FROM_BROKER
         return sorted({topic for broker in self.masters() for topic in decode_topic_list(self._ask(broker.address, code).body)})
 
@@ -78,7 +110,7 @@ class TopicAdmin(BrokerAdmin):
         dedupe_window_ms: int | None = None,
         broker_names: tuple[str, ...] = (),
     ) -> None:
-        """Create or change a topic on all masters, or on those of ``broker_names``; ``BadRequest`` for invalid arguments.
+        """Create or change a topic on all masters, or on those of ``broker_names``.
 
         Args:
             topic: its name.
@@ -89,6 +121,13 @@ class TopicAdmin(BrokerAdmin):
             priority_max_wait_ms: how long a message waits before its partition is served first; 0: for ever.
             dedupe_window_ms: how long a message is not stored again under an id that was stored; 0: it always is.
             broker_names: the masters to ask; by default all.
+
+        Raises:
+            BadRequest: an argument is invalid.
+            RouteNotFound: no registry answers.
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
         """
         checks.topic(topic)
         checks.partitions(partitions)
@@ -117,19 +156,46 @@ class TopicAdmin(BrokerAdmin):
         self._core.routes.forget(topic)
 
     def delete_topic(self, topic: str) -> None:
-        """Delete a topic with its messages, on all masters and in all registries."""
+        """Delete a topic with its messages, on all masters and in all registries.
+
+        Args:
+            topic: the name of the topic.
+
+        Raises:
+            RouteNotFound: no registry answers.
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         for broker in self._chosen(()):
             self._ask(broker.address, Request.DELETE_TOPIC_IN_BROKER, headers.TopicOnly(topic))
         self._tell_registries(Request.DELETE_TOPIC_IN_NAMESRV, headers.DeleteTopicInRegistry(topic))
         self._core.routes.forget(topic)
 
     def readable(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Return the queues of a topic that consumers can read. ``RouteNotFound``."""
+        """Return the queues of a topic that consumers can read.
+
+        Args:
+            topic: the name of the topic.
+
+        Raises:
+            RouteNotFound: no registry answers, or no broker serves the topic; ``reason`` says why.
+        """
         self._core.routes.forget(topic)
         return self._core.routes.readable(topic, self._core.deadline())
 
     def queues(self, topic: str) -> list[QueueView]:
-        """Return the offsets and the last store time of each queue of a topic."""
+        """Return the offsets and the last store time of each queue of a topic.
+
+        Args:
+            topic: the name of the topic.
+
+        Raises:
+            RouteNotFound: no registry answers, or no broker serves the topic; ``reason`` says why.
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         return self._on_topic(topic, Request.GET_TOPIC_STATS_INFO, headers.TopicOnly(topic), read_queues)
 
     def _chosen(self, broker_names: tuple[str, ...]) -> list[BrokerView]:

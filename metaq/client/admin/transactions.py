@@ -33,36 +33,105 @@ class TransactionAdmin:
         self._core = core
 
     def branches(self, address: str) -> Iterator[Branch]:
-        """Yield the prepared XA branches, the oldest first, then those that operators have decided."""
+        """Yield the prepared XA branches, the oldest first, then those that operators have decided.
+
+        Args:
+            address: the broker's address, ``host:port``.
+
+        Raises:
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         for state in (UndecidedState.PREPARED, UndecidedState.HEURISTIC):
             yield from self._pages(address, state, read_branches)
 
     def halves(self, address: str) -> Iterator[HalfRow]:
-        """Return an iterator over RocketMQ's undecided transactional messages, the oldest first."""
+        """Yield RocketMQ's undecided transactional messages, the oldest first.
+
+        Args:
+            address: the broker's address, ``host:port``.
+
+        Raises:
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         return self._pages(address, UndecidedState.HALF, read_halves)
 
     def branch(self, address: str, key: str) -> BranchView | None:
-        """Return one branch with its messages; ``None`` when it is neither prepared nor decided by an operator."""
+        """Return one branch with its messages; ``None`` when it is neither prepared nor decided by an operator.
+
+        Args:
+            address: the broker's address, ``host:port``.
+            key: the branch's key, as ``branches`` yields it.
+
+        Raises:
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         return self._one(address, key, read_branch)
 
     def half(self, address: str, offset_id: str) -> HalfRow | None:
-        """Return one undecided transactional message; ``None`` when there is none with this id."""
+        """Return one undecided transactional message; ``None`` when there is none with this id.
+
+        Args:
+            address: the broker's address, ``host:port``.
+            offset_id: the message's ``offset_id``.
+
+        Raises:
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         return self._one(address, offset_id, read_half)
 
     def decide(self, address: str, key: str, outcome: Decision) -> None:
         """Decide a prepared branch in place of its transaction manager, a *heuristic* decision in the terms of XA.
 
         The other participants do not follow it. The transaction manager gets HEURCOM or HEURRB for its own decision, until it
-        forgets the branch. ``Refused`` when the branch is no longer prepared.
+        forgets the branch.
+
+        Args:
+            address: the broker's address, ``host:port``.
+            key: the branch's key.
+            outcome: commit or roll back.
+
+        Raises:
+            Refused: the branch is no longer prepared.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
         """
         self._decide(address, DecideTransaction(key, outcome))
 
     def forget(self, address: str, key: str) -> None:
-        """Forget an operator's decision about a branch, in place of the transaction manager."""
+        """Forget an operator's decision about a branch, in place of the transaction manager.
+
+        Args:
+            address: the broker's address, ``host:port``.
+            key: the branch's key.
+
+        Raises:
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         self._decide(address, DecideTransaction(key, FORGET))
 
     def decide_half(self, address: str, half: HalfRow, *, commit: bool) -> None:
-        """Commit or roll back a transactional message in place of its producers; ``Refused`` when it is already decided."""
+        """Commit or roll back a transactional message in place of its producers.
+
+        Args:
+            address: the broker's address, ``host:port``.
+            half: one of ``halves``.
+            commit: ``True`` to commit it, ``False`` to roll it back.
+
+        Raises:
+            Refused: it is already decided.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
         kind = Int32(TRANSACTION_COMMIT if commit else TRANSACTION_ROLLBACK)
         header = headers.EndTransaction(half.group, half.ordinal, half.log_offset, kind, half.message_id)
         ask(self._core.transport, address, RemotingRequest.of(Request.END_TRANSACTION, header), self._core.deadline())

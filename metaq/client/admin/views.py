@@ -59,6 +59,7 @@ class LagView(NamedTuple):
 
     @property
     def lag(self) -> int:
+        """The number of messages behind the committed offset."""
         return max(0, self.end - self.committed) if self.leased is None else self.leased.lag
 
 

@@ -45,15 +45,15 @@ class GroupMember(Protocol):
 
     group: str
 
-    def heartbeat_row(self) -> dict[str, Any]:
+    def _heartbeat_row(self) -> dict[str, Any]:
         """Return the member's entry in heartbeats."""
         ...
 
-    def rebalance(self) -> None:
+    def _rebalance(self) -> None:
         """Find out again which queues are assigned to this member."""
         ...
 
-    def asked(self, request: RemotingCommand) -> ClientAnswer:
+    def _asked(self, request: RemotingCommand) -> ClientAnswer:
         """Answer a broker's request: reset offsets (220), report offsets (221) or state (307), or consume a message (309).
 
         It may block.
@@ -126,7 +126,7 @@ class Core:
         self._regular.append((EXPIRY_S, links.expire))
         return links
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Become another client in a child of a fork: with the same producers, without consumers, and idle until it is used."""
         self.id = client_id(self._address, f"{self.instance}#{os.getpid()}" if self.instance else "")
         self._guard = threading.Lock()
@@ -312,7 +312,7 @@ class Core:
         with self._guard:
             producers = [{"groupName": group} for group in self._producers]
             members = list(self._consumers.values())
-        consumers = [member.heartbeat_row() for member in members]
+        consumers = [member._heartbeat_row() for member in members]
         if not producers and not consumers:
             return None
         body = {"clientID": self.id, "consumerDataSet": consumers, "producerDataSet": producers}
@@ -328,7 +328,7 @@ class Core:
         if self.routes.refresh_all(CONTROL_TIMEOUT_S):
             self.heartbeat()
             for member in self._members():
-                member.rebalance()
+                member._rebalance()
 
     # -- what brokers ask ---------------------------------------------------------------------------------------------
 
@@ -350,7 +350,7 @@ class Core:
         elif member is None:
             answer(ClientAnswer(Response.SYSTEM_ERROR, remark=f"no consumer of group {group} in client {self.id}"))
         elif request.code == Request.NOTIFY_CONSUMER_IDS_CHANGED:
-            self.scheduler.run(member.rebalance)
+            self.scheduler.run(member._rebalance)
         else:
             self.scheduler.run(lambda: answer(_answered(member, request)))
 
@@ -393,6 +393,6 @@ _FOR_MEMBERS: Final = frozenset(
 
 def _answered(member: GroupMember, request: RemotingCommand) -> ClientAnswer:
     try:
-        return member.asked(request)
+        return member._asked(request)
     except (MetaqError, ProtocolError) as error:
         return ClientAnswer(Response.SYSTEM_ERROR, remark=str(error))

@@ -13,7 +13,7 @@ from weakref import WeakSet
 class Inherited(Protocol):
     """An object that a child of a fork cannot use as it was copied."""
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Take new locks, connections and threads for this process, or become unusable and raise an error when used.
 
         It is called while no other thread runs. It waits for nothing and starts nothing, because most children never use the
@@ -34,7 +34,7 @@ def renewed_in_children(thing: Inherited) -> None:
 
 def _in_child() -> None:
     for thing in list(_inherited):
-        thing.renew()
+        thing._renew()
 
 
 os.register_at_fork(after_in_child=_in_child)

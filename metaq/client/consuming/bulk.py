@@ -48,7 +48,7 @@ class BulkConnection:
         self._socket = access.connect(parse_address(address), timeout_s)
         renewed_in_children(self)
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Become unusable in a child of a fork, because the connection belongs to one thread of the parent."""
         with suppress(OSError):
             self._lose("it belongs to the process that this one was forked from")

@@ -1,11 +1,13 @@
 """Consuming by iteration: the program takes messages when it is ready, and commits those that are done."""
 
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from metaq.client import checks
 from metaq.client.connecting.core import Core
@@ -16,9 +18,13 @@ from metaq.client.consuming.offsets import OFFSETS_FOLDER
 from metaq.client.consuming.sendback import MAX_RECONSUME_TIMES, send_back
 from metaq.client.consuming.sharing import Model
 from metaq.client.message import ReceivedMessage
+from metaq.client.serializers import Serializer, check_serializer, decoded
+from metaq.errors import ClientError
 from metaq.message import QueueOffset
 from metaq.protocol.subscription import EVERYTHING
 from metaq.registry.assign import Assign, average
+
+logger = logging.getLogger(__name__)
 
 
 class _Cursor:
@@ -111,12 +117,15 @@ class SimpleConsumer(GroupConsumer):
         by_priority: bool = False,
         max_reconsume_times: int = MAX_RECONSUME_TIMES,
         offsets_folder: Path = OFFSETS_FOLDER,
+        deserializer: Serializer[Any] | None = None,
     ) -> None:
+        check_serializer("deserializer", deserializer)
         checks.subscription(topic, tags, sql)
         checks.flag("auto_commit", auto_commit)
         checks.flag("by_priority", by_priority)
         checks.number("max_reconsume_times", max_reconsume_times)
         super().__init__(core, group, model=model, consume_from=consume_from, assign=assign, offsets_folder=offsets_folder)
+        self._loads = None if deserializer is None else deserializer.loads
         self._auto_commit = auto_commit
         self._max_reconsume_times = max_reconsume_times
         self._inbox = Inbox(by_priority=by_priority)
@@ -131,18 +140,22 @@ class SimpleConsumer(GroupConsumer):
         self.subscribe(topic, tags, sql=sql)
         self._start()
 
-    def renew(self) -> None:
-        super().renew()
+    def _renew(self) -> None:
+        super()._renew()
         self._inbox = Inbox()  # which stays empty
         self._batch, self._cursor, self._cursors = None, None, {}
         self._messages = deque()
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        """Yield messages until the consumer is closed, as ``receive`` without a time limit does, at a third of its cost."""
+        """Yield messages until the consumer is closed, as ``receive`` without a time limit does, at a third of its cost.
+
+        Raises:
+            ClientClosed: the consumer was made before this process was forked.
+        """
         while (message := self.receive()) is not None:
             yield message
             cursor, messages = self._cursor, self._messages
-            if cursor is None:
+            if cursor is None or self._loads is not None:
                 continue
             fetcher, generation = cursor.fetcher, cursor.generation
             while messages and fetcher.generation == generation:
@@ -155,12 +168,28 @@ class SimpleConsumer(GroupConsumer):
                 yield message
 
     def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
-        """Return the next message; ``None`` when none comes within ``timeout_s`` or the consumer is closed."""
+        """Return the next message; ``None`` when none comes within ``timeout_s`` or the consumer is closed.
+
+        Args:
+            timeout_s: the most seconds to wait; by default without limit.
+
+        Raises:
+            BadRequest: an argument is invalid.
+            ClientClosed: the consumer was made before this process was forked.
+        """
         if timeout_s is not None:
             checks.seconds("timeout_s", timeout_s)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while (message := self._next(deadline)) is not None and self._loads is not None:
+            message = decoded(message, self._loads)
+            if message.error is None or not self._went_back(message):
+                break
+        return message
+
+    def _next(self, deadline: float | None) -> ReceivedMessage | None:
+        """Return the next message as it came; ``None`` when none comes until then or the consumer is closed."""
         if self._is_inherited:
             self._check_open()
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             cursor = self._cursor
             if cursor is not None:
@@ -179,6 +208,21 @@ class SimpleConsumer(GroupConsumer):
                 return None
             self._open(self._batch)
 
+    def _went_back(self, message: ReceivedMessage) -> bool:
+        """Have a message that could not be decoded delivered again later; return false when no broker takes it back.
+
+        A broadcast consumer does not send messages back: they are done.
+        """
+        logger.warning("message unreadable group=%s message=%s reason=%s", self.group, message.id, message.error)
+        if self._model is Model.BROADCASTING:
+            return True
+        try:
+            self.retry_later(message)
+        except ClientError as error:
+            logger.warning("no broker takes a message back, the program gets it message=%s reason=%s", message.id, error)
+            return False
+        return True
+
     def _open(self, batch: PulledBatch) -> None:
         """Start to hand out the messages of a batch. Should this fail, ``receive`` does it again with the same batch."""
         cursor = self._cursors.get(batch.fetcher)
@@ -189,12 +233,13 @@ class SimpleConsumer(GroupConsumer):
         self._cursor = cursor
         batch.messages.clear()
 
-    def when_changed(self, callback: Callable[[], None]) -> None:
+    def _when_changed(self, callback: Callable[[], None]) -> None:
         """Set a callback that any thread may call, when ``receive`` may have a message and when the consumer is closed."""
         self._inbox.on_change = callback
 
     @property
     def closed(self) -> bool:
+        """True when the consumer is closed."""
         return self._closed
 
     def _finish(self, cursor: _Cursor) -> None:
@@ -207,7 +252,12 @@ class SimpleConsumer(GroupConsumer):
             cursor.fetcher.consumed(batch.generation, self._count, batch.size)
 
     def commit(self) -> None:
-        """Commit all messages handed out so far, and wait until the offsets are saved; ``ClientError`` if they may not be."""
+        """Commit all messages handed out so far, and wait until the offsets are saved.
+
+        Raises:
+            ClientError: the offsets may not be saved.
+            ClientClosed: the consumer was closed.
+        """
         self._check_open()
         for cursor in list(self._cursors.values()):
             cursor.done = cursor.handed_out
@@ -223,6 +273,7 @@ class SimpleConsumer(GroupConsumer):
 
         Raises:
             ClientError: no broker took it.
+            BadRequest: an argument is invalid.
         """
         if not isinstance(message, ReceivedMessage):
             raise checks.wrong("message", message, "a message that was received")

@@ -41,7 +41,7 @@ _SOON_S: Final = 1.0
 class GroupConsumer:
     """A member of a consumer group; its subclasses consume the messages. A context manager."""
 
-    passively = False
+    _passively = False
     """True when messages are pushed to a listener; brokers learn it from heartbeats."""
 
     def __init__(
@@ -91,7 +91,7 @@ class GroupConsumer:
         """The queues that are being taken, with the offset that a reset has set meanwhile, if any."""
         renewed_in_children(self)
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Become closed in a child of a fork: membership, queues and fetched messages are the parent's."""
         self._guard = threading.Lock()
         self._is_inherited = self._closed = True
@@ -132,11 +132,14 @@ class GroupConsumer:
         """Consume one more topic, or change the filter of one.
 
         Args:
+            topic: the topic; it need not exist yet.
             tags: ``*``, or tags with ``||`` between them.
             sql: an SQL92 condition on properties, in place of tags.
 
         Raises:
             SubscriptionInvalid: the expression is invalid.
+            ClientClosed: the consumer was closed.
+            BadRequest: the name is invalid.
         """
         checks.subscription(topic, tags, sql)
         subscription = subscription_to(topic, tags, sql, time.time_ns() // 1_000_000)
@@ -173,7 +176,7 @@ class GroupConsumer:
             raise
         self._started = True
         self._changed()
-        self._core.scheduler.every(REBALANCE_S, self.rebalance, self._is_closed)
+        self._core.scheduler.every(REBALANCE_S, self._rebalance, self._is_closed)
         self._core.scheduler.every(COMMIT_S, self._save_positions, self._is_closed)
         if self._locks is not None:
             self._core.scheduler.every(RENEW_S, self._locks.renew, self._is_closed)
@@ -181,13 +184,13 @@ class GroupConsumer:
     def _changed(self) -> None:
         """Send a heartbeat with the new subscriptions, then rebalance."""
         self._core.heartbeat(wait_s=CONTROL_TIMEOUT_S)
-        self.rebalance()
+        self._rebalance()
 
     def _topics(self) -> list[str]:
         with self._guard:
             return list(self._subscriptions)
 
-    def heartbeat_row(self) -> dict[str, Any]:
+    def _heartbeat_row(self) -> dict[str, Any]:
         """Return this member's entry in heartbeats."""
         with self._guard:
             subscriptions = list(self._subscriptions.values())
@@ -202,7 +205,7 @@ class GroupConsumer:
 
     @property
     def _kind(self) -> str:
-        return "CONSUME_PASSIVELY" if self.passively else "CONSUME_ACTIVELY"
+        return "CONSUME_PASSIVELY" if self._passively else "CONSUME_ACTIVELY"
 
     # -- rebalance ----------------------------------------------------------------------------------------------------
 
@@ -211,7 +214,7 @@ class GroupConsumer:
         with self._guard:
             return sorted(self._fetchers)
 
-    def rebalance(self) -> None:
+    def _rebalance(self) -> None:
         """Take and give up queues as the members and queues of the group now require. Failures are logged and tried again soon.
 
         One thread at a time does this; a call meanwhile returns at once and makes that thread do it once more.
@@ -220,7 +223,7 @@ class GroupConsumer:
         while self._rebalance_again and self._rebalancing.acquire(blocking=False):
             try:
                 self._rebalance_again = False
-                unfinished = [topic for topic in self._topics() if not self._closed and not self._rebalance(topic)]
+                unfinished = [topic for topic in self._topics() if not self._closed and not self._rebalance_topic(topic)]
                 if unfinished and not self._rebalance_planned:
                     self._rebalance_planned = True
                     self._core.scheduler.after(_SOON_S, self._rebalance_as_planned)
@@ -229,9 +232,9 @@ class GroupConsumer:
 
     def _rebalance_as_planned(self) -> None:
         self._rebalance_planned = False
-        self.rebalance()
+        self._rebalance()
 
-    def _rebalance(self, topic: str) -> bool:
+    def _rebalance_topic(self, topic: str) -> bool:
         """Rebalance one topic; return false when that is incomplete and must be tried again soon."""
         own, is_final = self._sharing.share(topic)
         if own is None:
@@ -367,7 +370,7 @@ class GroupConsumer:
 
     # -- what brokers ask ---------------------------------------------------------------------------------------------
 
-    def asked(self, request: RemotingCommand) -> ClientAnswer:
+    def _asked(self, request: RemotingCommand) -> ClientAnswer:
         """Answer a broker: reset offsets (220), report offsets (221) or this member's state (307); subclasses know more."""
         topic = request.fields.get("topic", "")
         if request.code == Request.RESET_CONSUMER_CLIENT_OFFSET:

@@ -1,15 +1,15 @@
 """Consuming by a listener that is called for each message."""
 
+import itertools
 import logging
 import queue
-import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from metaq.client import checks
 from metaq.client.connecting.core import Core
@@ -23,7 +23,9 @@ from metaq.client.consuming.records import decode_messages
 from metaq.client.consuming.sendback import MAX_RECONSUME_TIMES, TO_DEAD_LETTERS, send_back
 from metaq.client.consuming.sharing import Model
 from metaq.client.message import ReceivedMessage
-from metaq.errors import ClientError
+from metaq.client.retries import Backoff, Retry, check_retry, level_for
+from metaq.client.serializers import Serializer, check_serializer, decoded
+from metaq.errors import BadRequest, ClientError
 from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.codes import Request, Response
@@ -35,13 +37,14 @@ logger = logging.getLogger(__name__)
 
 Listener = Callable[[ReceivedMessage], object]
 """A function that is called for each message. It returns when the message is consumed, and raises to have it again later."""
+BatchListener = Callable[[list[ReceivedMessage]], object]
+"""A function that is called for several messages. It returns when all are consumed, and raises to have all again later."""
 
 DEFAULT_THREADS: Final = 8
 _DRAIN_S: Final = 10.0
 """The longest time that a closing consumer waits for running listeners."""
-_LEAST_PAUSE_S: Final = 1.0
-_MOST_PAUSE_S: Final = 30.0
-"""The longest pause between local retries, of ordered messages and of messages that no broker takes back."""
+LOCAL_BACKOFF: Final = Backoff(first=1.0, factor=2.0, most=30.0, jitter=0.25)
+"""The pauses between local retries, of ordered messages and of messages that no broker takes back."""
 _BUSY_PAUSE_S: Final = 0.05
 _TURN: Final = 64
 """The most messages of an ordered queue that a thread consumes before it turns to another queue."""
@@ -60,14 +63,17 @@ class _Work:
         self.is_taken = False
         """True while a thread consumes the ordered queue, or will do so after a pause."""
         self.failures = 0
-        """The failures of the first message of an ordered queue."""
+        """The failures of the first messages of an ordered queue."""
+        self.failed = 0
+        """The number of these messages, which are tried again together."""
 
 
 class _Turn(NamedTuple):
-    """The next task of a thread: one message, or an ordered queue."""
+    """The next task of a thread: messages of one queue, or an ordered queue."""
 
     work: _Work
-    message: ReceivedMessage | None
+    messages: Sequence[ReceivedMessage]
+    """Empty for an ordered queue."""
     generation: int
     failures: int = 0
 
@@ -81,31 +87,36 @@ class PushConsumer(GroupConsumer):
     other: one that fails is tried again here, and the messages after it wait. A broadcast consumer logs failures and continues.
     """
 
-    passively = True
+    _passively = True
 
     def __init__(
         self,
         core: Core,
         topic: str,
         group: str,
-        listener: Listener,
+        listener: Listener | BatchListener,
         *,
         tags: str = EVERYTHING,
         sql: str | None = None,
         ordered: bool = False,
         threads: int = DEFAULT_THREADS,
+        batch_size: int | None = None,
         model: Model = Model.CLUSTERING,
         consume_from: ConsumeFrom | datetime = ConsumeFrom.LAST,
         assign: Assign = average,
         max_reconsume_times: int | None = None,
         offsets_folder: Path = OFFSETS_FOLDER,
+        deserializer: Serializer[Any] | None = None,
+        retry: Retry | None = None,
     ) -> None:
         """Join the group and start to consume. ``max_reconsume_times`` is 16 by default, unlimited for an ordered consumer."""
         checks.subscription(topic, tags, sql)
         checks.function("listener", listener, "takes a message")
         checks.number("threads", threads, 1)
-        if max_reconsume_times is not None:
-            checks.number("max_reconsume_times", max_reconsume_times)
+        if batch_size is not None:
+            checks.number("batch_size", batch_size, 1)
+        check_serializer("deserializer", deserializer)
+        most = _times(retry, max_reconsume_times)
         super().__init__(
             core,
             group,
@@ -115,9 +126,13 @@ class PushConsumer(GroupConsumer):
             ordered=ordered,
             offsets_folder=offsets_folder,
         )
-        self._listener = listener
+        self._listener = cast(BatchListener, listener) if batch_size is not None else _one_by_one(cast(Listener, listener))
+        self._batch_size = batch_size or 1
+        self._loads = None if deserializer is None else deserializer.loads
         self._ordered = ordered
-        self._most = max_reconsume_times
+        self._most = most
+        self._retry = retry
+        self._backoff = LOCAL_BACKOFF if retry is None else retry.backoff
         self._turns: queue.SimpleQueue[_Turn | None] = queue.SimpleQueue()
         self._works: dict[Fetcher, _Work] = {}
         self._busy: set[MessageQueue] = set()
@@ -166,10 +181,10 @@ class PushConsumer(GroupConsumer):
                     return
                 work.is_taken = True
         if self._ordered:
-            self._turns.put(_Turn(work, None, batch.generation))
+            self._turns.put(_Turn(work, (), batch.generation))
             return
-        for message in batch.messages:
-            self._turns.put(_Turn(work, message, batch.generation))
+        for start in range(0, len(batch.messages), self._batch_size):
+            self._turns.put(_Turn(work, batch.messages[start : start + self._batch_size], batch.generation))
 
     # -- the threads that call the listener ---------------------------------------------------------------------------
 
@@ -178,23 +193,27 @@ class PushConsumer(GroupConsumer):
             try:
                 if self._closed or turn.generation != turn.work.fetcher.generation:
                     continue
-                if turn.message is None:
-                    self._consume_in_order(turn)
+                if turn.messages:
+                    self._consume_some(turn)
                 else:
-                    self._consume_one(turn, turn.message)
+                    self._consume_in_order(turn)
             except Exception:
                 logger.exception("consuming failed group=%s queue=%s", self.group, turn.work.fetcher.queue)
                 self._later(turn._replace(failures=turn.failures + 1), turn.failures)
 
     def _later(self, turn: _Turn, failures: int) -> None:
         """Queue a turn again after a pause, which is longer the more often it has failed."""
-        self._core.scheduler.after(_pause_s(failures), lambda: self._turns.put(turn))
+        self._core.scheduler.after(self._backoff.pause_s(failures), lambda: self._turns.put(turn))
 
-    def _consume_one(self, turn: _Turn, message: ReceivedMessage) -> None:
-        if not self._call(message) and not self._give_back(message):
-            self._later(turn._replace(failures=turn.failures + 1), turn.failures)
-            return
-        self._finish(turn.work, message, turn.generation)
+    def _consume_some(self, turn: _Turn) -> None:
+        """Consume messages of a queue; those that failed and that no broker takes back are tried again here."""
+        kept = {message.queue_offset for message in self._call(turn.messages) if not self._give_back(message)}
+        for message in turn.messages:
+            if message.queue_offset not in kept:
+                self._finish(turn.work, message, turn.generation)
+        if kept:
+            left = [message for message in turn.messages if message.queue_offset in kept]
+            self._later(turn._replace(messages=left, failures=turn.failures + 1), turn.failures)
 
     def _give_back(self, message: ReceivedMessage, delay_level: int = 0) -> bool:
         """Send a failed message back to the broker; return false when no broker takes it and it must be tried again here.
@@ -204,6 +223,8 @@ class PushConsumer(GroupConsumer):
         if self._model is Model.BROADCASTING:
             return True
         most = MAX_RECONSUME_TIMES if self._most is None else self._most
+        if self._retry is not None and delay_level != TO_DEAD_LETTERS:
+            delay_level = level_for(self._retry.backoff.pause_s(message.reconsume_times))
         try:
             send_back(self._core, self.group, message, delay_level, most, self._core.deadline())
         except ClientError as error:
@@ -212,14 +233,15 @@ class PushConsumer(GroupConsumer):
         return True
 
     def _consume_in_order(self, turn: _Turn) -> None:
-        """Consume up to 64 messages of one ordered queue; while ``is_taken`` is set, no other thread consumes the queue."""
+        """Consume messages of one ordered queue, 64 times; while ``is_taken`` is set, no other thread consumes the queue."""
         work = turn.work
         for _ in range(_TURN):
             with work.lock:
                 if not work.waiting:
                     work.is_taken = False
                     return
-                message = work.waiting[0].after_failures(work.failures)
+                first = itertools.islice(work.waiting, work.failed or self._batch_size)
+                messages = [message._after_failures(work.failures) for message in first]
             if self._locks is not None and not self._locks.holds(work.fetcher.queue):
                 # Another member may have continued with the queue: start again from its offset, if it is still assigned here.
                 self._core.scheduler.run(lambda: self._begin_anew(work.fetcher.queue))
@@ -227,22 +249,27 @@ class PushConsumer(GroupConsumer):
             if not self._begin_call(turn):
                 return
             try:
-                consumed = self._call(message) or self._is_given_up(message)
-                if consumed:
-                    with work.lock:
-                        work.failures = 0
-                        work.waiting.popleft()
-                    self._finish(work, message, turn.generation)
+                kept = {message.queue_offset for message in self._call(messages) if not self._is_given_up(message)}
+                self._take_off(work, messages, kept)
+                for message in messages:
+                    if message.queue_offset not in kept:
+                        self._finish(work, message, turn.generation)
             finally:
                 self._end_call(work.fetcher.queue)
-            if not consumed:
-                with work.lock:
-                    work.failures += 1
+            if kept:
                 self._later(turn, work.failures)
                 return
             if self._closed or turn.generation != work.fetcher.generation:
                 return
         self._turns.put(turn)
+
+    def _take_off(self, work: _Work, messages: Sequence[ReceivedMessage], kept: set[QueueOffset]) -> None:
+        """Take the messages off an ordered queue that are done; those that are kept stay its first ones."""
+        with work.lock:
+            tried = [work.waiting.popleft() for _ in messages]
+            work.waiting.extendleft(message for message in reversed(tried) if message.queue_offset in kept)
+            work.failures = work.failures + 1 if kept else 0
+            work.failed = len(kept)
 
     def _begin_call(self, turn: _Turn) -> bool:
         """Reserve the queue for a call; return false when it was lost or repositioned, or an earlier call for it still runs.
@@ -268,7 +295,7 @@ class PushConsumer(GroupConsumer):
 
     def _begin_anew(self, lost: MessageQueue) -> None:
         self._drop([lost])
-        self.rebalance()
+        self._rebalance()
 
     def _is_given_up(self, message: ReceivedMessage) -> bool:
         """Return whether a failed message of an ordered queue is given up: it is broadcast, or a broker dead-lettered it."""
@@ -278,17 +305,28 @@ class PushConsumer(GroupConsumer):
             return self._give_back(message, TO_DEAD_LETTERS)
         return self._most is not None and message.reconsume_times >= self._most and self._give_back(message, TO_DEAD_LETTERS)
 
-    def _call(self, message: ReceivedMessage) -> bool:
-        """Call the listener, and return whether the message is consumed. A message with an ``error`` fails without a call."""
+    def _call(self, messages: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:
+        """Call the listener, and return the messages that failed. One with an ``error`` fails without a call."""
+        if self._loads is not None:
+            messages = [decoded(message, self._loads) for message in messages]
+        failed = [message for message in messages if message.error is not None]
+        for message in failed:
+            logger.warning("message unreadable group=%s message=%s reason=%s", self.group, message.id, message.error)
+        readable = [message for message in messages if message.error is None] if failed else list(messages)
         try:
-            if message.error is not None:
-                logger.warning("message unreadable group=%s message=%s reason=%s", self.group, message.id, message.error)
-                return False
-            self._listener(message)
+            if readable:
+                self._listener(readable)
         except (Exception, SystemExit):  # SystemExit would end only this thread
-            logger.exception("listener failed group=%s message=%s times=%s", self.group, message.id, message.reconsume_times)
-            return False
-        return True
+            first = readable[0]
+            logger.exception(
+                "listener failed group=%s message=%s times=%s count=%d",
+                self.group,
+                first.id,
+                first.reconsume_times,
+                len(readable),
+            )
+            failed += readable
+        return failed
 
     def _finish(self, work: _Work, message: ReceivedMessage, generation: int) -> None:
         with work.lock:
@@ -297,15 +335,15 @@ class PushConsumer(GroupConsumer):
 
     # -- what brokers ask ---------------------------------------------------------------------------------------------
 
-    def asked(self, request: RemotingCommand) -> ClientAnswer:
+    def _asked(self, request: RemotingCommand) -> ClientAnswer:
         """Answer a broker: consume one message now and report the result (309), or answer as every group member does."""
         if request.code != Request.CONSUME_MESSAGE_DIRECTLY:
-            return super().asked(request)
+            return super()._asked(request)
         messages = decode_messages(request.body, request.fields.get("brokerName", ""), most=self._core.max_inflated_bytes)
         if len(messages) != 1:
             return ClientAnswer(Response.SYSTEM_ERROR, remark=f"{len(messages)} messages where one is due")
         began = time.monotonic()
-        succeeded = self._call(messages[0])
+        succeeded = not self._call(messages)
         result = {
             "autoCommit": True,
             "consumeResult": "CR_SUCCESS" if succeeded else "CR_THROW_EXCEPTION",
@@ -329,6 +367,17 @@ class PushConsumer(GroupConsumer):
                 thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _pause_s(failures: int) -> float:
-    """Return the pause after a failure: 1 s, doubled with each failure up to 30 s, less up to a quarter at random."""
-    return min(_MOST_PAUSE_S, _LEAST_PAUSE_S * 2.0 ** min(failures, 10)) * random.uniform(0.75, 1.0)
+def _times(retry: Retry | None, max_reconsume_times: int | None) -> int | None:
+    """Return how often a message is delivered again, ``None`` for the default; refuse what contradicts itself."""
+    check_retry(retry)
+    if max_reconsume_times is None:
+        return None if retry is None else retry.times
+    if retry is not None:
+        raise BadRequest("retry and max_reconsume_times contradict each other; give one of them")
+    checks.number("max_reconsume_times", max_reconsume_times)
+    return max_reconsume_times
+
+
+def _one_by_one(listener: Listener) -> BatchListener:
+    """Return a listener to a batch of one message."""
+    return lambda messages: listener(messages[0])

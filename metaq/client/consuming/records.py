@@ -85,7 +85,7 @@ def _decode_any(data: bytes, at: int, broker_name: str, most: int, *, damaged_to
     reason = f"message {head[5]} of partition {head[3]} on {broker_name} does not have its checksum"
     if not damaged_too:
         raise ChecksumMismatch(reason)
-    return message.damaged(reason)
+    return message._damaged(reason)
 
 
 def _layout(sys_flag: int) -> struct.Struct:

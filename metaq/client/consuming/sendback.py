@@ -48,7 +48,7 @@ def _send_copy(core: Core, group: str, message: ReceivedMessage, delay_level: in
     # the broker makes a dead letter of a message whose count has reached the limit
     times = most if delay_level == TO_DEAD_LETTERS else message.reconsume_times + 1
     properties[DELAY] = str(max(1, delay_level or FIRST_RETRY_LEVEL + message.reconsume_times))
-    body, sys_flag = message.packed()
+    body, sys_flag = message._packed()
     fields = send_fields(INNER_PRODUCER, topic, properties_text(properties), sys_flag, message.flag)
     fields |= {"j": str(times), "l": str(most)}
     outgoing = Outgoing(topic, fields, body, Request.SEND_MESSAGE_V2, (message.id,), None)

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotDone
 from datetime import timedelta
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from metaq.client import checks
 from metaq.client.connecting.core import Core
@@ -16,6 +16,8 @@ from metaq.client.leasing.holder import LeaseHolder
 from metaq.client.leasing.lease import Lease
 from metaq.client.leasing.requests import LeaseTerms
 from metaq.client.message import ReceivedMessage
+from metaq.client.retries import Retry, check_retry
+from metaq.client.serializers import Serializer, check_serializer
 from metaq.errors import RequestTimeout
 from metaq.protocol.subscription import EVERYTHING
 
@@ -34,9 +36,14 @@ class HeldMessage(ReceivedMessage):
     __slots__ = ("_holder", "_lease")
 
     def __init__(self, holder: LeaseHolder, lease: Lease) -> None:
-        self.become(lease.message)
+        self._become(lease.message)
         self._holder = holder
         self._lease = lease
+
+    @property
+    def value(self) -> Any:
+        """The body as the ``deserializer`` of the consumer has decoded it; ``BadRequest`` without one."""
+        return self._lease.message.value
 
     @property
     def attempt(self) -> int:
@@ -58,6 +65,12 @@ class LeasedMessage(HeldMessage):
 
         There are tries until the client's time limit while the broker cannot be reached. An ack after the end of the lease
         counts if the message was not given again.
+
+        Raises:
+            LeaseLost: the message is not this consumer's any more.
+            ConnectionFailed: the broker cannot be reached.
+            Refused: the broker refuses.
+            RequestTimeout: no answer in time; the outcome is unknown.
         """
         self._wait(self._holder.ack(self._lease))
 
@@ -67,15 +80,40 @@ class LeasedMessage(HeldMessage):
         Args:
             delay: the time until it comes again, a ``timedelta`` or in seconds; 0 for at once. By default 10 s after the first
                 attempt, 30 s after the second, then 1, 2, 3, … 10 min, 20 min, 30 min, 1 h, 2 h.
+
+        Raises:
+            LeaseLost: the message is not this consumer's any more.
+            ConnectionFailed: the broker cannot be reached.
+            Refused: the broker refuses.
+            RequestTimeout: no answer in time; the outcome is unknown.
+            BadRequest: an argument is invalid.
         """
         self._wait(self._holder.nack(self._lease, None if delay is None else checks.span("delay", delay)))
 
     def extend(self, seconds: timedelta | float) -> None:
-        """Let the lease end so many seconds from now, up to 12 hours after it began (``max_invisible_ms`` of the group)."""
+        """Let the lease end so many seconds from now, up to 12 hours after it began (``max_invisible_ms`` of the group).
+
+        Args:
+            seconds: the time from now on, a ``timedelta`` or in seconds.
+
+        Raises:
+            LeaseLost: the message is not this consumer's any more.
+            ConnectionFailed: the broker cannot be reached.
+            Refused: the broker refuses.
+            RequestTimeout: no answer in time; the outcome is unknown.
+            BadRequest: an argument is invalid.
+        """
         self._wait(self._holder.extend(self._lease, checks.span("seconds", seconds)))
 
     def reject(self) -> None:
-        """Make the message a dead letter of the group at once."""
+        """Make the message a dead letter of the group at once.
+
+        Raises:
+            LeaseLost: the message is not this consumer's any more.
+            ConnectionFailed: the broker cannot be reached.
+            Refused: the broker refuses.
+            RequestTimeout: no answer in time; the outcome is unknown.
+        """
         self._wait(self._holder.reject(self._lease))
 
     def _wait(self, told: Future[None]) -> None:
@@ -110,11 +148,6 @@ class LeaseConsumer:
         self.close()
 
     @property
-    def holder(self) -> LeaseHolder:
-        """The part that the forms of a consumer share, for threads and for asyncio."""
-        return self._holder
-
-    @property
     def group(self) -> str:
         """The name of its group."""
         return self._holder.group
@@ -134,24 +167,46 @@ class LeaseConsumer:
 
         Up to a batch from each broker waits in the consumer for the next calls; these leases are extended meanwhile. The lease
         of the message that is returned is not: call its ``extend`` when it takes longer.
-        """
-        lease = self._holder.next(until_of(timeout_s), is_handled=False)
-        return None if lease is None else LeasedMessage(self._holder, lease)
 
-    def run(self, handler: Callable[[LeasedMessage], object], *, concurrency: int = DEFAULT_CONCURRENCY) -> None:
+        Args:
+            timeout_s: the most seconds to wait; by default without limit.
+
+        Raises:
+            BadRequest: an argument is invalid.
+        """
+        until_s = until_of(timeout_s)
+        while (lease := self._holder.next(until_s, is_handled=False)) is not None:
+            if self._holder.loads is None or self._holder.is_readable(lease):
+                return LeasedMessage(self._holder, lease)
+        return None
+
+    def run(
+        self,
+        handler: Callable[[LeasedMessage], object],
+        *,
+        concurrency: int = DEFAULT_CONCURRENCY,
+        retry: Retry | None = None,
+    ) -> None:
         """Call a handler for each message, until the consumer is closed, by another thread or by the handler itself.
 
         Leases are extended while a handler runs. An exception in the thread that has called this, such as ``KeyboardInterrupt``
         or the ``SystemExit`` of a signal handler, leaves it at once; ``close`` then waits for the handlers.
 
         Args:
-            handler: returns when the message is consumed, which is then acked, and raises to have it again later, after
-                the pauses of ``LeasedMessage.nack``. It may also call one of the methods of the message, which then counts.
+            handler: returns when the message is consumed, which is then acked, and raises to have it again later, after the
+                pauses of ``LeasedMessage.nack``. It may also call one of the methods of the message, which then counts.
             concurrency: the number of threads that call it.
+            retry: how often a message comes again whose handler has raised, before it becomes a dead letter, and the pauses
+                before; by default the pauses of ``LeasedMessage.nack``, as often as the group allows (``retry_max_times``).
+
+        Raises:
+            BadRequest: an argument is invalid.
+            ClientClosed: the consumer was closed.
         """
         checks.function("handler", handler, "takes a message")
         checks.number("concurrency", concurrency, 1)
-        self._holder.begin_handlers()
+        check_retry(retry)
+        self._holder.begin_handlers(retry)
         threads = [
             threading.Thread(target=self._handle_all, args=(handler,), name=f"metaq-{self.group}-{number}", daemon=True)
             for number in range(concurrency)
@@ -207,13 +262,16 @@ def lease_consumer(
     invisible: timedelta | float,
     wait: timedelta | float,
     from_first: bool,
+    deserializer: Serializer[Any] | None,
 ) -> LeaseConsumer:
     """Make a consumer; see ``Client.lease_consumer``."""
     checks.subscription(topic, tags, sql)
     checks.group(group)
     checks.number("batch", batch, 1, MOST_BATCH)
     checks.flag("from_first", from_first)
+    check_serializer("deserializer", deserializer)
     invisible_s, wait_s = checks.span("invisible", invisible, LEAST_INVISIBLE_S), checks.span("wait", wait)
     subscription = subscription_to(topic, tags, sql, time.time_ns() // 1_000_000)
     terms = LeaseTerms(topic, group, subscription, round(invisible_s * 1000), from_first)
-    return LeaseConsumer(LeaseHolder(core, terms, batch=batch, wait_s=wait_s))
+    loads = None if deserializer is None else deserializer.loads
+    return LeaseConsumer(LeaseHolder(core, terms, batch=batch, wait_s=wait_s, loads=loads))

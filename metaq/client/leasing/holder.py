@@ -22,6 +22,8 @@ from metaq.client.leasing.lease import Lease, back_off_s
 from metaq.client.leasing.polling import Demand, Polls
 from metaq.client.leasing.requests import REJECT_MS, LeaseTerms
 from metaq.client.leasing.settling import Settling, Told
+from metaq.client.retries import Retry
+from metaq.client.serializers import decoded
 from metaq.errors import ClientClosed, ClientError, LeaseLost, RouteNotFound, RouteProblem
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.codes import Request, Response
@@ -43,9 +45,13 @@ _KIND: Final = "CONSUME_PASSIVELY"
 class LeaseHolder:
     """A member of a group that leases messages of one topic. Nothing but ``next`` and ``close`` blocks. Thread-safe."""
 
-    def __init__(self, core: Core, terms: LeaseTerms, *, batch: int, wait_s: float) -> None:
+    def __init__(
+        self, core: Core, terms: LeaseTerms, *, batch: int, wait_s: float, loads: Callable[[bytes], Any] | None = None
+    ) -> None:
         """Join the group. ``RouteNotFound`` when no registry answers; a topic that does not exist yet is waited for."""
         self.group = terms.group
+        self.loads = loads
+        """The function that decodes bodies, if any."""
         self.answer_s = core.timeout_s + GRACE_S
         """The longest time that an answer about a message may take."""
         self._core = core
@@ -64,6 +70,7 @@ class LeaseHolder:
         self._waiting = 0
         self._wait_until_s = 0.0
         self._has_handlers = False
+        self._retry: Retry | None = None
         self._buffer: deque[Lease] = deque()
         self._handled: set[Lease] = set()
         """Those for which a handler runs."""
@@ -84,7 +91,7 @@ class LeaseHolder:
         self._core.scheduler.run(self._polls.resolve)
         self._core.scheduler.every(min(_MOST_TICK_S, self._invisible_s / _TICKS), self._extend, lambda: self.closed)
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Become closed in a child of a fork: membership and leases are the parent's."""
         self._changed = threading.Condition()
         self._settling.renew()
@@ -222,11 +229,12 @@ class LeaseHolder:
 
     # -- handlers -----------------------------------------------------------------------------------------------------
 
-    def begin_handlers(self) -> None:
+    def begin_handlers(self, retry: Retry | None) -> None:
         """Have messages taken for handlers from now on: no more of them than wait for one."""
         self.check_open()
         with self._changed:
             self._has_handlers = True
+            self._retry = retry
 
     @contextmanager
     def handling_here(self) -> Iterator[None]:
@@ -239,10 +247,12 @@ class LeaseHolder:
 
     def is_readable(self, lease: Lease) -> bool:
         """Return whether a message can be handled; one with an ``error`` is given back, so that it ends as a dead letter."""
+        if self.loads is not None:
+            lease.message = decoded(lease.message, self.loads)
         error = lease.message.error
         if error is not None:
             logger.warning("message unreadable group=%s message=%s reason=%s", self.group, lease.message.id, error)
-            self.failed(lease)
+            self._fail(lease)
         return error is None
 
     def handled(self, lease: Lease) -> None:
@@ -254,7 +264,17 @@ class LeaseHolder:
     def raised(self, lease: Lease) -> None:
         """Log the exception that a handler has raised, and give its message back."""
         logger.exception("handler failed group=%s message=%s attempt=%d", self.group, lease.message.id, lease.attempt)
-        self.failed(lease)
+        self._fail(lease)
+
+    def _fail(self, lease: Lease) -> None:
+        """Give a message back for which a handler could not do its work, or reject it after the last time."""
+        retry = self._retry
+        if retry is None or lease.attempt <= retry.times:
+            self.failed(lease, None if retry is None else retry.backoff.pause_s(lease.attempt - 1))
+            return
+        if not lease.is_finished:
+            self.reject(lease).add_done_callback(partial(_log, "reject", lease))
+        self._leave(lease)
 
     def failed(self, lease: Lease, delay_s: float | None = None) -> None:
         """Give a message back, unless its handler has said what becomes of it."""
@@ -273,7 +293,7 @@ class LeaseHolder:
 
     # -- what brokers and the client ask ------------------------------------------------------------------------------
 
-    def heartbeat_row(self) -> dict[str, Any]:
+    def _heartbeat_row(self) -> dict[str, Any]:
         """Return this member's entry in heartbeats."""
         return {
             "groupName": self.group,
@@ -284,11 +304,11 @@ class LeaseHolder:
             "subscriptionDataSet": [subscription_row(self._terms.subscription)],
         }
 
-    def rebalance(self) -> None:
+    def _rebalance(self) -> None:
         """Follow the topic's route; whose queues are whose is decided by each broker, message by message."""
         self._polls.resolve()
 
-    def asked(self, request: RemotingCommand) -> ClientAnswer:
+    def _asked(self, request: RemotingCommand) -> ClientAnswer:
         """Answer a broker: report this member's state (307). After a reset (220) nothing need be done: receipts end by it."""
         if request.code == Request.RESET_CONSUMER_CLIENT_OFFSET:
             return ClientAnswer()

@@ -56,7 +56,7 @@ class AsyncSend:
         try:
             attempt = sending.attempt()
         except MetaqError as error:
-            self._done(error)
+            self._fail(error)
             return
         if attempt is None:
             self._again()
@@ -71,7 +71,7 @@ class AsyncSend:
         try:
             results = self._sending.took(outcome)
         except MetaqError as error:
-            self._done(error)
+            self._fail(error)
             return
         if results is None:
             self._again()
@@ -80,4 +80,9 @@ class AsyncSend:
 
     def _again(self) -> None:
         if not self._core.scheduler.after(self._sending.pause_s, self.step):
-            self._done(ClientClosed("the client was closed before the message was accepted; it may be stored"))
+            self._fail(ClientClosed("the client was closed before the message was accepted; it may be stored"))
+
+    def _fail(self, error: MetaqError) -> None:
+        if isinstance(error, ClientError):
+            self._sending.describe(error)
+        self._done(error)

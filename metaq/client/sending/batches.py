@@ -1,6 +1,6 @@
 """Batches: several messages to one partition in one request."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from metaq.client import checks
@@ -20,7 +20,7 @@ def compose_batch(
     ids: list[str] = []
     items: list[BatchItem] = []
     all_keys: list[str] = []
-    for number, message in enumerate(_several(messages)):
+    for number, message in enumerate(several(messages)):
         unique_id = unique_ids.next()
         ids.append(unique_id)
         if isinstance(message, bytes):
@@ -59,8 +59,8 @@ def _described(message: Any, unique_id: str) -> tuple[str, list[str]]:
     return properties_text(pairs), [keys] if isinstance(keys, str) else keys
 
 
-def _several(messages: object) -> Iterable[object]:
+def several(messages: object) -> Iterable[object]:
     """Return the messages; refuse a single one, which is iterable, too, and would be taken apart."""
-    if isinstance(messages, bytes | str | OutgoingMessage) or not isinstance(messages, Iterable):
+    if isinstance(messages, bytes | str | OutgoingMessage | Mapping) or not isinstance(messages, Iterable):
         raise checks.wrong("messages", messages, "several messages, as a list of bytes")
     return messages

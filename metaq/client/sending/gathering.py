@@ -14,7 +14,7 @@ from metaq.client.message import properties_text
 from metaq.client.sending.asynchronous import AsyncSend, SendFuture, Sent
 from metaq.client.sending.batches import outgoing_batch
 from metaq.client.sending.sending import ELSEWHERE, Outgoing, QueueChoice, Sending, compose
-from metaq.errors import BrokerBusy, ClientClosed, MetaqError, Refused
+from metaq.errors import BrokerBusy, ClientClosed, ClientError, MetaqError, Refused
 from metaq.message import MessageQueue
 from metaq.protocol.properties import KEYS, UNIQUE_KEY
 from metaq.protocol.remoting.batch import MOST, BatchItem, encode_batch
@@ -74,11 +74,11 @@ class Gatherer:
         self._linger_s = linger_s
         self._batch_bytes = batch_bytes
         self._closed = False
-        self.renew()
+        self._renew()
         core.add_sender(self)
         renewed_in_children(self)
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Start empty in a child of a fork: what waits is sent by the parent."""
         self._turn = threading.Lock()  # guards what follows, and the order in which batches are sent
         self._batches: dict[tuple[str, MessageQueue | None], _Batch] = {}
@@ -205,6 +205,11 @@ def _of_letter(error: MetaqError, letter: _Letter) -> MetaqError:
     """Return an error of a batch as that of one of its messages: each future may be raised by another thread."""
     own = type(error).__new__(type(error), *error.args)
     own.__dict__.update(error.__dict__)
+    own.__dict__.pop("__notes__", None)  # of the batch, in a list that all would share
     own.__cause__ = error.__cause__
-    own.add_note(f"message {letter.properties[UNIQUE_KEY]}, which was sent in a batch")
+    ident = letter.properties[UNIQUE_KEY]
+    if isinstance(own, ClientError) and own.context is not None:
+        own.context = own.context._replace(ids=(ident,), keys=tuple(letter.properties.get(KEYS, "").split()))
+        own.add_note(str(own.context))
+    own.add_note(f"message {ident}, which was sent in a batch")
     return own

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from datetime import datetime, timedelta
 from types import MappingProxyType, TracebackType
-from typing import Final, Self
+from typing import Any, Final, Generic, Self, TypedDict
 
 from metaq.client import checks
 from metaq.client.connecting.core import Core
@@ -15,6 +15,7 @@ from metaq.client.message import (
     CORRELATION_ID,
     MESSAGE_TYPE,
     TTL,
+    Body,
     OutgoingMessage,
     ReceivedMessage,
     SendResult,
@@ -22,22 +23,27 @@ from metaq.client.message import (
     message_properties,
     priority_properties,
 )
+from metaq.client.retries import Retry, check_retry
 from metaq.client.sending.asynchronous import AsyncSend, SendFuture
-from metaq.client.sending.batches import compose_batch, outgoing_batch
+from metaq.client.sending.batches import compose_batch, outgoing_batch, several
 from metaq.client.sending.gathering import Gatherer
 from metaq.client.sending.replies import Replies
 from metaq.client.sending.sending import (
     MAX_BODY_BYTES,
     NOT_ONCE,
+    SEND_RETRY,
+    Attempt,
     Once,
     Outgoing,
     QueueChoice,
     Sending,
+    add_context,
     check_size,
     compose,
     deliver,
 )
-from metaq.errors import BadRequest
+from metaq.client.serializers import Serializer, check_serializer, decoded, outgoing_of, serialized
+from metaq.errors import BadRequest, ClientError
 from metaq.message import MessageQueue
 from metaq.protocol.properties import CLUSTER, DEDUPE_ID, REPLY_TO, SHARDING_KEY
 from metaq.protocol.remoting.codes import Request
@@ -48,6 +54,14 @@ BATCH_BYTES: Final = 64 * 1024
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
+class ProducerOptions(TypedDict, total=False):
+    """The options of a producer, whatever it sends; see ``Client.producer``."""
+
+    linger_ms: int
+    batch_bytes: int
+    retry: Retry | None
+
+
 class GroupProducer:
     """The base class of producers: a member of a producer group, registered at brokers until closed. A context manager."""
 
@@ -56,11 +70,11 @@ class GroupProducer:
         self.group = group
         self._core = core
         self._closed = False
-        self.renew()
+        self._renew()
         core.add_producer(group)
         renewed_in_children(self)
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Make a new lock in a child of a fork, where the producer continues over the child's own connections."""
         self._closing = threading.Lock()
 
@@ -80,12 +94,12 @@ class GroupProducer:
             self._core.remove_producer(self.group)
 
 
-class Producer(GroupProducer):
+class Producer(GroupProducer, Generic[Body]):
     """A sender of messages; made by ``Client.producer``. Threads may share it.
 
     A send may make several tries within its time limit, each at another broker if there is one, and up to three that may have
-    reached a broker. After a time-out there is no further try, because the message may be stored. A message can be stored twice
-    all the same; consumers must detect that by keys of their own.
+    reached a broker, or as many as ``retry`` says. After a time-out there is no further try, because the message may be stored.
+    A message can be stored twice all the same; consumers must detect that by keys of their own.
     """
 
     def __init__(
@@ -96,12 +110,17 @@ class Producer(GroupProducer):
         *,
         linger_ms: int = 0,
         batch_bytes: int = BATCH_BYTES,
+        serializer: Serializer[Body] | None = None,
+        retry: Retry | None = None,
     ) -> None:
+        check_retry(retry)
+        check_serializer("serializer", serializer)
         checks.number("linger_ms", linger_ms)
         checks.number("batch_bytes", batch_bytes, 1, MAX_BODY_BYTES)
         super().__init__(core, group)
         self._replies = replies
-        self._choice = QueueChoice(core.routes, core.health)
+        self._serializer = serializer
+        self._choice = QueueChoice(core.routes, core.health, SEND_RETRY if retry is None else retry)
         self._gatherer = Gatherer(core, self._choice, group, linger_ms / 1000, batch_bytes) if linger_ms else None
 
     def close(self) -> None:
@@ -113,7 +132,7 @@ class Producer(GroupProducer):
     def send(
         self,
         topic: str,
-        body: bytes,
+        body: Body,
         *,
         tag: str | None = None,
         keys: str | Iterable[str] = (),
@@ -131,7 +150,7 @@ class Producer(GroupProducer):
 
         Args:
             topic: the topic; it need not exist if brokers create topics on first send.
-            body: the body; from 4 KiB on it is sent and stored compressed, if that makes it shorter.
+            body: the body, or with a ``serializer`` the value; from 4 KiB on it is stored compressed, if that makes it shorter.
             tag: the tag by which consumers can filter.
             keys: keys by which the message can be found; several, or one text with blanks between them.
             properties: further names and values.
@@ -146,6 +165,9 @@ class Producer(GroupProducer):
             or_elsewhere: with ``dedupe_id``, go to another broker also when the first gave no answer: it may be stored twice.
             timeout_s: the time limit of the whole call; by default the client's.
 
+        Returns:
+            The ids, the place and the status of the stored message.
+
         Raises:
             RouteNotFound: there is nowhere to send it; ``reason`` says why.
             SendFailed: every try failed, each for a reason of its own.
@@ -155,16 +177,19 @@ class Producer(GroupProducer):
             BadRequest: an argument is invalid.
         """
         deadline = self._core.deadline(timeout_s)
+        data: Any = body
+        if self._serializer is not None:
+            data, properties = serialized(self._serializer, body, properties)
         own = _own(delay_level, delay, deliver_at, priority)
         once = NOT_ONCE if dedupe_id is None else Once(dedupe_id, or_elsewhere)
-        pairs = self._properties(topic, body, tag, keys, properties, own, ordering_key, once)
-        outgoing = compose(self.group, topic, body, pairs, ordering_key=ordering_key, once=once)
+        pairs = self._properties(topic, data, tag, keys, properties, own, ordering_key, once)
+        outgoing = compose(self.group, topic, data, pairs, ordering_key=ordering_key, once=once)
         return self._send(outgoing, deadline)[0]
 
     def send_async(
         self,
         topic: str,
-        body: bytes,
+        body: Body,
         *,
         tag: str | None = None,
         keys: str | Iterable[str] = (),
@@ -182,18 +207,40 @@ class Producer(GroupProducer):
 
         The first send to a topic waits for its route. Callbacks of the future run on a few threads of the client; they may
         send, but should not block for long.
+
+        Args:
+            topic: the topic; it need not exist if brokers create topics on first send.
+            body: the body, or with a ``serializer`` the value; from 4 KiB on it is stored compressed, if that makes it shorter.
+            tag: the tag by which consumers can filter.
+            keys: keys by which the message can be found; several, or one text with blanks between them.
+            properties: further names and values.
+            ordering_key: messages with the same key go to the same partition, one after the other.
+            delay_level: 1 to 18 for 1 s, 5 s, 10 s, 30 s, 1 to 10 min, 20 min, 30 min, 1 h, 2 h; 0 for none.
+            delay: the time after which it is delivered.
+            deliver_at: instead of ``delay``, the time at which it is delivered; with a time zone.
+            priority: 0 and more, the greater the more urgent, in a topic with priorities.
+            dedupe_id: an id under which a topic with a window stores only one message.
+            or_elsewhere: with ``dedupe_id``, go to another broker also when the first gave no answer.
+            timeout_s: the time limit of the whole call; by default the client's.
+
+        Raises:
+            RouteNotFound: there is nowhere to send it; ``reason`` says why.
+            BadRequest: an argument is invalid.
         """
         deadline = self._core.deadline(timeout_s)
+        data: Any = body
+        if self._serializer is not None:
+            data, properties = serialized(self._serializer, body, properties)
         own = _own(delay_level, delay, deliver_at, priority)
         once = NOT_ONCE if dedupe_id is None else Once(dedupe_id, or_elsewhere)
-        pairs = self._properties(topic, body, tag, keys, properties, own, ordering_key, once)
+        pairs = self._properties(topic, data, tag, keys, properties, own, ordering_key, once)
         gatherer = self._gatherer
         if gatherer is not None:
-            gathered = None if own or dedupe_id is not None else gatherer.add(topic, body, pairs, ordering_key, deadline)
+            gathered = None if own or dedupe_id is not None else gatherer.add(topic, data, pairs, ordering_key, deadline)
             if gathered is not None:
                 return gathered
             gatherer.flush(topic)
-        outgoing = compose(self.group, topic, body, pairs, ordering_key=ordering_key, once=once)
+        outgoing = compose(self.group, topic, data, pairs, ordering_key=ordering_key, once=once)
         future = SendFuture(self._core.scheduler)
         AsyncSend(self._core, Sending(outgoing, self._choice, deadline), future.settle).step()
         return future
@@ -201,7 +248,7 @@ class Producer(GroupProducer):
     def send_oneway(
         self,
         topic: str,
-        body: bytes,
+        body: Body,
         *,
         tag: str | None = None,
         keys: str | Iterable[str] = (),
@@ -213,33 +260,91 @@ class Producer(GroupProducer):
         priority: int | None = None,
         dedupe_id: str | None = None,
     ) -> None:
-        """Write one message to a connection without waiting for an answer: the fastest way to send, but it may be lost."""
+        """Write one message to a connection without waiting for an answer: the fastest way to send, but it may be lost.
+
+        Args:
+            topic: the topic; it need not exist if brokers create topics on first send.
+            body: the body, or with a ``serializer`` the value; from 4 KiB on it is stored compressed, if that makes it shorter.
+            tag: the tag by which consumers can filter.
+            keys: keys by which the message can be found; several, or one text with blanks between them.
+            properties: further names and values.
+            ordering_key: messages with the same key go to the same partition, one after the other.
+            delay_level: 1 to 18 for 1 s, 5 s, 10 s, 30 s, 1 to 10 min, 20 min, 30 min, 1 h, 2 h; 0 for none.
+            delay: the time after which it is delivered.
+            deliver_at: instead of ``delay``, the time at which it is delivered; with a time zone.
+            priority: 0 and more, the greater the more urgent, in a topic with priorities.
+            dedupe_id: an id under which a topic with a window stores only one message.
+
+        Raises:
+            RouteNotFound: there is nowhere to send it; ``reason`` says why.
+            ConnectionFailed: the broker cannot be reached.
+            BadRequest: an argument is invalid.
+        """
         deadline = self._core.deadline()
+        data: Any = body
+        if self._serializer is not None:
+            data, properties = serialized(self._serializer, body, properties)
         own = _own(delay_level, delay, deliver_at, priority)
         once = NOT_ONCE if dedupe_id is None else Once(dedupe_id)
-        pairs = self._properties(topic, body, tag, keys, properties, own, ordering_key, once)
+        pairs = self._properties(topic, data, tag, keys, properties, own, ordering_key, once)
         if self._gatherer is not None:
             self._gatherer.flush(topic)
-        outgoing = compose(self.group, topic, body, pairs, ordering_key=ordering_key, once=once)
-        attempt = self._choice.choose(outgoing, "", deadline)
-        self._core.transport.tell(attempt.address, attempt.request, deadline)
+        outgoing = compose(self.group, topic, data, pairs, ordering_key=ordering_key, once=once)
+        attempt: Attempt | None = None
+        try:
+            attempt = self._choice.choose(outgoing, "", deadline)
+            self._core.transport.tell(attempt.address, attempt.request, deadline)
+        except ClientError as error:
+            add_context(error, outgoing, int(attempt is not None), "" if attempt is None else attempt.queue.broker_name)
+            raise
 
     def send_batch(
-        self, topic: str, messages: Iterable[bytes | OutgoingMessage], *, timeout_s: float | None = None
+        self, topic: str, messages: Iterable[Body | OutgoingMessage[Body]], *, timeout_s: float | None = None
     ) -> list[SendResult]:
         """Send messages to one partition in one request, and return one result for each. All are stored, or none.
 
         A batch has at most 1,024 messages and 4 MiB; bodies are not compressed. Messages of a batch cannot be delayed,
-        and in a topic with priorities they have the same one. It raises the errors of ``send``.
+        and in a topic with priorities they have the same one.
+
+        Args:
+            topic: the topic; it need not exist if brokers create topics on first send.
+            messages: bodies, or messages with a tag, keys, properties and a priority.
+            timeout_s: the time limit of the whole call; by default the client's.
+
+        Raises:
+            RouteNotFound: there is nowhere to send it; ``reason`` says why.
+            SendFailed: every try failed, each for a reason of its own.
+            BrokerBusy: the brokers are overloaded; ``retry_after_s`` says when to try again.
+            Refused: a broker does not take it, and others would not either.
+            RequestTimeout: no answer in time; it may be stored.
+            BadRequest: an argument is invalid.
         """
         deadline = self._core.deadline(timeout_s)
-        outgoing = compose_batch(self.group, topic, messages, self._core.unique_ids)
+        sent: Iterable[Any] = messages
+        if self._serializer is not None:
+            sent = [outgoing_of(self._serializer, message) for message in several(messages)]
+        outgoing = compose_batch(self.group, topic, sent, self._core.unique_ids)
         return [] if outgoing is None else self._send(outgoing, deadline)
 
     def send_packed(self, topic: str, packed: bytes, count: int, *, queue: MessageQueue | None = None) -> list[SendResult]:
-        """Send ``count`` messages that are already encoded as in ``metaq.protocol.remoting.batch``; they get no client ids.
+        """Send messages that are already encoded as in ``metaq.protocol.remoting.batch``; they get no client ids.
 
-        All go to ``queue``, one of ``queues``; by default to any. It raises the errors of ``send``.
+        Args:
+            topic: the name of the topic.
+            packed: the messages.
+            count: how many they are.
+            queue: one of ``queues``; by default any.
+
+        Returns:
+            One result for each message, in order.
+
+        Raises:
+            RouteNotFound: there is nowhere to send it; ``reason`` says why.
+            SendFailed: every try failed, each for a reason of its own.
+            BrokerBusy: the brokers are overloaded; ``retry_after_s`` says when to try again.
+            Refused: a broker does not take it, and others would not either.
+            RequestTimeout: no answer in time; it may be stored.
+            BadRequest: an argument is invalid.
         """
         deadline = self._core.deadline()
         checks.topic(topic)
@@ -248,9 +353,16 @@ class Producer(GroupProducer):
         return self._send(outgoing, deadline)
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Return the sorted queues to which messages of a topic can be sent now. ``RouteNotFound``.
+        """Return the sorted queues to which messages of a topic can be sent now.
 
         If the topic does not exist yet, they are those that it would have.
+
+        Args:
+            topic: the name of the topic.
+
+        Raises:
+            RouteNotFound: there is nowhere to send it; ``reason`` says why.
+            BadRequest: an argument is invalid.
         """
         checks.topic(topic)
         return self._core.routes.writable(topic, self._core.deadline())
@@ -258,7 +370,7 @@ class Producer(GroupProducer):
     def request(
         self,
         topic: str,
-        body: bytes,
+        body: Body,
         *,
         tag: str | None = None,
         keys: str | Iterable[str] = (),
@@ -267,30 +379,66 @@ class Producer(GroupProducer):
     ) -> ReceivedMessage:
         """Send a message to the topic, and wait for the reply of a consumer (``Producer.reply``).
 
-        It raises the errors of ``send``; ``RequestTimeout`` also when no reply comes.
+        Args:
+            topic: the topic; it need not exist if brokers create topics on first send.
+            body: the body, or with a ``serializer`` the value; from 4 KiB on it is stored compressed, if that makes it shorter.
+            tag: the tag by which consumers can filter.
+            keys: keys by which the message can be found; several, or one text with blanks between them.
+            properties: further names and values.
+            timeout_s: the time limit until the reply is here; by default the client's.
+
+        Returns:
+            The reply.
+
+        Raises:
+            RouteNotFound: there is nowhere to send it; ``reason`` says why.
+            SendFailed: every try failed, each for a reason of its own.
+            BrokerBusy: the brokers are overloaded; ``retry_after_s`` says when to try again.
+            Refused: a broker does not take it, and others would not either.
+            RequestTimeout: no reply in time.
+            BadRequest: an argument is invalid.
         """
         deadline = self._core.deadline(timeout_s)
         with self._replies.expect() as expected:
             self._core.routes.writable(topic, deadline)
             self._replies.ensure_known(deadline)
             lifetime_ms = max(1, round((deadline - time.monotonic()) * 1000))
+            data: Any = body
+            if self._serializer is not None:
+                data, properties = serialized(self._serializer, body, properties)
             checks.properties(properties)
             own = {CORRELATION_ID: expected.correlation, REPLY_TO: self._core.id, TTL: str(lifetime_ms)}
-            pairs = self._properties(topic, body, tag, keys, {**properties, **own})
-            self._send(compose(self.group, topic, body, pairs), deadline)
-            return expected.wait(deadline, topic)
+            pairs = self._properties(topic, data, tag, keys, {**properties, **own})
+            self._send(compose(self.group, topic, data, pairs), deadline)
+            reply = expected.wait(deadline, topic)
+            return reply if self._serializer is None else decoded(reply, self._serializer.loads)
 
     def reply(
         self,
         request: ReceivedMessage,
-        body: bytes,
+        body: Body,
         *,
         properties: Mapping[str, str] = _NONE,
         timeout_s: float | None = None,
     ) -> SendResult:
         """Reply to a message whose sender waits for it (``ReceivedMessage.is_request``).
 
-        ``BadRequest`` when the message is not such a request; otherwise the errors of ``send``.
+        Args:
+            request: a message whose ``is_request`` is true.
+            body: the body of the reply.
+            properties: further names and values.
+            timeout_s: the time limit of the whole call; by default the client's.
+
+        Returns:
+            The place and the status of the reply, which the broker stores, too.
+
+        Raises:
+            RouteNotFound: there is nowhere to send it; ``reason`` says why.
+            SendFailed: every try failed, each for a reason of its own.
+            BrokerBusy: the brokers are overloaded; ``retry_after_s`` says when to try again.
+            Refused: a broker does not take it, and others would not either.
+            RequestTimeout: no answer in time; it may be stored.
+            BadRequest: nobody waits for a reply to the message, or an argument is invalid.
         """
         if not isinstance(request, ReceivedMessage):
             raise checks.wrong("request", request, "a message that was received")
@@ -298,10 +446,13 @@ class Producer(GroupProducer):
         if not request.is_request or not given.get(CLUSTER):
             raise BadRequest(f"nobody waits for a reply to {request!r}: {CORRELATION_ID}, {REPLY_TO} or {CLUSTER} is missing")
         own = {name: given[name] for name in (CORRELATION_ID, REPLY_TO, TTL) if name in given}
+        data: Any = body
+        if self._serializer is not None:
+            data, properties = serialized(self._serializer, body, properties)
         checks.properties(properties)
         topic = f"{given[CLUSTER]}_REPLY_TOPIC"
-        pairs = self._properties(topic, body, None, (), {**properties, **own, MESSAGE_TYPE: "reply"})
-        outgoing = compose(self.group, topic, body, pairs)._replace(code=Request.SEND_REPLY_MESSAGE_V2)
+        pairs = self._properties(topic, data, None, (), {**properties, **own, MESSAGE_TYPE: "reply"})
+        outgoing = compose(self.group, topic, data, pairs)._replace(code=Request.SEND_REPLY_MESSAGE_V2)
         return self._send(outgoing, self._core.deadline(timeout_s))[0]
 
     def _properties(

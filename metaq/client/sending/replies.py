@@ -58,11 +58,11 @@ class Replies:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self.renew()
+        self._renew()
         core.on_reply = self._arrived
         renewed_in_children(self)
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Forget all requests in a child of a fork, where no broker knows this client yet."""
         self._waiting: dict[str, Expected] = {}
         self._known_to: set[str] = set()

@@ -14,6 +14,7 @@ from metaq.client.connecting.health import BrokerHealth
 from metaq.client.connecting.routing import DEFAULT_QUEUES, Routes
 from metaq.client.connecting.transport import Outcome, RemotingRequest, Transport, refusal
 from metaq.client.message import SendResult, SendStatus, compressed, properties_text
+from metaq.client.retries import Backoff, Retry
 from metaq.errors import (
     BadRequest,
     BrokerBusy,
@@ -23,6 +24,7 @@ from metaq.errors import (
     Refused,
     RouteNotFound,
     RouteProblem,
+    SendContext,
     SendFailed,
 )
 from metaq.message import DEFAULT_TOPIC, MessageQueue
@@ -35,11 +37,13 @@ logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 """The largest body of a message, or of a batch as a whole, that brokers take with their default settings."""
-MAX_TRIES: Final = 3
-"""The most tries that may have reached a broker, each of which may have stored the message. Others are limited only by time."""
-_PAUSE_S: Final = 0.1
-"""The pause before the second try at the same broker; it doubles with each further try, and varies at random."""
-_LONGEST_PAUSE_S: Final = 1.0
+SEND_RETRY: Final = Retry(times=2, backoff=Backoff(first=0.1, factor=2.0, most=1.0, jitter=0.5))
+"""Further tries after one that may have reached a broker, and so stored the message; others are limited only by time.
+
+The pauses are those before another try at the same broker, and those while no broker can be reached.
+"""
+_TOLD: Final = 3
+"""The most tries of which an error tells."""
 ELSEWHERE: Final = frozenset(
     {
         Response.SYSTEM_ERROR,
@@ -108,6 +112,7 @@ class Sending:
         "_choice",
         "_failed",
         "_is_silent",
+        "_made",
         "_may_leave",
         "_outgoing",
         "_reached",
@@ -128,6 +133,8 @@ class Sending:
         self._failed: tuple[tuple[str, ClientError], ...] = ()
         """The last three tries: the broker's name and the error of each."""
         self._tries = 0
+        self._made = 0
+        """The number of attempts."""
         self._reached = 0
         """The number of tries that may have reached a broker."""
         self._unreached: frozenset[str] = frozenset()
@@ -160,6 +167,7 @@ class Sending:
                     raise
             self._wait(error)
             return None
+        self._made += 1
         return self._attempt
 
     def _check_time(self) -> None:
@@ -170,8 +178,7 @@ class Sending:
         """Plan a pause, because no broker that takes messages can be reached; one may be back or be elected master soon."""
         self._waits += 1
         self._waited_for = error
-        most = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** (self._waits - 1))
-        self.pause_s = random.uniform(most / 2, most)
+        self.pause_s = self._choice.retry.backoff.pause_s(self._waits - 1)
         if time.monotonic() + self.pause_s >= self.deadline:
             raise self._given_up()
 
@@ -212,7 +219,7 @@ class Sending:
         self.pause_s = 0.0
         is_last = self._attempt.is_alone or broker in self._unreached
         self._tries += 1
-        self._failed = (*self._failed, (broker, error))[-MAX_TRIES:]
+        self._failed = (*self._failed, (broker, error))[-_TOLD:]
         if may_change and len(self._choice.routes.replicas(broker)) > 1:
             self._choice.routes.forget(self._outgoing.topic)
             if self._attempt.is_alone:
@@ -224,11 +231,18 @@ class Sending:
                 self._wait(error)
             return
         self._reached += 1
-        if self._reached >= MAX_TRIES:
+        if self._reached > self._choice.retry.times:
             raise self._given_up()
         if self._attempt.is_alone:
-            wait = error.retry_after_s if isinstance(error, BrokerBusy) else _PAUSE_S * 2 ** (self._reached - 1)
-            self.pause_s = min(wait * random.uniform(0.75, 1.25), max(0.0, self.deadline - time.monotonic()))
+            if isinstance(error, BrokerBusy):
+                wait = error.retry_after_s * random.uniform(0.75, 1.25)
+            else:
+                wait = self._choice.retry.backoff.pause_s(self._reached - 1)
+            self.pause_s = min(wait, max(0.0, self.deadline - time.monotonic()))
+
+    def describe(self, error: ClientError) -> None:
+        """Say in the error of this send what was being sent, and where to."""
+        add_context(error, self._outgoing, self._made, "" if self._attempt is None else self._attempt.queue.broker_name)
 
     def _given_up(self) -> ClientError:
         if not self._failed:
@@ -246,7 +260,9 @@ class Sending:
 class QueueChoice:
     """A chooser of queues: round robin over the brokers that are healthy, or always the same queue for an ordering key."""
 
-    def __init__(self, routes: Routes, health: BrokerHealth) -> None:
+    def __init__(self, routes: Routes, health: BrokerHealth, retry: Retry = SEND_RETRY) -> None:
+        self.retry = retry
+        """What becomes of a try that failed."""
         self.routes = routes
         self.health = health
         self._turns = itertools.count(random.randrange(1 << 16))
@@ -301,6 +317,21 @@ def _of_key(key: str, queues: Sequence[MessageQueue]) -> MessageQueue:
 def deliver(transport: Transport, choice: QueueChoice, outgoing: Outgoing, deadline: float) -> list[SendResult]:
     """Make attempts until one succeeds, and return one result for each message. It raises the errors of ``Producer.send``."""
     sending = Sending(outgoing, choice, deadline)
+    try:
+        return _delivered(transport, sending, deadline)
+    except ClientError as error:
+        sending.describe(error)
+        raise
+
+
+def add_context(error: ClientError, outgoing: Outgoing, attempt: int, broker: str) -> None:
+    """Say in an error of a send what was being sent, and where to: in its ``context``, and in a note."""
+    if error.context is None:
+        error.context = SendContext(outgoing.topic, tuple(outgoing.ids), tuple(outgoing.keys), attempt, broker)
+        error.add_note(str(error.context))
+
+
+def _delivered(transport: Transport, sending: Sending, deadline: float) -> list[SendResult]:
     while True:
         attempt = sending.attempt()
         if attempt is None:

@@ -10,7 +10,8 @@ from typing import Final, Protocol
 
 from metaq.address import parse_address
 from metaq.client.connecting.core import Core
-from metaq.client.text.textclient import DEFAULT_PORT, TextClient
+from metaq.client.text.requests import DEFAULT_PORT
+from metaq.client.text.textclient import TextClient
 from metaq.errors import BadRequest, ClientError, RouteNotFound, RouteProblem
 from metaq.message import MessageQueue
 from metaq.protocol.remoting.codes import MASTER

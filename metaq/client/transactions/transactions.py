@@ -79,7 +79,7 @@ class HalfMessage(NamedTuple):
     """The time at which it was sent, by the sender's clock; it tells ``check`` whether the transaction may still be running."""
 
     @classmethod
-    def of(cls, message: ReceivedMessage) -> Self:
+    def _of(cls, message: ReceivedMessage) -> Self:
         """Make a half message of the message that a broker sends when it asks."""
         return cls(message.id, message.topic, message.body, message.tag, message.keys, message.properties, message.born_ms)
 
@@ -145,8 +145,8 @@ class TransactionProducer(GroupProducer):
         broker_checks.add(group, self)
         super().__init__(core, group)
 
-    def renew(self) -> None:
-        super().renew()
+    def _renew(self) -> None:
+        super()._renew()
         self._executing.clear()  # the parent answers for those
 
     def close(self) -> None:
@@ -169,18 +169,36 @@ class TransactionProducer(GroupProducer):
 
         When ``execute`` raises, the outcome is ``UNKNOWN`` and the result has the error; errors of ``send`` itself mean that
         ``execute`` was not called. When the half message is stored less durably than it should be (``sent.status``),
-        ``execute`` is not called and the outcome is ``ROLLBACK``.
+        ``execute`` is not called and the outcome is ``ROLLBACK``. A transactional message cannot be delayed, be a request,
+        or be part of a batch.
 
-        See ``Producer.send`` for the parameters and errors; ``timeout_s`` limits the sending, not ``execute``. A transactional
-        message cannot be delayed, be a request, or be part of a batch.
+        Args:
+            topic: the topic; it need not exist if brokers create topics on first send.
+            body: the body; from 4 KiB on it is sent and stored compressed, if that makes it shorter.
+            tag: the tag by which consumers can filter.
+            keys: keys by which the message can be found; several, or one text with blanks between them.
+            properties: further names and values.
+            argument: passed on to ``execute``.
+            timeout_s: the time limit of the sending, not of ``execute``; by default the client's.
+
+        Returns:
+            The outcome, the place of the half message, and the error of ``execute``, if any.
+
+        Raises:
+            RouteNotFound: there is nowhere to send it; ``reason`` says why.
+            SendFailed: every try failed, each for a reason of its own.
+            BrokerBusy: the brokers are overloaded; ``retry_after_s`` says when to try again.
+            Refused: a broker does not take it, and others would not either.
+            RequestTimeout: no answer in time; it may be stored.
+            BadRequest: an argument is invalid.
         """
-        execution = self.begin(topic, body, tag=tag, keys=keys, properties=properties, timeout_s=timeout_s)
+        execution = self._begin(topic, body, tag=tag, keys=keys, properties=properties, timeout_s=timeout_s)
         with execution:
             if execution.is_due:
                 execution.decide(self._execute(execution.message, argument))
-        return self.end(execution)
+        return self._end(execution)
 
-    def begin(
+    def _begin(
         self,
         topic: str,
         body: bytes,
@@ -190,7 +208,7 @@ class TransactionProducer(GroupProducer):
         properties: Mapping[str, str] = _NONE,
         timeout_s: float | None = None,
     ) -> Execution:
-        """Do the part of ``send`` before the local transaction. The execution must be entered, and passed to ``end``."""
+        """Do the part of ``send`` before the local transaction. The execution must be entered, and passed to ``_end``."""
         deadline = self._core.deadline(timeout_s)
         checks.topic(topic)
         checks.message(body, tag, properties)
@@ -211,7 +229,7 @@ class TransactionProducer(GroupProducer):
             ended()
             raise
 
-    def end(self, execution: Execution) -> TransactionResult:
+    def _end(self, execution: Execution) -> TransactionResult:
         """Do the part of ``send`` after the local transaction. If the broker cannot be reached, it will ask."""
         sent = execution.sent
         try:
@@ -225,7 +243,7 @@ class TransactionProducer(GroupProducer):
             )
         return TransactionResult(execution.outcome, sent, execution.error)
 
-    def asked(self, address: str, header: CheckTransaction, message: HalfMessage) -> None:
+    def _asked(self, address: str, header: CheckTransaction, message: HalfMessage) -> None:
         """Answer a broker's check. Raise ``ClientError`` when the answer cannot be sent, and whatever ``check`` raises.
 
         While the local transaction runs here, there is no answer; the broker asks again.
@@ -249,11 +267,11 @@ class Checks:
         self._core = core
         self._producers: dict[str, TransactionProducer] = {}
         self._meets_brokers = False
-        self.renew()
+        self._renew()
         core.on_check = self._asked
         renewed_in_children(self)
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Forget the pending checks in a child of a fork, and keep the producers."""
         self._workers = ThreadPoolExecutor(_CHECK_THREADS, "metaq-check")
         self._guard = threading.Lock()  # guards the producers, and what follows
@@ -315,7 +333,7 @@ class Checks:
             if producer is None:
                 logger.info("check ignored, no producer of its group group=%s message=%s", group, message.id)
             else:
-                producer.asked(address, header, HalfMessage.of(message))
+                producer._asked(address, header, HalfMessage._of(message))
         except Exception:
             logger.exception("check failed, the broker will ask again address=%s half=%s", address, number)
         finally:

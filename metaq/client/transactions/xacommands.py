@@ -66,7 +66,7 @@ class XaCommands:
         """Put a message into a branch; return the id of the message."""
         flag, data = join_attribute(tag, body)
         key = str(xid)
-        reply = self.client(address).ask(lambda opaque: write_put(topic, partition, flag, data, opaque, transaction=key))
+        reply = self.client(address)._ask(lambda opaque: write_put(topic, partition, flag, data, opaque, transaction=key))
         if reply.code != OK:
             raise _failure(reply, xid)
         return _message_id(reply)
@@ -102,7 +102,7 @@ class XaCommands:
             before = write_line(*head, first, self._qualifier, NO_OPAQUE) if first else b""
             return before + write_line(*head, kind, *limit, self._qualifier, opaque)
 
-        reply = self.client(address).ask(write)
+        reply = self.client(address)._ask(write)
         if reply.code != OK:
             raise _failure(reply, xid)
         return reply

@@ -109,10 +109,10 @@ class XaSession:
         self._brokers = brokers
         self._commands = XaCommands(self.qualifier, timeout_s, access)
         self._places: dict[Xid, str] = {}  # of prepared branches; other brokers would answer that they do not know them
-        self.renew()
+        self._renew()
         renewed_in_children(self)
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Become another session, in no branch, in a child of a fork: an open branch belongs to the parent."""
         self._commands.renew()
         self._branch: _Branch | None = None
@@ -125,7 +125,11 @@ class XaSession:
         self.close()
 
     def close(self) -> None:
-        """Roll back a branch that is not prepared, and close the connections. A prepared one stays for ``tpc_recover``."""
+        """Roll back a branch that is not prepared, and close the connections. A prepared one stays for ``tpc_recover``.
+
+        Raises:
+            ClientError: another thread uses the session.
+        """
         with self._alone():
             if self._branch is not None and self._branch.vote is _Vote.OPEN and not self._commands.closed:
                 try:
@@ -142,11 +146,30 @@ class XaSession:
     # -- PEP 249 ------------------------------------------------------------------------------------------------------
 
     def xid(self, format_id: int, gtrid: str | bytes, bqual: str | bytes) -> Xid:
-        """Return a branch id of the global transaction's id and this part's id, each at most 64 bytes (text as UTF-8)."""
+        """Return a branch id of the global transaction's id and this part's id, each at most 64 bytes (text as UTF-8).
+
+        Args:
+            format_id: the number of the ids' format.
+            gtrid: the id of the global transaction.
+            bqual: the id of this part of it.
+
+        Raises:
+            BadRequest: it is no valid id.
+        """
         return as_xid(str(Xid(format_id, _bytes(gtrid), _bytes(bqual), self.qualifier)))
 
     def tpc_begin(self, xid: Xid) -> None:
-        """Open a branch on one broker; ``ClientError`` when the session is already in one."""
+        """Open a branch on one broker.
+
+        Args:
+            xid: the branch's id, as ``xid`` makes it.
+
+        Raises:
+            BadRequest: the id has another qualifier.
+            XaFailed: the broker answered with a code of XA.
+            OutcomeUnknown: it is uncertain whether the step was carried out; the text says what can be done.
+            ClientError: the session is not in the state for it, or another thread uses it.
+        """
         with self._alone():
             if self._branch is not None:
                 raise ClientError(f"this session is in the branch {self._branch.xid}; commit or roll it back first")
@@ -161,7 +184,18 @@ class XaSession:
     def send(self, topic: str, body: bytes, *, tag: str | None = None, partition: int = BROKER_CHOOSES) -> int:
         """Send a message in the branch, and return its id, which readers get, too. It becomes visible when the branch commits.
 
-        Without ``partition``, messages go to the topic's partitions on the branch's broker in turn.
+        Args:
+            topic: the topic.
+            body: the body.
+            tag: the tag by which consumers can filter.
+            partition: the partition; by default those on the branch's broker in turn.
+
+        Raises:
+            Refused: the message was not taken; the branch continues without it.
+            ConnectionFailed: the connection broke; the branch can only be rolled back.
+            RequestTimeout: no answer in time; the branch can only be rolled back.
+            BadRequest: an argument is invalid.
+            ClientError: the session is not in the state for it, or another thread uses it.
         """
         with self._alone():
             branch = self._current()
@@ -180,7 +214,10 @@ class XaSession:
     def tpc_prepare(self) -> None:
         """End the branch, and have the broker promise that it can be committed; from now on the branch survives a crash.
 
-        ``XaFailed`` when the broker refuses. After ``OutcomeUnknown``, roll back.
+        Raises:
+            XaFailed: the broker answered with a code of XA.
+            OutcomeUnknown: it is uncertain whether it is prepared; roll it back.
+            ClientError: the session is not in the state for it, or another thread uses it.
         """
         with self._alone():
             branch = self._committable()
@@ -199,6 +236,14 @@ class XaSession:
 
         After ``OutcomeUnknown`` for a prepared branch, ``tpc_recover`` lists the branch as long as it is not committed. The
         outcome of a one-phase commit cannot be queried afterwards.
+
+        Args:
+            xid: a branch that ``tpc_recover`` has listed; by default the session's.
+
+        Raises:
+            XaFailed: the broker answered with a code of XA.
+            OutcomeUnknown: it is uncertain whether the step was carried out; the text says what can be done.
+            ClientError: the session is not in the state for it, or another thread uses it.
         """
         with self._alone():
             if xid is not None:
@@ -214,7 +259,16 @@ class XaSession:
                 self._commands.step(branch.address, branch.xid, "COMMIT_ONE_PHASE", advice=advice)
 
     def tpc_rollback(self, xid: Xid | None = None) -> None:
-        """Roll back the session's branch, or a branch that ``tpc_recover`` has listed."""
+        """Roll back the session's branch, or a branch that ``tpc_recover`` has listed.
+
+        Args:
+            xid: a branch that ``tpc_recover`` has listed; by default the session's.
+
+        Raises:
+            XaFailed: the broker answered with a code of XA.
+            OutcomeUnknown: it is uncertain whether the step was carried out; the text says what can be done.
+            ClientError: the session is not in the state for it, or another thread uses it.
+        """
         with self._alone():
             if xid is not None:
                 self._check_outside(xid)
@@ -227,7 +281,12 @@ class XaSession:
     def tpc_recover(self) -> list[Xid]:
         """Return the branches of this qualifier that are prepared or that an operator has decided, on all reachable brokers.
 
-        Afterwards ``unreachable`` has the other brokers. When no broker at all answers, it raises the error of one.
+        Afterwards ``unreachable`` has the other brokers.
+
+        Raises:
+            ConnectionFailed: no broker at all can be reached.
+            RequestTimeout: no broker at all answers in time.
+            ClientError: another thread uses the session.
         """
         with self._alone():
             self.unreachable = {}
@@ -246,13 +305,26 @@ class XaSession:
             return list(found)
 
     def forget(self, xid: Xid) -> None:
-        """Have a broker forget a branch that an operator has decided."""
+        """Have a broker forget a branch that an operator has decided.
+
+        Args:
+            xid: the branch's id.
+
+        Raises:
+            XaFailed: the broker answered with a code of XA.
+            OutcomeUnknown: it is uncertain whether the step was carried out; the text says what can be done.
+            ClientError: the session is not in the state for it, or another thread uses it.
+        """
         with self._alone():
             self._commands.step(self._place(xid), xid, "FORGET", advice="tpc_recover() lists it if it is still there")
             self._places.pop(xid, None)
 
     def leave(self) -> None:
-        """Leave a prepared branch undecided: it stays in the broker, and ``tpc_recover`` lists it."""
+        """Leave a prepared branch undecided: it stays in the broker, and ``tpc_recover`` lists it.
+
+        Raises:
+            ClientError: the session is not in the state for it, or another thread uses it.
+        """
         with self._alone():
             branch = self._current()
             if branch.vote is _Vote.OPEN:
