@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from metaq.address import parse_address
@@ -59,7 +60,8 @@ def _groups(context: click.Context) -> Iterable[str]:
 
 def _said(context: click.Context, name: str, otherwise: str) -> str:
     """Return the address that was typed so far, or is in the environment, or in the context that applies."""
-    said = context.params.get(name) or os.environ.get(f"METAQ_{name.upper()}") or getattr(_applied(context), name)
+    typed = context.params.get(name) if context.get_parameter_source(name) is not ParameterSource.DEFAULT else None
+    said = typed or os.environ.get(f"METAQ_{name.upper()}") or getattr(_applied(context), name)
     return str(said or otherwise)
 
 
