@@ -207,7 +207,6 @@ class Duties:
     def settle(self) -> None:
         """Wait until the current turn has ended: a greenlet that waited for the disk may resume in the middle of one."""
         while not self._store.settled:
-            self._turns.end_soon()
             gevent.sleep(0)
 
     def rest(self) -> None:

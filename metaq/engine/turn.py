@@ -2,8 +2,7 @@
 
 All puts that arrive in one turn, on any connection, are staged and then appended with one write at the end of the turn. At
 MEMORY they are answered then. At DISK they are parked until a sync covers them: one sync releases every put before it (group
-commit). Puts that come while it runs have to wait for the next one anyway, so their turn goes on until it has ended: one append
-instead of three or four. At REPLICA they are parked until the replicas in sync hold them.
+commit). At REPLICA they are parked until the replicas in sync hold them.
 """
 
 import logging
@@ -30,9 +29,6 @@ NOT_STORED: Final = "was not stored"
 IN_DOUBT: Final = "may be stored or not"
 # typed as a tuple of any length: the compiled module mistakes a fixed-length tuple of floats for one that was never set
 SYNC_BOUNDS: Final[tuple[float, ...]] = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-MOST_DEFERRED_BYTES: Final = 1 << 20
-"""Puts for which a turn goes on during a sync: one append of many more would hold up everybody. Looked at when a connection
-begins to put in a turn; what each may have owed bounds what it adds."""
 SEND_BOUNDS: Final[tuple[float, ...]] = (0.0001, *SYNC_BOUNDS)
 
 
@@ -116,9 +112,6 @@ class Turns:
         self._before_append: list[Callable[[], None]] = []
         self._after_append: list[Callable[[StoreError | None], None]] = []
         self._ends = False  # the end of this turn is coming
-        self._syncing = False  # a sync is running, for which puts wait
-        self._deferred = False  # the end of this turn comes after the sync
-        self._deferred_from = 0  # the bytes that waited when this turn began
         self._began = 0.0  # when the turn began
         self.send_times = Histogram(SEND_BOUNDS)
         """The time of each turn from its first put to the answers, when the puts are as safe as promised."""
@@ -177,38 +170,26 @@ class Turns:
     def staged(self, outcome: PutOutcome) -> None:
         """Take an outcome of this turn; its puts are in the log once the append at the end of the turn succeeds."""
         if not self._ends:
-            self._begin(deferred=self._syncing)
-        elif self.waiting_bytes - self._deferred_from > MOST_DEFERRED_BYTES:
-            self.end_soon()
+            self._begin()
         self._outcomes.append(outcome)
 
     def before_append(self, call: Callable[[], None]) -> None:
         """Have ``call`` called at the end of this turn, to stage what the turn has brought about. It must not raise."""
         if not self._ends:
             self._begin()
-        self.end_soon()
         self._before_append.append(call)
 
     def after_append(self, call: Callable[[StoreError | None], None]) -> None:
         """Have ``call`` called with the result of this turn's append, before any answer, whatever answers have to wait for."""
         if not self._ends:
             self._begin()
-        self.end_soon()
         self._after_append.append(call)
 
-    def _begin(self, *, deferred: bool = False) -> None:
-        """Begin a turn; it ends once the loop has served what is ready now, or when deferred, once the sync has ended."""
-        self._ends, self._deferred = True, deferred
-        self._deferred_from = self.waiting_bytes
+    def _begin(self) -> None:
+        """Begin a turn: its end is due once the loop has served what is ready now."""
+        self._ends = True
         self._began = self._clock.monotonic()
-        if not deferred:
-            self._loop.run_callback(self.finish)
-
-    def end_soon(self) -> None:
-        """Have a turn that goes on during a sync end as any other, for what must not wait for the disk."""
-        if self._deferred:
-            self._deferred = False
-            self._loop.run_callback(self.finish)
+        self._loop.run_callback(self.finish)
 
     def finish(self) -> None:
         """End the turn: append what was staged, then answer or park the outcomes."""
@@ -219,7 +200,7 @@ class Turns:
         outcomes, self._outcomes = self._outcomes, []
         began, answered = self._began, False
         self.number += 1
-        self._ends = self._deferred = False
+        self._ends = False
         store = self._store
         failure: StoreError | None = None
         try:
@@ -322,17 +303,14 @@ class Turns:
             self._sync_due.clear()
             self._synced_messages, syncs = store.messages_put, store.syncs
             started = self._clock.monotonic()
-            self._syncing = self._on_disk and self.copies is None
             try:
                 readable = store.sync(self._run)
             except StoreError as error:
-                self._synced()
                 if error is not reported:  # the store raises it again for every turn that wants a sync
                     logger.critical("sync failed, the broker is read-only until it is restarted reason=%s", error)
                     reported = error
                 self.abandon(error)
                 continue
-            self._synced()
             took_s = self._clock.monotonic() - started
             self._last_sync_ms = max(1, round(took_s * 1000))
             if store.syncs > syncs:
@@ -341,11 +319,6 @@ class Turns:
             if readable:
                 self._wake(readable)
             self._grown()
-
-    def _synced(self) -> None:
-        """Have the turn end that went on while a sync was running."""
-        self._syncing = False
-        self.end_soon()
 
     def expire(self) -> None:
         """Answer as late the puts that have waited too long: they are stored, but not yet as durable as promised."""

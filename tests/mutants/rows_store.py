@@ -8,27 +8,6 @@ FEATURES: Final = "store/test_store_features.py"
 
 STORE: Final = [
     M(
-        "group commit",
-        "engine/turn.py",
-        "self._begin(deferred=self._syncing)",
-        "self._begin()",
-        "engine/test_turn.py::test_puts_during_a_sync_are_appended_once_when_it_has_ended",
-    ),
-    M(
-        "group commit",
-        "engine/turn.py",
-        "        self.end_soon()\n        self._after_append",
-        "        self._after_append",
-        "engine/test_turn.py::test_what_is_no_put_does_not_wait_for_the_sync",
-    ),
-    M(
-        "group commit",
-        "engine/turn.py",
-        "self.waiting_bytes - self._deferred_from > MOST_DEFERRED_BYTES",
-        "False",
-        "engine/test_turn.py::test_a_turn_takes_in_a_bounded_number_of_bytes",
-    ),
-    M(
         "timers",
         "engine/timers/copying.py",
         "_UNUSUAL[1] in text",
