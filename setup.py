@@ -37,7 +37,7 @@ SPARK = ["numpy>=1.24", "pyarrow>=18", "pyspark>=4.0"]
 COMPRESSION = ["lz4>=4.3", "zstandard>=0.22"]
 
 # What fabfile.py works with.
-DEPLOY = ["fabric>=3.2", "pydantic>=2.6"]
+DEPLOY = ["fabric>=3.2"]
 
 # Pictures beside the page of `metaq offsets report`.
 REPORT = ["matplotlib>=3.9"]
@@ -260,6 +260,7 @@ setup(
             "packaging>=24.2",
             "prometheus-client>=0.20",
             "psycopg[binary]>=3.1",
+            "pydantic>=2.6",  # the benchmarks' results
             "pytest>=9.0",
             "pytest-randomly>=3.15",
             "pytest-timeout>=2.3",

@@ -23,60 +23,86 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
-
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from typing import Any, Final, Literal, Self, TypeVar
 
 from metaq.address import LOOPBACK, Address, parse_address, parse_listen
 from metaq.config import FIELDS, REGISTRY_SETTINGS, Settings, load
 from metaq.configfile import read_yaml
 from metaq.deploy.unit import ABSOLUTE_PATH
 from metaq.errors import ConfigError
+from metaq.fields import Problem, WrongFields, declare, declared, from_values
 from metaq.protocol.remoting.codes import FAST_PORT_BELOW
 
 ELECTED: Final = "elected"
 
-Model = TypeVar("Model", bound=BaseModel)
+T = TypeVar("T")
 Kind = Literal["broker", "registry"]
 COMMANDS: Final[dict[Kind, str]] = {"broker": "serve", "registry": "registry"}
 ANY_HOST: Final = ("0.0.0.0", "::")  # noqa: S104 - not listened on
 
+_NAMES: Final = "letters, digits and ._-"
 # Paths and names go unquoted into units, shell commands and files of supervisor.
-AbsolutePath = Annotated[str, StringConstraints(pattern=f"^{ABSOLUTE_PATH}$")]
+_FORMS: Final = {
+    "address": (".+", "an address"),
+    "python": (r"[\w./+-]+", "a command of letters, digits and ./+-_"),
+    "folder": (ABSOLUTE_PATH, "an absolute path of letters, digits and ./+-_"),
+    "user": (r"[\w.-]*", f"a name of {_NAMES}"),
+}
+"""What some settings of a host look like, and the words for it."""
 
 
-class HostSettings(BaseModel):
+def _kept(value: Any) -> Any:
+    """Return a value as it is: it is checked where it is known what it belongs to."""
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSettings:
     """The settings of one machine, and how it is reached."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    address: str = declare("", description="The address of the machine.")
+    ssh_user: str = declare("root", description="The user who logs in.")
+    ssh_port: int = declare(22, ge=1, le=65535, description="The port of SSH.")
+    ssh_key: str = declare("", description="The file with the private key; by default SSH's own.")
+    known_hosts: str = declare("", description="The file with the keys of machines; by default SSH's own.")
+    python: str = declare("python3", description="The Python with which environments are made.")
+    folder: str = declare("/opt/metaq", description="The folder of the releases.")
+    user: str = declare("", description="The user who runs the services; by default the one who logs in.")
+    processes: Literal["auto", "systemd", "supervisor"] = declare("auto", description="What keeps the services running.")
+    broker: dict[str, Any] | None = declare(None, convert=_kept, description="The settings of the broker there.")
+    registry: dict[str, Any] | None = declare(None, convert=_kept, description="The settings of the registry there.")
 
-    address: str = Field(min_length=1)
-    ssh_user: str = "root"
-    ssh_port: int = Field(22, ge=1, le=65535)
-    ssh_key: str = ""
-    known_hosts: str = ""
-    python: str = Field("python3", pattern=r"^[\w./+-]+$")
-    folder: AbsolutePath = "/opt/metaq"
-    user: str = Field("", pattern=r"^[\w.-]*$")
-    processes: Literal["auto", "systemd", "supervisor"] = "auto"
-    broker: dict[str, Any] | None = None
-    registry: dict[str, Any] | None = None
+    def __post_init__(self) -> None:
+        given = {name: getattr(self, name) for name in _FORMS}
+        wrong = [
+            Problem((name,), f"needs {words}; it is {given[name] or 'not there'}")
+            for name, (pattern, words) in _FORMS.items()
+            if not re.fullmatch(pattern, given[name])
+        ]
+        if wrong:
+            raise WrongFields(wrong)
 
 
 OF_ONE_HOST: Final = ("address", "broker", "registry")
 
 
-class ClusterSettings(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class ClusterSettings:
     """The settings of the file, except those that all hosts have in common."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    package: str = declare(".", description="What is installed: a source folder, or a wheel.")
+    keep_releases: int = declare(3, ge=1, description="The releases that a host keeps.")
+    start_deadline_s: float = declare(300, gt=0, description="Seconds in which a service must be ready.")
+    admin: str = declare("", description="The user as whom services with users are asked.")
+    settings: dict[str, Any] = declare({}, convert=_kept, description="The settings of all brokers.")
+    hosts: dict[str, Any] = declare({}, convert=_kept, description="The machines by name.")
 
-    package: str = "."
-    keep_releases: int = Field(3, ge=1)
-    start_deadline_s: float = Field(300, gt=0)
-    admin: str = ""
-    settings: dict[str, Any] = {}
-    hosts: dict[Annotated[str, StringConstraints(pattern=r"^[\w.-]+$")], Any] = Field(min_length=1)
+    def __post_init__(self) -> None:
+        if not self.hosts:
+            raise WrongFields([Problem(("hosts",), "needs at least one host")])
+        wrong = [name for name in self.hosts if not re.fullmatch(r"[\w.-]+", name)]
+        if wrong:
+            raise WrongFields([Problem(("hosts", name), f"the name of a host has only {_NAMES}") for name in wrong])
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,8 +216,8 @@ class Cluster:
 
     @classmethod
     def _of(cls, raw: dict[str, Any]) -> Self:
-        common = {name: raw.pop(name) for name in HostSettings.model_fields if name in raw and name not in OF_ONE_HOST}
-        settings = _model(ClusterSettings, raw, "")
+        common = {name: raw.pop(name) for name in declared(HostSettings) if name in raw and name not in OF_ONE_HOST}
+        settings = _checked(ClusterSettings, raw, "")
         hosts = tuple(_host(name, common, given, settings) for name, given in settings.hosts.items())
         _check_machines(hosts)
         _check_replicas([service for host in hosts for service in host.services])
@@ -231,16 +257,17 @@ def _names(kind: Kind) -> Collection[str]:
     return FIELDS if kind == "broker" else REGISTRY_SETTINGS
 
 
-def _model(model: type[Model], values: Any, where: str) -> Model:
+def _checked(kind: type[T], values: Mapping[str, Any], where: str) -> T:
     try:
-        return model.model_validate(values)
-    except ValidationError as error:
+        return from_values(kind, values)
+    except WrongFields as error:
         problems = []
-        for problem in error.errors():
-            name = ".".join(map(str, problem["loc"]))
-            near = difflib.get_close_matches(name, model.model_fields, 1) if problem["type"] == "extra_forbidden" else []
+        for place, reason in error.problems:
+            name = ".".join(place)
+            unknown = len(place) == 1 and name not in declared(kind)
+            near = difflib.get_close_matches(name, declared(kind), 1) if unknown else []
             hint = f"; did you mean {near[0]}?" if near else ""
-            problems.append(f"{'.'.join(filter(None, (where, name)))}: {problem['msg']}{hint}")
+            problems.append(f"{'.'.join(filter(None, (where, name)))}: {reason}{hint}")
         raise ConfigError("; ".join(problems)) from error
 
 
@@ -248,7 +275,7 @@ def _host(name: str, common: Mapping[str, Any], given: Any, cluster: ClusterSett
     where = f"hosts.{name}"
     if not isinstance(given, dict):
         raise ConfigError(f"{where}: is empty; it needs an address, and a broker or a registry")
-    settings = _model(HostSettings, {**common, **given}, where)
+    settings = _checked(HostSettings, {**common, **given}, where)
     services = []
     if settings.registry is not None:
         services.append(_service(name, "registry", settings.registry, cluster.admin))

@@ -30,7 +30,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     It is not compiled, which takes minutes: ``tests.packaging`` does that.
     """
     folder = tmp_path_factory.mktemp("build")
-    settings = ClusterSettings.model_validate({"package": str(ROOT), "hosts": {"none": None}})
+    settings = ClusterSettings(package=str(ROOT), hosts={"none": None})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COMPILE_METAQ", "0")
         release = build(Cluster(settings, ()), folder)

@@ -37,8 +37,6 @@ DEPENDENCIES: Final = (
     "greenlet",
     "kazoo",
     "orjson",
-    "pydantic",
-    "pydantic-core",
     "pyyaml",
     "rich",
     "rocksdict",
