@@ -73,7 +73,10 @@ class MetaqError(Exception):
     @property
     def told(self) -> str:
         """The text for a person, with the advice that was added to it as notes."""
-        return f"{self}{''.join(getattr(self, '__notes__', ()))}"
+        return "; ".join([str(self), *self._advice()])
+
+    def _advice(self) -> list[str]:
+        return getattr(self, "__notes__", [])
 
 
 class ConfigError(MetaqError):
@@ -280,6 +283,9 @@ class ClientError(MetaqError):
 
     context: SendContext | None = None
     """What was being sent, for an error of a send; a note of the error says the same."""
+
+    def _advice(self) -> list[str]:
+        return [note for note in super()._advice() if note != str(self.context)]
 
 
 class ConnectionFailed(ClientError):

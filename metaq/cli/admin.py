@@ -38,7 +38,7 @@ def partitions_by_topic(client: TextClient) -> Mapping[str, int]:
         sections = parse_config(client.stats(CONFIG))
     except Refused as error:
         if error.code == FORBIDDEN:
-            error.add_note("; log in with --user, or name one partition with --partition")
+            error.add_note("log in with --user, or name one partition with --partition")
         raise
     prefix = "topic="
     return {

@@ -98,7 +98,7 @@ def lines_failed(before: int, error: PutManyFailed) -> ClientError:
     else:
         count = sum(isinstance(result, PutResult) for result in later)
         rest = f"{count or 'none'} after it {'are' if count > 1 else 'is'}"
-    error.reason.add_note(f"; {known}{failed}, {rest}")
+    error.reason.add_note(f"{known}{failed}, {rest}")
     return error.reason
 
 

@@ -100,7 +100,7 @@ def open_store(
     try:
         disk.make_directories(directory)
     except StoreError as error:
-        error.add_note("; choose another data folder")
+        error.add_note("choose another data folder")
         raise
     lock = disk.lock(directory / LOCK)
     disk.sync_directory(directory)  # after the next power cut, a document read now must not be an older version again
