@@ -1,5 +1,7 @@
 """No request takes the loop for long: every code, with the largest bodies that it may have, in the worst shapes."""
 
+import json
+import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -21,6 +23,13 @@ MOST_S: Final = "0.02"
 """Of the processor for one turn."""
 TRIES: Final = 24
 """One of them must keep to that: the processor's time, too, is longer where others take its cache away."""
+CANARY: Final = json.dumps([{"number": number, "text": str(number)} for number in range(20_000)])
+CANARY_S: Final = 0.008
+"""Of the processor to decode the canary, at best. One that takes longer is too slow for MOST_S."""
+SLOW_S: Final = "0.05"
+"""What counts then, for a few codes."""
+MOST_SLOW: Final = 2
+"""Codes of one process for which it may count."""
 SETTINGS: Final = ("--failed-logins-per-minute", "1000", "--max-groups", "100000", "--max-topics", "100000")
 
 
@@ -47,6 +56,7 @@ class Loop:
 
     def __init__(self, broker: BrokerProcess) -> None:
         self._broker = broker
+        self._slow: set[Request] = set()
 
     def check(self, code: Request, frames: list[Frame]) -> None:
         """Ask all of this, which the loop should hardly notice; what it does is asked once more by itself."""
@@ -54,22 +64,35 @@ class Loop:
             return
         for number, frame in enumerate(frames):
             if all(self._stretches(code, [frame]) for _ in range(TRIES)):
+                if self._may_be_slow(code) and not self._stretches(code, [frame], SLOW_S):
+                    continue
                 fields, body, _ = frame
                 shown = f"frame {number}: {str(fields)[:200]} {body[:60]!r} of {len(body)} bytes"
                 raise AssertionError(f"{code.name}: a turn took longer than {MOST_S} s in each of {TRIES} tries of {shown}")
 
-    def _stretches(self, code: Request, frames: list[Frame]) -> bool:
+    def _may_be_slow(self, code: Request) -> bool:
+        """Return whether the processor is too slow for the limit, as a canary says, and few codes needed that."""
+        self._slow.add(code)
+        return len(self._slow) <= MOST_SLOW and min(_canary_s() for _ in range(TRIES)) > CANARY_S
+
+    def _stretches(self, code: Request, frames: list[Frame], most_s: str = MOST_S) -> bool:
         """Return whether a turn of the loop takes longer than allowed. The turn that ends a connection counts, too."""
-        before = self._long_turns()
+        before = self._long_turns(most_s)
         for some in [[frame] for frame in frames] if code in LEGAL else [frames]:
             with RemotingClient(self._broker.host, self._broker.port) as client:
                 for fields, body, serialization in some:
                     client.call(code, fields, body, serialization=serialization)
-        return self._long_turns() > before
+        return self._long_turns(most_s) > before
 
-    def _long_turns(self) -> float:
+    def _long_turns(self, most_s: str) -> float:
         found = Values(self._broker)
-        return found.get("metaq_turn_seconds_count") - found.get("metaq_turn_seconds_bucket", {"le": MOST_S})
+        return found.get("metaq_turn_seconds_count") - found.get("metaq_turn_seconds_bucket", {"le": most_s})
+
+
+def _canary_s() -> float:
+    began = time.process_time()
+    json.loads(CANARY)
+    return time.process_time() - began
 
 
 @pytest.fixture(scope="module")
