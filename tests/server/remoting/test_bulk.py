@@ -18,6 +18,7 @@ from metaq.protocol.record import TAGS, decode_properties, decode_record, java_h
 from metaq.protocol.remoting.batch import BatchItem, encode_batch
 from metaq.protocol.remoting.bulk import MISSING, UNIT_SIZE, Bulk, BulkFetch, decode_bulk
 from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import Int32, encode_header
 from metaq.protocol.sysflag import COMPRESSED
 from metaq.spark.reading.checking import intact_piece
@@ -436,18 +437,23 @@ def test_a_client_that_does_not_read_has_one_answer_waiting(tmp_path: Path) -> N
                 ask(other, Request.GET_MAX_OFFSET, topic=TOPIC, queueId=0)
             assert resident_bytes(broker) < 300 << 20
             for opaque in opaques:
-                answer = client.response(opaque)
-                assert messages(decode_bulk(0, answer.fields, answer.body)) == wanted
+                assert is_start(wanted, client.response(opaque))
         broker.restart()
         with connect(broker) as client:
             opaques = [client.send(Request.BULK_FETCH, header) for _ in range(count)]
             answers = [client.response(opaque) for opaque in opaques]
             assert {answer.code for answer in answers} <= {Response.SUCCESS, Response.SYSTEM_BUSY}
-            assert messages(decode_bulk(0, answers[0].fields, answers[0].body)) == wanted
+            assert is_start(wanted, answers[0])
             assert all(
                 "one bulk fetch at a time" in (answer.remark or "") for answer in answers if answer.code == Response.SYSTEM_BUSY
             )
             assert resident_bytes(broker) < 300 << 20
+
+
+def is_start(wanted: list[Message], answer: RemotingCommand) -> bool:
+    """Whether an answer has the first of these messages: as many as it took some milliseconds to read."""
+    found = messages(decode_bulk(0, answer.fields, answer.body))
+    return bool(found) and found == wanted[: len(found)]
 
 
 def resident_bytes(broker: BrokerProcess) -> int:
