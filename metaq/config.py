@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, Self
 from metaq.errors import ConfigError
 from metaq.fields import Given, WrongFields, declare, declared, from_values
 from metaq.message import LONGEST_WINDOW_MS, Durability
+from metaq.suggestions import did_you_mean
 
 ENVIRONMENT_PREFIX: Final = "METAQ_"
 ENVIRONMENT_OF_CLIENTS: Final = frozenset(
@@ -357,11 +358,7 @@ def _checked(given: dict[str, Given], names: Collection[str]) -> dict[str, Given
     problems = []
     for name, (_, origin) in given.items():
         if name not in names:
-            import difflib  # noqa: PLC0415 - only for a mistake
-
-            near = difflib.get_close_matches(name, names, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            problems.append(f"unknown setting {name!r} in {origin}{hint}")
+            problems.append(f"unknown setting {name!r} in {origin}{did_you_mean(name, names)}")
     if problems:
         raise ConfigError("; ".join(problems))
     return given

@@ -14,15 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
-from metaq.quantities import Unit, shorten, unit_of
+from metaq.quantities import MOST, Unit, shorten, unit_of
 
 T = TypeVar("T")
 
 _RULES: Final = "rules"
 _NO: Final = frozenset(("false", "0", "no", "off", "n", "f"))
 _YES: Final = frozenset(("true", "1", "yes", "on", "y", "t"))
-_MOST: Final = (1 << 63) - 1
-"""The greatest number: times and sizes have 64 bits."""
 _MOST_DIGITS: Final = 400
 """Characters of a number that are converted."""
 
@@ -183,8 +181,8 @@ def _word(words: Any, value: Any) -> Any:
 
 
 def _within(rules: Rules, value: Any) -> Any:
-    if isinstance(value, int) and value > _MOST:
-        raise ValueError(f"must be at most {_MOST}")
+    if isinstance(value, int) and value > MOST:
+        raise ValueError(f"must be at most {MOST}")
     if rules.ge is not None and value < rules.ge:
         raise ValueError(f"must be at least {rules.ge}")
     if rules.gt is not None and value <= rules.gt:
@@ -210,7 +208,7 @@ def _measured(unit: Unit, kind: type[int] | type[float], value: Any, rules: Rule
     for wrong, relation, bound in (
         (rules.ge is not None and number < rules.ge, "must be at least", rules.ge),
         (rules.gt is not None and number <= rules.gt, "must be more than", rules.gt),
-        (number > _MOST, "must be at most", _MOST),
+        (number > MOST, "must be at most", MOST),
         (rules.le is not None and number > rules.le, "must be at most", rules.le),
     ):
         if wrong:

@@ -10,7 +10,7 @@ _WRITTEN: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)([A-Za-z]*)")
 _MOST_CHARACTERS: Final = 400
 """Characters that are read: the smallest float has 326."""
 _SHOWN_CHARACTERS: Final = 40
-_MOST: Final = (1 << 63) - 1
+MOST: Final = (1 << 63) - 1
 """The greatest number: times and sizes have 64 bits."""
 
 
@@ -33,7 +33,7 @@ class Unit(NamedTuple):
         if found is None or factor is None:
             raise ValueError(f"{shorten(text)} is no {self.noun}; write {self.form}")
         number = Fraction(found[1]) * factor
-        if number > _MOST:
+        if number > MOST:
             raise ValueError(f"{shorten(text)} does not fit into 64 bits; write {self.form}")
         return number
 

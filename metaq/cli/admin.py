@@ -18,11 +18,11 @@ from metaq.cli.common import (
     print_json,
 )
 from metaq.cli.numbers import IntRange
-from metaq.cli.suggestions import did_you_mean
 from metaq.client import TextClient, parse_stats
 from metaq.errors import ConfigError, Refused
 from metaq.protocol.text.commands import END_OF_LOG
 from metaq.protocol.text.replies import FORBIDDEN, NOT_FOUND
+from metaq.suggestions import did_you_mean
 
 TOPICS: Final = "topics"
 CONFIG: Final = "config"

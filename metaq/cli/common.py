@@ -15,8 +15,8 @@ from click.core import ParameterSource
 from metaq.address import HIGHEST_PORT, Address, parse_address
 from metaq.cli.contexts import CONTEXT_VARIABLE, NamedAccess, contexts_file, read_contexts
 from metaq.cli.numbers import IntRange
-from metaq.cli.suggestions import did_you_mean
 from metaq.errors import BadRequest, MetaqError, RouteNotFound, RouteProblem
+from metaq.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from metaq.client import Client, TextClient

@@ -9,8 +9,8 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from metaq.address import parse_address
-from metaq.cli.common import DEFAULT_BROKER, DEFAULT_REGISTRY, PASSWORD_VARIABLE, SYSTEM_GROUP
-from metaq.cli.contexts import CONTEXT_VARIABLE, NamedAccess, contexts_file, read_contexts
+from metaq.cli.common import DEFAULT_BROKER, DEFAULT_REGISTRY, PASSWORD_VARIABLE, SYSTEM_GROUP, CommandLogin
+from metaq.cli.contexts import NamedAccess
 from metaq.errors import MetaqError
 
 TIMEOUT_S: Final = 1.0
@@ -74,10 +74,10 @@ def _login(context: click.Context) -> dict[str, Any]:
 
 
 def _applied(context: click.Context) -> NamedAccess:
-    """Return the context that was typed, or is in the environment or in use; an empty one without."""
-    contexts = read_contexts(contexts_file())
-    name = context.find_root().params.get("context") or os.environ.get(CONTEXT_VARIABLE) or contexts.used
-    return contexts.by_name.get(name, NamedAccess())
+    """Return the context that applies to the command that is typed; an empty one without."""
+    root = context.find_root()
+    applied = CommandLogin(root.params, {name: root.get_parameter_source(name) for name in root.params}).applied
+    return NamedAccess() if applied is None else applied.context
 
 
 _TYPES: Final[dict[str, click.ParamType[object]]] = {

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from metaq.errors import ConfigError
+from metaq.suggestions import did_you_mean
 
 CONTEXT_VARIABLE: Final = "METAQ_CONTEXT"
 _FILE: Final = Path("metaq", "contexts.yaml")
@@ -38,8 +39,6 @@ class Contexts(NamedTuple):
         """Return a context; ``ConfigError`` naming ``origin``, which asked for it, when there is none."""
         if name in self.by_name:
             return self.by_name[name]
-        from metaq.cli.suggestions import did_you_mean  # noqa: PLC0415 - only for a mistake
-
         advice = did_you_mean(name, self.by_name) or "; metaq context list shows those that there are"
         raise ConfigError(f"{origin}: there is no context {name}{advice}")
 

@@ -1,9 +1,10 @@
-"""Suggestions for names that do not exist: the one that a person may have meant."""
+"""Groups of commands that suggest what a person may have meant."""
 
-from collections.abc import Iterable
 from typing import Any, Final
 
 import click
+
+from metaq.suggestions import did_you_mean
 
 _ELSEWHERE: Final = {
     "--registry": "this command talks to one broker, --broker HOST; metaq message is for all brokers of a registry",
@@ -15,14 +16,6 @@ _ELSEWHERE: Final = {
     "--json": "it stands after the command: metaq topic list --json",
 }
 """Options that people look for at commands that do not have them."""
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean …?`` with the known name that is most like another one; nothing when none is like it."""
-    import difflib  # noqa: PLC0415 - only for a mistake
-
-    near = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 class Suggesting(click.Group):

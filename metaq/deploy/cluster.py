@@ -14,7 +14,6 @@
 The settings are those of the broker itself (``metaq.config``), and are checked in the same way.
 """
 
-import difflib
 import itertools
 import json
 import os.path
@@ -32,6 +31,7 @@ from metaq.deploy.unit import ABSOLUTE_PATH
 from metaq.errors import ConfigError
 from metaq.fields import Problem, WrongFields, declare, declared, from_values
 from metaq.protocol.remoting.codes import FAST_PORT_BELOW
+from metaq.suggestions import did_you_mean
 
 ELECTED: Final = "elected"
 
@@ -265,8 +265,7 @@ def _checked(kind: type[T], values: Mapping[str, Any], where: str) -> T:
         for place, reason in error.problems:
             name = ".".join(place)
             unknown = len(place) == 1 and name not in declared(kind)
-            near = difflib.get_close_matches(name, declared(kind), 1) if unknown else []
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(name, declared(kind)) if unknown else ""
             problems.append(f"{'.'.join(filter(None, (where, name)))}: {reason}{hint}")
         raise ConfigError("; ".join(problems)) from error
 
@@ -291,8 +290,7 @@ def _service(host: str, kind: Kind, given: Mapping[str, Any], admin: str) -> Ser
     names = _names(kind)
     for name in given:
         if name not in names:
-            near = difflib.get_close_matches(name, names, 1)
-            raise ConfigError(f"{where}.{name}: unknown setting{f'; did you mean {near[0]}?' if near else ''}")
+            raise ConfigError(f"{where}.{name}: unknown setting{did_you_mean(name, names)}")
     data = str(given.get("data", "not there"))
     if not re.fullmatch(ABSOLUTE_PATH, data):
         raise ConfigError(f"{where}.data: needs an absolute path of letters, digits and ./+-_; it is {data}")

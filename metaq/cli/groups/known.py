@@ -1,9 +1,9 @@
 """Consumer groups that a command names: those that exist, and those that are called missing."""
 
 from metaq.cli.common import NotThere
-from metaq.cli.suggestions import did_you_mean
 from metaq.client import Admin
 from metaq.client.admin.views import GroupView
+from metaq.suggestions import did_you_mean
 
 
 def known_group(admin: Admin, name: str) -> GroupView:
