@@ -79,9 +79,9 @@ class Java5(ClientProcess):
         message = {"topic": topic, "body": base64.b64encode(body).decode("ascii"), **wishes}
         return Sent(**self.call("send", producer=producer, message=message))
 
-    def publish_numbers(self, producer: str, topic: str, count: int) -> None:
-        """Send the numbers below ``count``, in batches."""
-        self.call("send_numbers", producer=producer, topic=topic, count=count)
+    def publish_numbers(self, producer: str, topic: str, count: int, first: int = 0) -> None:
+        """Send ``count`` numbers from ``first`` on, in batches."""
+        self.call("send_numbers", producer=producer, topic=topic, first=first, count=count)
 
     def recall(self, producer: str, topic: str, handle: str) -> str:
         """Recall a delayed message; return its unique id."""

@@ -21,11 +21,13 @@ pytestmark = [
 WAIT_S: Final = 120.0
 QUEUES: Final = 4
 INVISIBLE_MS: Final = 5000
-LEASE_MS: Final = 10_000
+LEASE_MS: Final = 30_000
 """Longer than it takes to change the mode, and as long as a delay level."""
 BACKLOG: Final = 200
 """Messages before each change: members are still busy with them then."""
 SLEEP_MS: Final = 20
+MORE_THAN_TAKEN: Final = 1024
+"""Messages of which some are left for others: a member takes no more than 96 and one pop before it has consumed some."""
 
 
 class Members:
@@ -39,9 +41,9 @@ class Members:
             client.start_consumer(name, name, name, invisible_ms=INVISIBLE_MS, sleep_ms=SLEEP_MS, threads=4)
 
     def send(self, count: int) -> None:
-        for _ in range(count):
-            self._clients[0].publish(self._name, self._name, b"%d" % self._sent)
-            self._sent += 1
+        """Send this many at once: sent one by one, they may be consumed as fast as they come."""
+        self._clients[0].publish_numbers(self._name, self._name, count, self._sent)
+        self._sent += count
 
     def wait_for_mode(self, mode: str) -> None:
         """Send until each member is given a message in this mode that is sent from now on."""
@@ -73,7 +75,7 @@ def lease(place: Place, members: Members) -> set[bytes]:
     taken: set[bytes] = set()
 
     def is_taken() -> bool:
-        members.send(64)  # more than both members wait for: they are away with some when others come
+        members.send(MORE_THAN_TAKEN)
         taken.update(place.pop(invisible_ms=LEASE_MS).bodies)
         return bool(taken)
 
@@ -95,10 +97,10 @@ def test_nothing_is_lost_when_the_mode_changes(broker: BrokerProcess, start5: St
     leased = lease(Place(clients[0], broker.address, name, name), members)
     set_mode(tool, name, name, "PULL")
     members.wait_for_mode("PULL")
+    wait_until(lambda: leased <= members.retried(), WAIT_S, "all that was leased at members that pull", 0.2)
     members.send(BACKLOG)
     set_mode(tool, name, name, "POP")
     members.wait_for_mode("POP")
     wait_until(lambda: not members.missing(), WAIT_S, "each message at some member", 0.2)
-    assert leased <= members.retried()
     for client in clients:
         client.kill()

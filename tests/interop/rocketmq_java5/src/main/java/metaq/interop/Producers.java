@@ -51,14 +51,15 @@ final class Producers {
         return Messages.view(named(request.getString("producer")).send(Messages.read(request.getJSONObject("message"))));
     }
 
-    /** Sends the numbers below {@code count} in batches, which the client spreads over all queues of the topic. */
+    /** Sends {@code count} numbers from {@code first} on in batches, which the client spreads over all queues of the topic. */
     Object sendNumbers(JSONObject request) throws Exception {
         DefaultMQProducer producer = named(request.getString("producer"));
-        int count = request.getIntValue("count");
+        int first = request.getIntValue("first");
+        int end = first + request.getIntValue("count");
         List<Message> batch = new ArrayList<>();
-        for (int number = 0; number < count; number++) {
+        for (int number = first; number < end; number++) {
             batch.add(new Message(request.getString("topic"), Integer.toString(number).getBytes()));
-            if (batch.size() == BATCH || number == count - 1) {
+            if (batch.size() == BATCH || number == end - 1) {
                 producer.send(batch);
                 batch = new ArrayList<>();
             }
