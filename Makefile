@@ -4,7 +4,9 @@ SHELL := /bin/bash
 # Processes that share the tests, which mostly wait.
 JOBS ?= 4
 BIN := .venv/bin
-PACKAGING := setup.py pyproject.toml
+# Packages of their own, each for a framework that metaq can be the broker of.
+INTEGRATIONS := $(patsubst %/pyproject.toml,%,$(wildcard integrations/*/pyproject.toml))
+PACKAGING := setup.py pyproject.toml $(INTEGRATIONS:%=%/pyproject.toml)
 
 # Debian keeps some servers that the tests talk to in sbin, which is not on everyone's PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
@@ -80,5 +82,5 @@ sbom: .venv/.stamp-dev
 
 .venv/.stamp-dev: .venv/.stamp-venv $(PACKAGING)
 	@echo "installing metaq, and all that its tests need, into .venv; this takes some minutes"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' $(INTEGRATIONS:%=-e %)
 	@touch $@
