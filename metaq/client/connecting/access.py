@@ -147,16 +147,16 @@ class _Secured:
         return self._raw.fileno()
 
     def recv(self, size: int, /) -> bytes:
-        """Return all that has come, and at most ``size``: whoever waits for the descriptor is not told of what is kept here."""
+        """Return all that has come. A caller that polls the descriptor would never see what stays here.
+
+        That may be more than ``size``: what is received completes a TLS record of up to 16 KiB that began before it.
+        """
         return self._received(lambda: self._all(size)) or b""
 
     def _all(self, size: int) -> bytes:
         data = self._tls.read(size)
         try:
-            while data and len(data) < size:
-                more = self._tls.read(size - len(data))
-                if not more:
-                    break
+            while data and (more := self._tls.read(size)):
                 data += more
         except (ssl.SSLWantReadError, ssl.SSLZeroReturnError, ssl.SSLEOFError):
             pass  # the next call tells of the end
