@@ -4,6 +4,8 @@ SHELL := /bin/bash
 # Processes that share the tests, which mostly wait.
 JOBS ?= 4
 BIN := .venv/bin
+# tests/conftest.py says which tests one process runs, and in which order.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 # Packages of their own, each for a framework that metaq can be the broker of.
 INTEGRATIONS := $(patsubst %/pyproject.toml,%,$(wildcard integrations/*/pyproject.toml))
 PACKAGING := setup.py pyproject.toml $(INTEGRATIONS:%=%/pyproject.toml)
@@ -22,11 +24,10 @@ run: .venv/.stamp-run
 
 # What is fast, and a little of each kind that is slow.
 test: .venv/.stamp-dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow"
+	$(PYTEST) -m "not slow"
 
-# One by one, as they are asked for: some take minutes, and their files are no measure of that.
 test-slow: .venv/.stamp-dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist load --maxschedchunk 1 -m slow
+	$(PYTEST) -m slow
 
 # Both forms.
 test-all: test test-slow test-compiled
@@ -58,7 +59,7 @@ interpret:
 	rm -rf build
 
 test-compiled: compile
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow" tests/protocol tests/store tests/engine tests/client tests/tx tests/wire tests/crash tests/server/text tests/server/remoting; status=$$?; \
+	$(PYTEST) -m "not slow" tests/protocol tests/store tests/engine tests/client tests/tx tests/wire tests/crash tests/server/text tests/server/remoting; status=$$?; \
 	    $(MAKE) interpret; exit $$status
 
 bench: .venv/.stamp-dev

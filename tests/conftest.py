@@ -17,7 +17,12 @@ from typing import Final, NamedTuple
 import pytest
 from hypothesis import HealthCheck, settings
 
-PACKAGES: Final = Path(__file__).parents[1] / ".ci" / "packages"
+TESTS: Final = Path(__file__).parent
+PACKAGES: Final = TESTS.parent / ".ci" / "packages"
+LONG_TO_MAKE: Final = ("spark", "built", "bare", "wheels")
+"""Fixtures whose tests run in one process, or each process would make its own, or wait for the one that makes it."""
+LONG_FOLDERS: Final = ("spark", "deploy", "packaging", "docs", "interop", "cluster", "crash", "cli", "client", "server")
+"""Those whose tests take longest, in that order."""
 SKIPS_FAIL: Final = os.environ.get("REQUIRE_PARTNERS") == "1"
 
 # A slow machine is not a defect, so no test is judged by its time; a failing case prints the blob that replays it.
@@ -64,22 +69,42 @@ def pytest_report_header() -> str:
     return f"partners missing, whose tests are skipped: {names}; apt-get install {packages}"
 
 
-@pytest.hookimpl(trylast=True)  # when those that are not asked for have gone
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Check the names of partners; begin with the slow tests that may take longest, so that no worker ends with one."""
-    if all(item.get_closest_marker("slow") for item in items):
-        items.sort(key=most_seconds, reverse=True)
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+    """Check the names of partners; say which tests one process runs, and begin with what takes long.
+
+    No process then ends with a long test while the others have nothing left to do.
+    """
     for item in items:
         for mark in item.iter_markers("partner"):
             if not mark.args or not PARTNERS.keys() >= set(mark.args):
                 known = ", ".join(PARTNERS)
                 raise pytest.UsageError(f"{item.nodeid}: partner{mark.args} is not in {PACKAGES}; known: {known}")
+        group = shared(item)
+        if group is not None:
+            item.add_marker(pytest.mark.xdist_group(group))
+    yield  # those that are not asked for go
+    items.sort(key=longest_first)
 
 
-def most_seconds(item: pytest.Item) -> float:
-    """Return the limit of a test that sets itself one; 0 for others."""
-    mark = item.get_closest_marker("timeout")
-    return 0.0 if mark is None else float(mark.args[0])
+def shared(item: pytest.Item) -> str | None:
+    """Return what a test shares with others of its process: what takes long to make, or the fixtures of its file.
+
+    ``None`` for other slow tests, some of which take minutes: those of a file may run at the same time.
+    """
+    made = next((name for name in LONG_TO_MAKE if name in getattr(item, "fixturenames", ())), None)
+    return made or (None if item.get_closest_marker("slow") else str(item.path))
+
+
+def longest_first(item: pytest.Item) -> tuple[float, int]:
+    """Order slow tests by the limit that they set themselves, others by their folders."""
+    limit = item.get_closest_marker("timeout")
+    is_slow = item.get_closest_marker("slow") is not None
+    folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
+    return (
+        -float(limit.args[0]) if is_slow and limit is not None else 0.0,
+        LONG_FOLDERS.index(folder) if folder in LONG_FOLDERS else len(LONG_FOLDERS),
+    )
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -36,10 +36,10 @@ MEMBERS: Final = ("epoch", "readable_end", "begin", "in_sync", "documents", "fol
 @pytest.mark.slow
 def test_garbage_moves_nothing() -> None:
     """F-HA-GARBAGE, P07: neither the log nor who is in sync; the slave follows, puts wait for it, no memory is kept."""
-    result = run(seed=0, count=2000)
-    assert result.cases >= 2000
+    result = run(seed=0, count=800)
+    assert result.cases >= 800
     kinds = ("noise", "rocketmq", "mutated", "odd values", "lengths", "claims", "reports", "ends", "hangs up", "stays")
-    assert min(result.details[kind] for kind in kinds) > 10
+    assert min(result.details[kind] for kind in kinds) > 3
 
 
 def test_a_rocketmq_slave_is_turned_away(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ def test_a_few_kills_double_no_id_and_swallow_none() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_kills_double_no_id_and_swallow_none() -> None:
-    """D-1, D-2, F-23: 100 kills, with the index spoiled between them."""
-    result = run(seed=0, count=100)
-    assert result.cases >= 100
+    """D-1, D-2, F-23: 40 kills, with the index spoiled between them."""
+    result = run(seed=0, count=40)
+    assert result.cases >= 40
     for name in ("stored", "duplicates", "index: older", "index: deleted"):
-        assert result.details[name] > 2, name
+        assert result.details[name] > 0, name

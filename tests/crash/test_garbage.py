@@ -51,9 +51,9 @@ def assert_others_are_served(broker: BrokerProcess, seconds: float) -> None:
 @pytest.mark.slow
 def test_garbage_harms_nobody() -> None:
     """MQ-057, MQ-058, MQ-062: no crash, others are served, each answer is well-formed, no memory is kept."""
-    result = run(seed=0, count=30_000)
-    assert result.cases >= 30_000
-    assert min(result.details[name] for name in ("replies", "reads", "hangs up", "stays")) > 100
+    result = run(seed=0, count=8_000)
+    assert result.cases >= 8_000
+    assert min(result.details[name] for name in ("replies", "reads", "hangs up", "stays")) > 25
 
 
 @pytest.mark.parametrize(("count", "size"), [(10_000, 1024), (40_000, 128)])

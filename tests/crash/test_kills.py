@@ -27,11 +27,11 @@ def test_a_few_kills_lose_nothing() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_kills_lose_nothing() -> None:
-    """MQ-004, MQ-036, RD-005, SG-042: 100 kills, at both levels, under load and while the broker starts."""
-    result = run(seed=0, count=100)
-    assert result.cases >= 100
-    assert min(result.details[name] for name in ("kills under load", "kills at once", "kills while starting")) > 2
-    assert result.details["acknowledged"] > 5_000
+    """MQ-004, MQ-036, RD-005, SG-042: 40 kills, at both levels, under load and while the broker starts."""
+    result = run(seed=0, count=40)
+    assert result.cases >= 40
+    assert min(result.details[name] for name in ("kills under load", "kills at once", "kills while starting")) > 0
+    assert result.details["acknowledged"] > 2_000
 
 
 class Folder:

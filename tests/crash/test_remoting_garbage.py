@@ -30,15 +30,15 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 @pytest.mark.slow
 def test_mutated_frames_harm_nobody() -> None:
     """SG-096, SG-097: no crash, others are served and keep their messages, each request has its response, no memory is kept."""
-    result = run(seed=0, count=30_000)
-    assert result.cases >= 30_000
-    assert min(result.details[name] for name in ("responses", "lost", "reads", "hangs up", "stays", "other protocols")) > 20
+    result = run(seed=0, count=8_000)
+    assert result.cases >= 8_000
+    assert min(result.details[name] for name in ("responses", "lost", "reads", "hangs up", "stays", "other protocols")) > 5
 
 
 def test_strangers_and_users_harm_nobody() -> None:
     """SG-096, E-05: the same of strangers, subscribers and publishers, with bodies of all shapes; no turn takes long."""
-    result = strangers.run(seed=0, count=3000)
-    assert result.cases >= 3000
+    result = strangers.run(seed=0, count=1500)
+    assert result.cases >= 1500
     assert min(result.details[name] for name in ("responses", "lost", "reads", "hangs up", "stays", "longest_turn_ms")) > 0
 
 

@@ -26,9 +26,9 @@ def test_a_cancel_at_the_last_moment_is_answered_as_it_is(tmp_path: Path, durabi
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_kills_lose_no_timer_and_double_none() -> None:
-    """T-1 to T-4, T-7, T-8, F-1, F-6, F-13, F-15: 100 kills, with the index spoiled and the clock set between them."""
-    result = run(seed=0, count=100)
-    assert result.cases >= 100
+    """T-1 to T-4, T-7, T-8, F-1, F-6, F-13, F-15: 40 kills, with the index spoiled and the clock set between them."""
+    result = run(seed=0, count=40)
+    assert result.cases >= 40
     for name in ("delivered", "cancelled", "cancelled too late", "segments deleted", "clock set", "kills while starting"):
-        assert result.details[name] > 2, name
-    assert sum(count for name, count in result.details.items() if name.startswith("index: ")) > 5
+        assert result.details[name] > 0, name
+    assert sum(count for name, count in result.details.items() if name.startswith("index: ")) > 2

@@ -469,7 +469,7 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestIndex = IndexMachine.TestCase
-TestIndex.settings = settings(max_examples=100, stateful_step_count=30)
+TestIndex.settings = settings(max_examples=50, stateful_step_count=30)
 
 
 # -- hashes -----------------------------------------------------------------------------------------------------------

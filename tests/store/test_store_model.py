@@ -160,4 +160,4 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStore = StoreMachine.TestCase
-TestStore.settings = settings(max_examples=200, stateful_step_count=40, report_multiple_bugs=False)
+TestStore.settings = settings(max_examples=60, stateful_step_count=40, report_multiple_bugs=False)

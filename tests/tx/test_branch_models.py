@@ -433,9 +433,9 @@ class LocalMachine(RuleBasedStateMachine):
 
 def test_any_order_of_commands_second_halves_deadlines_and_crashes() -> None:
     """MQ-071, MQ-072, MQ-075, MQ-076: as the model has it; committed once, rolled back never, prepared until decided."""
-    run_state_machine_as_test(BranchMachine, settings=settings(max_examples=300, stateful_step_count=40))
+    run_state_machine_as_test(BranchMachine, settings=settings(max_examples=100, stateful_step_count=40))
 
 
 def test_any_order_of_local_transactions() -> None:
     """MQ-108: as the model has it, each connection for itself."""
-    run_state_machine_as_test(LocalMachine, settings=settings(max_examples=100, stateful_step_count=30))
+    run_state_machine_as_test(LocalMachine, settings=settings(max_examples=60, stateful_step_count=30))

@@ -23,11 +23,11 @@ def test_a_few_rows_and_messages_agree() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_rows_and_messages_agree() -> None:
-    """MQ-071, MQ-078: 100 transactions, with SIGKILL of the program, the broker and PostgreSQL at random steps."""
-    result = run(seed=0, count=100)
-    assert result.cases >= 100
+    """MQ-071, MQ-078: 40 transactions, with SIGKILL of the program, the broker and PostgreSQL at random steps."""
+    result = run(seed=0, count=40)
+    assert result.cases >= 40
     assert min(result.details[f"kills of {victim}"] for victim in VICTIMS) > 0
-    assert result.details["committed"] > 25
+    assert result.details["committed"] > 10
 
 
 @pytest.fixture
