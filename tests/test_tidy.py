@@ -45,6 +45,12 @@ def python_files(tracked: list[Path]) -> list[Path]:
     return [path for path in tracked if path.suffix == ".py"]
 
 
+@pytest.fixture(scope="module")
+def trees(python_files: list[Path]) -> dict[Path, ast.Module]:
+    """Return all of them parsed, once for all tests."""
+    return {path: ast.parse(path.read_bytes()) for path in python_files}
+
+
 def name(path: Path, line: int | None = None) -> str:
     return str(path.relative_to(ROOT)) + ("" if line is None else f":{line}")
 
@@ -70,11 +76,11 @@ def test_no_python_file_is_over_500_lines(python_files: list[Path]) -> None:
     assert {file: count for file, count in counts.items() if count > MAX_FILE_LINES} == {}
 
 
-def test_no_function_is_over_60_lines(python_files: list[Path]) -> None:
+def test_no_function_is_over_60_lines(trees: dict[Path, ast.Module]) -> None:
     long = {
         f"{name(path, function.lineno)} {function.name}": lines_without_docstring(function)
-        for path in python_files
-        for function in functions(ast.parse(path.read_bytes()))
+        for path, tree in trees.items()
+        for function in functions(tree)
         if lines_without_docstring(function) > MAX_FUNCTION_LINES
     }
     assert long == {}
@@ -118,10 +124,10 @@ def shared(found: dict[str, set[str]]) -> dict[str, set[str]]:
 
 
 @pytest.fixture(scope="module")
-def modules(python_files: list[Path]) -> dict[str, ast.Module]:
+def modules(trees: dict[Path, ast.Module]) -> dict[str, ast.Module]:
     """The modules of metaq by name."""
-    names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in python_files}
-    return {name: ast.parse(path.read_bytes()) for path, name in names.items() if name.startswith("metaq.")}
+    names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in trees}
+    return {name: trees[path] for path, name in names.items() if name.startswith("metaq.")}
 
 
 def test_no_two_classes_have_one_name(modules: dict[str, ast.Module]) -> None:
@@ -151,16 +157,6 @@ def test_shared_names_are_found() -> None:
     assert shared(functions_imported(trees)) == {"find": {"metaq.a", "metaq.b"}}
 
 
-def test_no_except_without_a_class(python_files: list[Path]) -> None:
-    bare = [
-        name(path, node.lineno)
-        for path in python_files
-        for node in ast.walk(ast.parse(path.read_bytes()))
-        if isinstance(node, ast.ExceptHandler) and node.type is None
-    ]
-    assert bare == []
-
-
 def arguments_and_elements(tree: ast.Module) -> Iterator[ast.expr]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
@@ -176,8 +172,8 @@ def packed(tree: ast.Module) -> Iterator[int]:
             yield node.lineno
 
 
-def test_nothing_is_packed_only_to_be_unpacked(python_files: list[Path]) -> None:
-    assert [name(path, line) for path in python_files for line in packed(ast.parse(path.read_bytes()))] == []
+def test_nothing_is_packed_only_to_be_unpacked(trees: dict[Path, ast.Module]) -> None:
+    assert [name(path, line) for path, tree in trees.items() for line in packed(tree)] == []
 
 
 def test_what_is_packed_is_found() -> None:

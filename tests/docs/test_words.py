@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -12,8 +13,13 @@ QUESTION: Final = re.compile(r"(What|Whether|Who|Whose|Of|As)\b")
 ONLY_A_CODE: Final = re.compile(r"(Code )?\d+(,? (and |to )?\d+)*[.:]?")
 
 
-def beginnings() -> Iterator[tuple[str, str]]:
-    """Place and first line of each docstring of the package."""
+@cache
+def beginnings() -> tuple[tuple[str, str], ...]:
+    """Return the place and the first line of each docstring of the package."""
+    return tuple(_beginnings())
+
+
+def _beginnings() -> Iterator[tuple[str, str]]:
     for path in sorted((ROOT / "metaq").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
