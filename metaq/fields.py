@@ -180,17 +180,17 @@ def _word(words: Any, value: Any) -> Any:
     return str(value)
 
 
-def _within(rules: Rules, value: Any) -> Any:
-    if isinstance(value, int) and value > MOST:
-        raise ValueError(f"must be at most {MOST}")
-    if rules.ge is not None and value < rules.ge:
-        raise ValueError(f"must be at least {rules.ge}")
-    if rules.gt is not None and value <= rules.gt:
-        raise ValueError(f"must be more than {rules.gt}")
-    if rules.le is not None and value > rules.le:
-        raise ValueError(f"must be at most {rules.le}")
-    if rules.multiple_of is not None and value % rules.multiple_of:
-        raise ValueError(f"must be a multiple of {rules.multiple_of}")
+def _within(rules: Rules, value: Any, said: str = "", write: Callable[[Any], str] = str) -> Any:
+    """Return a value that keeps the rules; ``said`` begins the sentence about one that does not, ``write`` writes its bound."""
+    most = MOST if rules.le is None else min(rules.le, MOST)
+    for is_wrong, relation, bound in (
+        (rules.ge is not None and value < rules.ge, "must be at least", rules.ge),
+        (rules.gt is not None and value <= rules.gt, "must be more than", rules.gt),
+        (isinstance(value, int | float) and value > most, "must be at most", most),
+        (rules.multiple_of is not None and value % rules.multiple_of, "must be a multiple of", rules.multiple_of),
+    ):
+        if is_wrong:
+            raise ValueError(f"{said}{relation} {write(bound)}")
     return value
 
 
@@ -205,16 +205,7 @@ def _measured(unit: Unit, kind: type[int] | type[float], value: Any, rules: Rule
         if kind is int and exact.denominator != 1:
             raise ValueError(f"{shorten(value)} is not a whole number; write {unit.form}") from None
         number = kind(exact)
-    for wrong, relation, bound in (
-        (rules.ge is not None and number < rules.ge, "must be at least", rules.ge),
-        (rules.gt is not None and number <= rules.gt, "must be more than", rules.gt),
-        (number > MOST, "must be at most", MOST),
-        (rules.le is not None and number > rules.le, "must be at most", rules.le),
-    ):
-        if wrong:
-            assert bound is not None
-            raise ValueError(f"{shorten(value)} {relation} {unit.write(bound)}")
-    return number
+    return _within(rules, number, f"{shorten(value)} ", unit.write)
 
 
 def _integer(value: Any) -> int:

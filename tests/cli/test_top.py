@@ -1,7 +1,9 @@
 """`metaq top`: what a broker does now, on a terminal and for scripts."""
 
+import contextlib
 import math
 import shutil
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +12,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from metaq.address import Address
 from metaq.cli import commands
+from metaq.cli.cluster import samples
 from metaq.cli.cluster.samples import MetricsSample, parse
 from metaq.cli.cluster.traffic import broker_traffic, topic_traffic
 from metaq.client import Client, ConsumeFrom, TextClient, connect
+from metaq.errors import ConnectionFailed
 from tests.support.broker import BrokerProcess
 from tests.support.cli import Cli
 from tests.support.terminal import Terminal
@@ -144,6 +149,24 @@ def test_what_cannot_be_shown(broker: BrokerProcess) -> None:
     wrong = cli.run("top", "--once", "--http", broker.address, code=3).stderr
     assert "is no HTTP port of a broker" in wrong and "--http" in wrong
     assert "cannot connect to 127.0.0.1:1" in cli.run("top", "--once", "--http", "127.0.0.1:1", code=3).stderr
+
+
+def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """19.1: whatever listens at that port."""
+    monkeypatch.setattr(samples, "MOST_BYTES", 100_000)
+
+    def talk() -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):  # the other side hangs up
+            while True:
+                connection.sendall(bytes(65536))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=talk)
+        thread.start()
+        with pytest.raises(ConnectionFailed, match="sends more than 100000 bytes"):
+            samples.scrape(Address(*listener.getsockname()), {})
+        thread.join()
 
 
 def test_a_broker_with_users_wants_a_login(tmp_path: Path) -> None:
