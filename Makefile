@@ -5,7 +5,7 @@ SHELL := /bin/bash
 JOBS ?= 4
 BIN := .venv/bin
 # tests/conftest.py says which tests one process runs, and in which order.
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder
 # Packages of their own, each for a framework that metaq can be the broker of.
 INTEGRATIONS := $(patsubst %/pyproject.toml,%,$(wildcard integrations/*/pyproject.toml))
 PACKAGING := setup.py pyproject.toml $(INTEGRATIONS:%=%/pyproject.toml)

@@ -16,11 +16,13 @@ from typing import Final, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 TESTS: Final = Path(__file__).parent
 PACKAGES: Final = TESTS.parent / ".ci" / "packages"
-LONG_TO_MAKE: Final = ("spark", "built", "bare", "wheels")
-"""Fixtures whose tests run in one process, or each process would make its own, or wait for the one that makes it."""
+TOGETHER: Final = ("tests/spark/", "tests/packaging/test_distribution.py", "tests/packaging/test_bare.py")
+"""Places whose tests share a Spark session, or a package that is built."""
 LONG_FOLDERS: Final = ("spark", "deploy", "packaging", "docs", "interop", "cluster", "crash", "cli", "client", "server")
 """Those whose tests take longest, in that order."""
 SKIPS_FAIL: Final = os.environ.get("REQUIRE_PARTNERS") == "1"
@@ -69,31 +71,18 @@ def pytest_report_header() -> str:
     return f"partners missing, whose tests are skipped: {names}; apt-get install {packages}"
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
-    """Check the names of partners; say which tests one process runs, and begin with what takes long.
+@pytest.hookimpl(trylast=True)  # when those that are not asked for have gone
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Check the names of partners, and begin with what takes long.
 
     No process then ends with a long test while the others have nothing left to do.
     """
+    items.sort(key=longest_first)
     for item in items:
         for mark in item.iter_markers("partner"):
             if not mark.args or not PARTNERS.keys() >= set(mark.args):
                 known = ", ".join(PARTNERS)
                 raise pytest.UsageError(f"{item.nodeid}: partner{mark.args} is not in {PACKAGES}; known: {known}")
-        group = shared(item)
-        if group is not None:
-            item.add_marker(pytest.mark.xdist_group(group))
-    yield  # those that are not asked for go
-    items.sort(key=longest_first)
-
-
-def shared(item: pytest.Item) -> str | None:
-    """Return what a test shares with others of its process: what takes long to make, or the fixtures of its file.
-
-    ``None`` for other slow tests, some of which take minutes: those of a file may run at the same time.
-    """
-    made = next((name for name in LONG_TO_MAKE if name in getattr(item, "fixturenames", ())), None)
-    return made or (None if item.get_closest_marker("slow") else str(item.path))
 
 
 def longest_first(item: pytest.Item) -> tuple[float, int]:
@@ -105,6 +94,24 @@ def longest_first(item: pytest.Item) -> tuple[float, int]:
         -float(limit.args[0]) if is_slow and limit is not None else 0.0,
         LONG_FOLDERS.index(folder) if folder in LONG_FOLDERS else len(LONG_FOLDERS),
     )
+
+
+class Scheduler(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+    """Sends to one process the tests that share what takes long to make; each process would make its own.
+
+    Of other files, fast tests stay together, and slow ones, some of which take minutes, do not.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        together = next((place for place in TOGETHER if file.startswith(place)), None)
+        return together or (nodeid if self.config.getoption("markexpr") == "slow" else file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduler:
+    """Return the scheduler of a run with several processes."""
+    return Scheduler(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)

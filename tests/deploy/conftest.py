@@ -16,6 +16,7 @@ from metaq.deploy.wheels import build
 from tests.deploy.pair import Pair
 from tests.deploy.prepared import prepared_python
 from tests.deploy.systems import Systems
+from tests.support.once import made_once
 from tests.support.sshd import SshHost
 
 ROOT: Final = Path(__file__).parents[2]
@@ -29,20 +30,25 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     It is not compiled, which takes minutes: ``tests.packaging`` does that.
     """
-    folder = tmp_path_factory.mktemp("build")
+    return made_once(tmp_path_factory, "release", make_release) / "wheels"
+
+
+def make_release(folder: Path) -> None:
     settings = ClusterSettings(package=str(ROOT), hosts={"none": None})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COMPILE_METAQ", "0")
         release = build(Cluster(settings, ()), folder)
     add = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(release.wheels), "kazoo"]
     subprocess.run(add, check=True)
-    return release.wheels
 
 
 @pytest.fixture(scope="session")
 def second_wheels(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with another version."""
-    folder = tmp_path_factory.mktemp("second")
+    return made_once(tmp_path_factory, "second", lambda folder: make_second(folder, wheels)) / "wheels"
+
+
+def make_second(folder: Path, wheels: Path) -> None:
     source, built = folder / "source", folder / "wheels"
     source.mkdir()
     for name in SOURCES:
@@ -54,7 +60,6 @@ def second_wheels(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     shutil.copytree(wheels, built, ignore=shutil.ignore_patterns("metaq_broker-*"))
     make = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(built), str(source)]
     subprocess.run(make, check=True, env={**os.environ, "COMPILE_METAQ": "0"})
-    return built
 
 
 @pytest.fixture(scope="session")

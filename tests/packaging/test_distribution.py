@@ -1,8 +1,6 @@
 """From nothing to the first message: the distribution is built, installed in a fresh environment, and serves."""
 
 import email
-import fcntl
-import os
 import re
 import tarfile
 import zipfile
@@ -14,6 +12,7 @@ import pytest
 import metaq
 from tests.docs.examples import ROOT
 from tests.packaging.built import MOST_KIB, build, install, run, serving, tracked, wheel_in
+from tests.support.once import made_once
 
 pytestmark = [pytest.mark.slow, pytest.mark.partner("git"), pytest.mark.timeout(2400)]
 
@@ -27,18 +26,15 @@ class Built(NamedTuple):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The compiled form. As it takes minutes, the processes of a run share it: the first builds, the others wait."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "distribution"
-    folder.mkdir(exist_ok=True)
-    dist, environment = folder / "dist", folder / "environment"
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not environment.exists():
-            build(folder, COMPILE_METAQ="1")
-            install(wheel_in(dist), environment)
-    (sdist,) = dist.glob("*.tar.gz")
-    return Built(sdist, wheel_in(dist), environment / "bin")
+    """The compiled form."""
+    folder = made_once(tmp_path_factory, "distribution", make_compiled)
+    (sdist,) = (folder / "dist").glob("*.tar.gz")
+    return Built(sdist, wheel_in(folder / "dist"), folder / "environment" / "bin")
+
+
+def make_compiled(folder: Path) -> None:
+    build(folder, COMPILE_METAQ="1")
+    install(wheel_in(folder / "dist"), folder / "environment")
 
 
 def compiled_modules() -> set[str]:
