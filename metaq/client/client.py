@@ -391,6 +391,7 @@ class Client:
         invisible: timedelta | float = DEFAULT_INVISIBLE_S,
         wait: timedelta | float = DEFAULT_WAIT_S,
         from_first: bool = False,
+        keep: bool = False,
         deserializer: Serializer[Any] | None = None,
     ) -> LeaseConsumer:
         """Return a consumer that leases messages: each comes again, to any member of the group, unless it is acked in time.
@@ -407,6 +408,8 @@ class Client:
             wait: how long a broker may hold a request for messages.
             from_first: begin with the first message of the topic if the group is new, not with those that come from now on; in
                 a topic that is young, brokers always begin with the first.
+            keep: extend the leases of messages that the consumer has returned until they are settled, as those of handlers are,
+                while the program has them: a message that it drops comes again when its lease ends.
             deserializer: makes the ``value`` of each message; one whose body it does not take counts as failed.
 
         Raises:
@@ -426,6 +429,7 @@ class Client:
             invisible=invisible,
             wait=wait,
             from_first=from_first,
+            keep=keep,
             deserializer=deserializer,
         )
 

@@ -312,6 +312,24 @@ def test_what_waits_in_the_consumer_stays_leased(client: Client, new_client: Con
         second.ack()
 
 
+def test_a_lease_is_kept_as_long_as_the_program_has_its_message(
+    client: Client, new_client: Connect, topic: str, later: Later
+) -> None:
+    """E-08: if it wants that, also after the consumer was closed; a message that it drops comes again."""
+    put(client, topic, "done", "dropped")
+    other = new_client().lease_consumer(topic, GROUP)
+    with client.lease_consumer(topic, GROUP, invisible=1, batch=1, keep=True) as consumer:
+        mine = {message.body: message for message in (next_of(consumer), next_of(consumer))}
+    for _ in range(3):
+        later(0.4)
+        assert other.receive(timeout_s=0.5) is None
+    mine[b"done"].ack()
+    mine.clear()
+    later(1)
+    again = next_of(other)
+    assert (again.body, again.attempt) == (b"dropped", 2)
+
+
 # -- the end ----------------------------------------------------------------------------------------------------------
 
 

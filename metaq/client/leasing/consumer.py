@@ -166,7 +166,8 @@ class LeaseConsumer:
         """Return the next message; ``None`` when none comes within ``timeout_s`` or the consumer is closed.
 
         Up to a batch from each broker waits in the consumer for the next calls; these leases are extended meanwhile. The lease
-        of the message that is returned is not: call its ``extend`` when it takes longer.
+        of the message that is returned is not, unless the consumer was made with ``keep``: call its ``extend`` when it takes
+        longer.
 
         Args:
             timeout_s: the most seconds to wait; by default without limit.
@@ -262,6 +263,7 @@ def lease_consumer(
     invisible: timedelta | float,
     wait: timedelta | float,
     from_first: bool,
+    keep: bool,
     deserializer: Serializer[Any] | None,
 ) -> LeaseConsumer:
     """Make a consumer; see ``Client.lease_consumer``."""
@@ -269,9 +271,10 @@ def lease_consumer(
     checks.group(group)
     checks.number("batch", batch, 1, MOST_BATCH)
     checks.flag("from_first", from_first)
+    checks.flag("keep", keep)
     check_serializer("deserializer", deserializer)
     invisible_s, wait_s = checks.span("invisible", invisible, LEAST_INVISIBLE_S), checks.span("wait", wait)
     subscription = subscription_to(topic, tags, sql, time.time_ns() // 1_000_000)
     terms = LeaseTerms(topic, group, subscription, round(invisible_s * 1000), from_first)
     loads = None if deserializer is None else deserializer.loads
-    return LeaseConsumer(LeaseHolder(core, terms, batch=batch, wait_s=wait_s, loads=loads))
+    return LeaseConsumer(LeaseHolder(core, terms, batch=batch, wait_s=wait_s, keep=keep, loads=loads))

@@ -2,7 +2,7 @@
 
 Polls ask for messages only while somebody waits for one and none is here. What they bring waits in a buffer. The leases of
 messages in the buffer, and of those for which a handler runs, are extended when half of their time is over; that of a message
-which was handed to the program itself is not.
+which was handed to the program itself is so with ``keep`` only, while the program has it.
 """
 
 import logging
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
+from weakref import WeakSet
 
 from metaq.client.connecting.core import CONTROL_TIMEOUT_S, Core
 from metaq.client.connecting.forks import MADE_BEFORE, renewed_in_children
@@ -46,7 +47,14 @@ class LeaseHolder:
     """A member of a group that leases messages of one topic. Nothing but ``next`` and ``close`` blocks. Thread-safe."""
 
     def __init__(
-        self, core: Core, terms: LeaseTerms, *, batch: int, wait_s: float, loads: Callable[[bytes], Any] | None = None
+        self,
+        core: Core,
+        terms: LeaseTerms,
+        *,
+        batch: int,
+        wait_s: float,
+        keep: bool = False,
+        loads: Callable[[bytes], Any] | None = None,
     ) -> None:
         """Join the group. ``RouteNotFound`` when no registry answers; a topic that does not exist yet is waited for."""
         self.group = terms.group
@@ -58,6 +66,7 @@ class LeaseHolder:
         self._terms = terms
         self._batch = batch
         self._wait_s = wait_s
+        self._keep = keep
         self._invisible_s = terms.invisible_ms / 1000
         self._started_ms = time.time_ns() // 1_000_000
         self._settling = Settling(core, terms)
@@ -74,6 +83,8 @@ class LeaseHolder:
         self._buffer: deque[Lease] = deque()
         self._handled: set[Lease] = set()
         """Those for which a handler runs."""
+        self._kept: WeakSet[Lease] = WeakSet()
+        """Those that the program has, if it wants them kept. One that it drops without a word ends by itself."""
         self._threads: set[int] = set()
         """The threads that call handlers."""
         renewed_in_children(self)
@@ -89,7 +100,7 @@ class LeaseHolder:
         self._core.add_consumer(self)
         self._core.heartbeat(wait_s=CONTROL_TIMEOUT_S)
         self._core.scheduler.run(self._polls.resolve)
-        self._core.scheduler.every(min(_MOST_TICK_S, self._invisible_s / _TICKS), self._extend, lambda: self.closed)
+        self._core.scheduler.every(min(_MOST_TICK_S, self._invisible_s / _TICKS), self._extend, self._keeps_nothing)
 
     def _renew(self) -> None:
         """Become closed in a child of a fork: membership and leases are the parent's."""
@@ -98,6 +109,7 @@ class LeaseHolder:
         self._is_inherited = self.closed = True
         self._buffer = deque()
         self._handled = set()
+        self._kept = WeakSet()
 
     def check_open(self) -> None:
         """Raise ``ClientClosed`` when it is closed."""
@@ -143,6 +155,8 @@ class LeaseHolder:
                     continue
                 if is_handled:
                     self._handled.add(lease)
+                elif self._keep:
+                    self._kept.add(lease)
                 return lease
             if self.closed:
                 return None
@@ -211,12 +225,17 @@ class LeaseHolder:
         return told
 
     def _extend(self) -> None:
-        """Extend the leases of messages that wait here or are being handled, of those for which it is time."""
+        """Extend the leases of messages that wait here, are being handled or kept, of those for which it is time."""
         now_s = time.monotonic()
         with self._changed:
-            due = [lease for lease in (*self._buffer, *self._handled) if lease.wants_extension(now_s)]
+            due = [lease for lease in (*self._buffer, *self._handled, *self._kept) if lease.wants_extension(now_s)]
         for lease in due:
             self.extend(lease, lease.invisible_s).add_done_callback(partial(_log, "extend", lease))
+
+    def _keeps_nothing(self) -> bool:
+        """Return whether it is closed, and nothing that the program has must be extended any more."""
+        with self._changed:
+            return self.closed and all(lease.is_finished for lease in self._kept)
 
     def _extended(self, lease: Lease, now_s: float, seconds: float, told: Told) -> None:
         error = told.exception()

@@ -17,7 +17,7 @@ def back_off_s(attempt: int) -> int:
 class Lease:
     """A message, the receipt by which its broker knows this delivery, and the end of its time. Guarded by its consumer."""
 
-    __slots__ = ("ends_s", "invisible_s", "is_extending", "is_finished", "lost", "message", "receipt")
+    __slots__ = ("__weakref__", "ends_s", "invisible_s", "is_extending", "is_finished", "lost", "message", "receipt")
 
     def __init__(self, message: ReceivedMessage, receipt: Receipt, now_s: float, invisible_s: float) -> None:
         """Begin when the message arrives. Times are those of ``time.monotonic``, whatever the clock of the broker says."""
