@@ -46,6 +46,7 @@ class TimerAdmin:
         self._threads = threads
 
     pending = iterated(BlockingTimerAdmin.pending)
+    cancel = threaded(BlockingTimerAdmin.cancel)
     stats = threaded(BlockingTimerAdmin.stats)
     recurring = iterated(BlockingTimerAdmin.recurring)
     define = threaded(BlockingTimerAdmin.define)

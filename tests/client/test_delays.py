@@ -155,6 +155,21 @@ def test_messages_come_at_their_time(memory: InMemoryBroker) -> None:
         assert memory.now > soon
 
 
+def test_what_waits_can_be_cancelled_by_an_administrator(process: BrokerProcess) -> None:
+    """E-12: whoever has sent it; not the runs of a recurring message."""
+    with connect(process.registry) as client:
+        for topic in ("kept", "swept"):
+            client.producer().send(topic, topic.encode(), delay=HOUR)
+        timers, (master,) = client.admin().timers(), client.admin().masters()
+        (swept,) = (timer for timer in timers.pending(master.address) if timer.topic == "swept")
+        timers.cancel(master.name, swept)
+        timers.cancel(master.name, swept)
+        left = [timer.topic for timer in timers.pending(master.address)]
+        assert "kept" in left and "swept" not in left
+        with pytest.raises(BadRequest, match="no handle"):
+            timers.cancel(master.name, swept._replace(handle=None))
+
+
 def test_a_cancel_that_comes_too_late(memory: InMemoryBroker) -> None:
     """E-12: is told from one of an unknown message."""
     with connect(memory.address) as client:

@@ -7,8 +7,11 @@ from typing import Any, TypeVar
 from metaq.client.admin.views import read_due, read_object, read_recurring, read_timers
 from metaq.client.connecting.core import Core
 from metaq.client.connecting.transport import RemotingRequest, ask
+from metaq.client.sending.cancelling import cancel
+from metaq.errors import BadRequest
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.recall import RecallHandle, encode_recall
 from metaq.protocol.remoting.timers import RecurringRow, TimerRow
 
 R = TypeVar("R", TimerRow, RecurringRow)
@@ -32,6 +35,27 @@ class TimerAdmin:
             RequestTimeout: no answer in time.
         """
         yield from self._pages(address, Request.LIST_TIMERS, {}, read_timers)
+
+    def cancel(self, broker_name: str, timer: TimerRow) -> None:
+        """Cancel a message that waits, as ``Client.cancel`` does for its sender.
+
+        Args:
+            broker_name: the name of the broker where it waits.
+            timer: one of ``pending``.
+
+        Raises:
+            TooLate: the message was delivered before.
+            UnknownHandle: the broker has no such message.
+            RouteNotFound: the broker cannot be found; ``reason`` says why.
+            Refused: the broker cannot cancel now, or the user may not send to the topic.
+            ConnectionFailed: the broker cannot be reached.
+            RequestTimeout: no answer in time; the message may be cancelled.
+            BadRequest: it is the run of a recurring message, or cannot be read, or was shown to one who may only look.
+        """
+        if timer.topic is None or timer.handle is None:
+            raise BadRequest(f"the message that is due at {timer.due_ms} has no handle by which it could be cancelled")
+        handle = RecallHandle(timer.topic, broker_name, timer.due_ms, str(timer.id), timer.handle)
+        cancel(self._core, encode_recall(handle), self._core.deadline())
 
     def stats(self, address: str) -> dict[str, Any]:
         """Return the broker's figures of timers, by the names that ``stats`` has.

@@ -1,0 +1,84 @@
+"""What the tests of this package share: one broker of metaq for a module, and workers of dramatiq."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+from dramatiq import Message, MessageProxy, Worker
+
+from dramatiq_metaq import MetaqBroker
+from dramatiq_metaq.consumer import QueueConsumer
+from tests.support.broker import BrokerProcess, wait_until
+
+DEADLINE_S: Final = 120.0
+DEADLINE_MS: Final = 120_000
+
+MakeBroker = Callable[..., MetaqBroker]
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One process for all tests of a module, which use namespaces of their own."""
+    folder: Path = tmp_path_factory.mktemp("dramatiq")
+    with BrokerProcess(folder / "data") as broker:
+        yield broker
+    shutil.rmtree(broker.data)
+
+
+@pytest.fixture
+def namespace(request: pytest.FixtureRequest) -> str:
+    """One that no other test has."""
+    name: str = request.node.name
+    return "".join(letter if letter.isalnum() else "_" for letter in name)[:90]
+
+
+@pytest.fixture
+def make_broker(process: BrokerProcess, namespace: str) -> Iterator[MakeBroker]:
+    """Makes brokers of the test's namespace, which are closed in the end."""
+    made: list[MetaqBroker] = []
+
+    def make(max_priority: int | None = None, invisible: float = 60.0) -> MetaqBroker:
+        address = f"metaq://{process.registry}/?timeout_s=30"
+        made.append(MetaqBroker(address, namespace=namespace, max_priority=max_priority, invisible=invisible))
+        return made[-1]
+
+    yield make
+    for broker in made:
+        broker.close()
+
+
+@pytest.fixture
+def broker(make_broker: MakeBroker) -> MetaqBroker:
+    return make_broker()
+
+
+@contextmanager
+def working(broker: MetaqBroker, threads: int = 4) -> Iterator[Worker]:
+    """A worker of all queues; its threads look every 50 ms whether they are to stop."""
+    worker = Worker(broker, worker_timeout=50, worker_threads=threads)
+    worker.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+
+
+def dead_letters(broker: MetaqBroker, queue: str = "default") -> list[Message[object]]:
+    """The dead letters of a queue; one that is no message of dramatiq raises."""
+    group = f"{broker.namespace}-{queue}"
+    return [Message.decode(letter.body) for letter in broker.client.admin().dead_letters(group)]
+
+
+def taken(consumer: QueueConsumer) -> MessageProxy:
+    """The next message, which must come."""
+    found: list[MessageProxy] = []
+
+    def has_come() -> bool:
+        found.extend(message for message in [next(consumer)] if message is not None)
+        return bool(found)
+
+    wait_until(has_come, DEADLINE_S, "a message comes")
+    return found[0]
