@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from dramatiq import Message, MessageProxy, Worker
@@ -66,7 +66,11 @@ def working(broker: MetaqBroker, threads: int = 4) -> Iterator[Worker]:
         worker.stop()
 
 
-def dead_letters(broker: MetaqBroker, queue: str = "default") -> list[Message[object]]:
+def message_for(queue: str, actor: str = "nobody", *arguments: object) -> Message[Any]:
+    return Message(queue_name=queue, actor_name=actor, args=arguments, kwargs={}, options={})
+
+
+def dead_letters(broker: MetaqBroker, queue: str = "default") -> list[Message[Any]]:
     """The dead letters of a queue; one that is no message of dramatiq raises."""
     group = f"{broker.namespace}-{queue}"
     return [Message.decode(letter.body) for letter in broker.client.admin().dead_letters(group)]

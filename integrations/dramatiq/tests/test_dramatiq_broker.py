@@ -17,6 +17,7 @@ from dramatiq_support import (
     broker,
     dead_letters,
     make_broker,
+    message_for,
     namespace,
     process,
     taken,
@@ -32,10 +33,6 @@ __all__ = ["broker", "make_broker", "namespace", "process"]  # fixtures
 SOON_MS: Final = 300
 NOBODY: Final = "metaq://127.0.0.1:1/?timeout_s=0.2"
 """Where no registry is."""
-
-
-def message_for(queue: str, actor: str = "nobody") -> Message[Any]:
-    return Message(queue_name=queue, actor_name=actor, args=(), kwargs={}, options={})
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------
@@ -441,9 +438,8 @@ def test_pipelines(broker: MetaqBroker) -> None:
     def record(number: int) -> None:
         seen.append(number)
 
-    given: Message[Any] = Message(queue_name="default", actor_name="add", args=(3,), kwargs={}, options={})
-    shown: Message[Any] = Message(queue_name="default", actor_name="record", args=(), kwargs={}, options={})
-    dramatiq.pipeline([add.message(1, 2), given, shown], broker=broker).run()
+    rest = message_for("default", "add", 3), message_for("default", "record")
+    dramatiq.pipeline([add.message(1, 2), *rest], broker=broker).run()
     with working(broker):
         broker.join("default", timeout=DEADLINE_MS)
     assert seen == [6]
