@@ -48,6 +48,9 @@ SITE = ["mkdocs>=1.6,<2", "mkdocs-material>=9.7,<10"]
 # What docs/recipes.md works with.
 RECIPES = ["django>=5.2", "fastapi>=0.115", "gunicorn>=23.0", "httpx2>=2.0"]
 
+# What the packages in integrations work with.
+INTEGRATIONS = ["dramatiq>=2.2,<3", "taskiq>=0.13,<0.14"]
+
 # The way of a put and of a get. mypyc makes extension modules of the same sources; without them all works the same, slower.
 COMPILED = [
     "metaq/dedupe/records.py",
@@ -244,6 +247,7 @@ setup(
         "dev": [
             *COMPRESSION,
             *DEPLOY,
+            *INTEGRATIONS,
             *LINTERS,
             *RECIPES,
             *REPORT,

@@ -15,7 +15,8 @@ from tests.support.broker import BrokerProcess
 from tests.support.ports import free_ports
 
 PAGE: Final = "docs/recipes.md"
-PAGES: Final = [PAGE, "docs/tutorial.md", "docs/concepts.md", "docs/comparisons.md", "docs/migration.md", "docs/faq.md"]
+PAGES = [PAGE, "docs/tutorial.md", "docs/concepts.md", "docs/comparisons.md", "docs/migration.md", "docs/faq.md"]
+PAGES += ["docs/dramatiq.md", "docs/taskiq.md", "integrations/dramatiq/README.md", "integrations/taskiq/README.md"]
 
 
 @pytest.mark.slow

@@ -1,9 +1,9 @@
 """The broker of taskiq: it sends and leases messages of metaq."""
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Final, NamedTuple
 
 from taskiq import AckableMessage, AsyncBroker, BrokerMessage
@@ -13,6 +13,8 @@ import metaq.aio
 logger = logging.getLogger(__name__)
 
 _MOST_PRIORITY: Final = 255
+_TICK_S: Final = 0.5
+"""The longest time after which a worker that has nothing to do sees that it is to stop."""
 
 
 class _Connected(NamedTuple):
@@ -162,17 +164,22 @@ class MetaqBroker(AsyncBroker):
         consumer = await self.client.lease_consumer(
             self.queue, self.queue, batch=self._batch, invisible=self._invisible, from_first=True, keep=True
         )
-        async with consumer:
-            async for message in consumer:
-                if message.error is not None:
-                    logger.warning("message unreadable queue=%s message=%s reason=%s", self.queue, message.id, message.error)
-                    await message.reject()
-                else:
-                    yield AckableMessage(data=message.body, ack=partial(_ack, message))
+        ticking = asyncio.create_task(_tick())
+        try:
+            async with consumer:
+                async for message in consumer:
+                    if message.error is not None:
+                        logger.warning(
+                            "message unreadable queue=%s message=%s reason=%s", self.queue, message.id, message.error
+                        )
+                        await message.reject()
+                    else:
+                        yield AckableMessage(data=message.body, ack=message.ack)
+        finally:
+            ticking.cancel()
 
 
-async def _ack(message: metaq.aio.LeasedMessage) -> None:
-    try:
-        await message.ack()
-    except metaq.LeaseLost as error:
-        logger.warning("not this worker's task any more, so it may be done twice message=%s reason=%s", message.id, error)
+async def _tick() -> None:
+    """Wake the event loop now and then: the event that the signal handler of taskiq's workers sets wakes no loop that waits."""
+    while True:
+        await asyncio.sleep(_TICK_S)
