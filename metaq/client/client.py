@@ -408,8 +408,7 @@ class Client:
             wait: how long a broker may hold a request for messages.
             from_first: begin with the first message of the topic if the group is new, not with those that come from now on; in
                 a topic that is young, brokers always begin with the first.
-            keep: extend the leases of messages that the consumer has returned until they are settled, as those of handlers are,
-                while the program has them: a message that it drops comes again when its lease ends.
+            keep: extend the leases of returned messages, too, until they are settled, or the program drops them.
             deserializer: makes the ``value`` of each message; one whose body it does not take counts as failed.
 
         Raises:
