@@ -2,6 +2,7 @@
 
 import os
 import sys
+import venv
 import zipfile
 from pathlib import Path
 from typing import Final
@@ -10,7 +11,7 @@ import pytest
 
 from tests.docs.examples import ROOT, fences
 from tests.docs.shell import Shell
-from tests.packaging.built import PIP_INSTALL, READY, clean_environment, copy, install, run, serving, tracked, wheel_in
+from tests.packaging.built import PIP_INSTALL, READY, clean_environment, copy, run, serving, tracked, wheel_in
 from tests.packaging.conftest import Bare
 
 FOLDER: Final = "integrations"
@@ -35,7 +36,8 @@ def build(name: str, folder: Path) -> Path:
 
 def test_the_packages_need_no_more_of_metaq_than_its_wheel(bare: Bare, tmp_path: Path) -> None:
     """What the READMEs show happens where nothing of this project is but the wheels; one environment: each takes a minute."""
-    binaries = install(bare.wheel, tmp_path / "environment")
+    venv.create(tmp_path / "environment", with_pip=True)
+    binaries = tmp_path / "environment" / "bin"
     wheels = [build(name, tmp_path) for name in NAMES]
     run(binaries / "python", *PIP_INSTALL, f"{bare.wheel}[timers]", *wheels, cwd=tmp_path)
     run(binaries / "python", "-m", "pip", "check", cwd=tmp_path)
