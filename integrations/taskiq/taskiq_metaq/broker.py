@@ -97,10 +97,12 @@ class MetaqBroker(AsyncBroker):
 
     async def shutdown(self) -> None:
         """Close the connections. Tasks that were not acked come again when their leases end."""
-        await super().shutdown()
-        if self._connected is not None:
-            await self._connected.client.close()
-            self._connected = None
+        try:
+            await super().shutdown()
+        finally:
+            if self._connected is not None:
+                await self._connected.client.close()
+                self._connected = None
 
     async def _ensure_topic(self, admin: metaq.aio.Admin) -> None:
         """A group shares the messages of one partition among any number of workers, so a topic has one, or one a priority."""
