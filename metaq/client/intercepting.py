@@ -34,13 +34,14 @@ class Interceptor:
     """
 
     def sending(self, client: str, group: str, topic: str, messages: Sequence[MutableMapping[str, str]]) -> Sent:
-        """Begin to send messages of which these are the properties; what is added to them is sent, too.
+        """Begin to send messages; return the function that is called with the results or the error.
 
         Args:
             client: the id of the client.
             group: the group of the producer.
             topic: the topic.
-            messages: the properties of each message. Names and values cannot contain the bytes 1 and 2.
+            messages: the properties of each message, in a batch those that the program gives. What is added to them is sent,
+                too; names and values cannot contain the bytes 1 and 2.
         """
         return _nothing
 
@@ -54,7 +55,7 @@ class Interceptor:
         """
 
     def processing(self, client: str, group: str, messages: Sequence[ReceivedMessage]) -> Ended:
-        """Begin to call a listener or a handler.
+        """Begin to call a listener or a handler; return the function that is called with its error, if any.
 
         Args:
             client: the id of the client.
@@ -64,7 +65,7 @@ class Interceptor:
         return _nothing
 
     def settling(self, client: str, group: str, action: str, message: SettledMessage) -> Ended:
-        """Begin to tell a broker what becomes of a message.
+        """Begin to tell a broker what becomes of a message; return the function that is called with the error, if any.
 
         Args:
             client: the id of the client.
