@@ -1,6 +1,6 @@
 """The cost of tracing for a send: python integrations/opentelemetry/benchmarks/opentelemetry_overhead.py
 
-Starts brokers, and sends with one client in many short rounds, by turns without an interceptor and with spans that go to a batch
+Starts brokers, and sends with one client in many short rounds, by turns without an interceptor and with spans for a batch
 processor which drops them. It prints the microseconds of a send, wall time and processor time of the client, as medians of the
 rounds, and the median of the ratios of neighbouring rounds. Wall time assumes a machine that does nothing else. PYTHONPATH must
 have the root of the repository.

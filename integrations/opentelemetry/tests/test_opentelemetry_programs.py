@@ -24,17 +24,10 @@ from tests.docs.examples import fences
 from tests.support.broker import BrokerProcess, wait_until
 
 WAIT_S: Final = 120.0
+PAGE: Final = "docs/opentelemetry.md"
 README: Final = "integrations/opentelemetry/README.md"
 ADDRESS: Final = "127.0.0.1:9876"
 FIRST: Final = metaq.ConsumeFrom.FIRST
-
-SENDER: Final = """
-import sys
-import metaq
-
-with metaq.connect(sys.argv[1]) as client:
-    client.producer().send("instrumented", b"1")
-"""
 
 PLAIN: Final = """
 import sys
@@ -75,30 +68,30 @@ def test_a_trace_through_services(process: BrokerProcess) -> None:
         with metaq.connect(process.registry) as client:
             producer = client.producer()
 
-            @app.post("/orders/{number}")
-            def take_order(number: int) -> None:
-                producer.send("orders", b"%d" % number)
+            @app.post("/parcels/{number}")
+            def take_parcel(number: int) -> None:
+                producer.send("parcels", b"%d" % number)
 
-            def bill(message: metaq.ReceivedMessage) -> None:
-                producer.send("bills", message.body)
+            def pack(message: metaq.ReceivedMessage) -> None:
+                producer.send("labels", message.body)
 
             FastAPIInstrumentor.instrument_app(app, tracer_provider=provider)
             with TestClient(app) as browser:
-                assert browser.post("/orders/2003").status_code == 200
+                assert browser.post("/parcels/2003").status_code == 200
             with (
-                client.listen("orders", "billing", bill, consume_from=FIRST),
-                client.lease_consumer("bills", "mailing", from_first=True) as mailing,
+                client.listen("parcels", "packing", pack, consume_from=FIRST),
+                client.lease_consumer("labels", "printing", from_first=True) as printing,
             ):
 
-                def mail(message: metaq.LeasedMessage) -> None:
-                    threading.Thread(target=mailing.close).start()
+                def print_label(message: metaq.LeasedMessage) -> None:
+                    threading.Thread(target=printing.close).start()
 
-                mailing.run(mail, concurrency=1)
-                wait_until(lambda: "ack bills" in names(exporter), WAIT_S, "the ack has its span")
+                printing.run(print_label, concurrency=1)
+                wait_until(lambda: "ack labels" in names(exporter), WAIT_S, "the ack has its span")
     finally:
         MetaqInstrumentor().uninstrument()
     spans = {span.name: span for span in exporter.get_finished_spans()}
-    path = ["POST /orders/{number}", "send orders", "process orders", "send bills", "process bills", "ack bills"]
+    path = ["POST /parcels/{number}", "send parcels", "process parcels", "send labels", "process labels", "ack labels"]
     assert [parent_id(spans[name]) for name in path] == [None, *(span_id(spans[name]) for name in path[:-1])]
     kinds = [spans[name].kind for name in path]
     assert kinds == [SpanKind.SERVER, *[SpanKind.PRODUCER, SpanKind.CONSUMER] * 2, SpanKind.CLIENT]
@@ -119,15 +112,25 @@ def span_id(span: ReadableSpan) -> int:
 
 
 def test_opentelemetry_instrument_finds_it(process: BrokerProcess, tmp_path: Path) -> None:
-    """A program that knows nothing of it is traced."""
+    """The program of the page, which does not configure anything, is traced, also its loop."""
+    (shown,) = fences(PAGE, "python")
     program = tmp_path / "program.py"
-    program.write_text(SENDER, "utf-8")
+    text = shown.text.replace(ADDRESS, process.registry)
+    for name, own in (("orders", "letters"), ("bills", "receipts"), ("billing", "posting")):  # the README has those
+        text = text.replace(name, own)
+    program.write_text(text, "utf-8")
     command = Path(sys.executable).with_name("opentelemetry-instrument")
     exporters = {"OTEL_TRACES_EXPORTER": "console", "OTEL_METRICS_EXPORTER": "none", "OTEL_LOGS_EXPORTER": "none"}
-    printed = run(str(command), sys.executable, str(program), process.registry, **exporters)
-    span: dict[str, Any] = json.loads(printed)
-    assert span["name"] == "send instrumented"
-    assert span["attributes"]["messaging.system"] == "metaq"
+    printed = run(str(command), sys.executable, str(program), **exporters)
+    spans: dict[str, Any] = {}
+    while printed := printed.lstrip():
+        span, end = json.JSONDecoder().raw_decode(printed)
+        spans[span["name"]] = span
+        printed = printed[end:]
+    assert set(spans) == {"send letters", "receive letters", "process letters", "send receipts", "ack letters"}
+    assert spans["process letters"]["parent_id"] == spans["send letters"]["context"]["span_id"]
+    assert spans["ack letters"]["parent_id"] == spans["process letters"]["context"]["span_id"]
+    assert spans["process letters"]["attributes"]["messaging.consumer.group.name"] == "posting"
 
 
 def test_the_readme(process: BrokerProcess) -> None:
