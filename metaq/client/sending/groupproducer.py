@@ -1,4 +1,4 @@
-"""What all producers are: members of a producer group, which brokers know."""
+"""The base of all producers: a member of a producer group, which brokers know."""
 
 import threading
 from types import TracebackType
