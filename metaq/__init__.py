@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Client,
         ConsumeFrom,
         HalfMessage,
+        Interceptor,
         LeaseConsumer,
         LeasedMessage,
         Model,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         XaFailed,
         XaSession,
         connect,
+        intercept,
     )
     from metaq.errors import (
         BadRequest,
@@ -99,6 +101,7 @@ __all__ = [
     "DataLost",
     "DecodeError",
     "HalfMessage",
+    "Interceptor",
     "LeaseConsumer",
     "LeaseLost",
     "LeasedMessage",
@@ -141,6 +144,7 @@ __all__ = [
     "aio",
     "connect",
     "errors",
+    "intercept",
     "testing",
 ]
 

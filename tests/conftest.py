@@ -19,11 +19,24 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-TESTS: Final = Path(__file__).parent
-PACKAGES: Final = TESTS.parent / ".ci" / "packages"
+ROOT: Final = Path(__file__).parents[1]
+TESTS: Final = Path(__file__).parent.name
+PACKAGES: Final = ROOT / ".ci" / "packages"
 TOGETHER: Final = ("tests/spark/", "tests/packaging/test_distribution.py", "tests/packaging/test_bare.py")
 """Places whose tests share a Spark session, or a package that is built."""
-LONG_FOLDERS: Final = ("spark", "deploy", "packaging", "docs", "interop", "cluster", "crash", "cli", "client", "server")
+LONG_FOLDERS: Final = (
+    "spark",
+    "deploy",
+    "integrations",
+    "packaging",
+    "docs",
+    "interop",
+    "cluster",
+    "crash",
+    "cli",
+    "client",
+    "server",
+)
 """Those whose tests take longest, in that order."""
 SKIPS_FAIL: Final = os.environ.get("REQUIRE_PARTNERS") == "1"
 
@@ -89,7 +102,8 @@ def longest_first(item: pytest.Item) -> tuple[float, int]:
     """Order slow tests by the limit that they set themselves, others by their folders."""
     limit = item.get_closest_marker("timeout")
     is_slow = item.get_closest_marker("slow") is not None
-    folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
+    top, below, *_ = item.path.relative_to(ROOT).parts
+    folder = below if top == TESTS else top
     return (
         -float(limit.args[0]) if is_slow and limit is not None else 0.0,
         LONG_FOLDERS.index(folder) if folder in LONG_FOLDERS else len(LONG_FOLDERS),

@@ -14,6 +14,7 @@ from metaq.aio.admin import Admin
 from metaq.aio.faces import OneByOne, Threads, alone, awaited, made, makes, on_loop, soon, threaded
 from metaq.aio.leases import LeaseConsumer
 from metaq.aio.xa import XaSession
+from metaq.client import intercepting
 from metaq.client.consuming.beginning import ConsumeFrom
 from metaq.client.consuming.offsets import OFFSETS_FOLDER
 from metaq.client.consuming.pull import MOST_POLLED
@@ -180,6 +181,8 @@ class SimpleConsumer:
                             functools.partial(self._blocking._went_back, message)
                         ):
                             continue
+                    if message is not None:
+                        intercepting.received(self._blocking._core.id, self.group, (message,))
                     if message is not None or self._blocking.closed:
                         return message
                     await self._changed.wait()

@@ -6,6 +6,7 @@ Calls that may wait run on the threads of the client, never on the event loop.
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
@@ -38,8 +39,9 @@ class Threads:
         self._executor = ThreadPoolExecutor(_THREADS, "metaq-aio")
 
     def start(self, function: Callable[[], T]) -> asyncio.Future[T]:
-        """Start a call on a thread, and return its future on the running event loop."""
-        return asyncio.get_running_loop().run_in_executor(self._executor, function)
+        """Start a call on a thread, with the context variables of this task; return its future on the running event loop."""
+        context = contextvars.copy_context()
+        return asyncio.get_running_loop().run_in_executor(self._executor, context.run, function)
 
     def close(self) -> None:
         """Accept no more calls; those that run are not waited for."""

@@ -89,6 +89,7 @@ class LeaseConsumer:
             async with asyncio.timeout(timeout_s):
                 while (lease := await self._next(until_of(timeout_s), is_handled=False)) is not None:
                     if self._holder.loads is None or self._holder.is_readable(lease):
+                        self._holder.received(lease)
                         return LeasedMessage(self._holder, lease)
         except TimeoutError:
             pass
@@ -127,15 +128,19 @@ class LeaseConsumer:
     async def _handle(self, handler: AsyncHandler, lease: Lease) -> None:
         if not self._holder.is_readable(lease):
             return
+        ended = self._holder.processing(lease)
         try:
             await handler(LeasedMessage(self._holder, lease))
-        except Exception:  # noqa: BLE001 - logged there, with its trace
+        except Exception as error:  # noqa: BLE001 - logged there, with its trace
             self._holder.raised(lease)
-        except BaseException:
+            ended(error)
+        except BaseException as error:
             self._holder.failed(lease, 0.0)
+            ended(error)
             raise
         else:
             self._holder.handled(lease)
+            ended(None)
 
     async def close(self) -> None:
         """Take no more messages, leave the group, give back what was not begun, and wait up to 10 s for running handlers."""

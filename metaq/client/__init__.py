@@ -10,6 +10,7 @@ from metaq.client.consuming.consumer import SimpleConsumer
 from metaq.client.consuming.pull import PullConsumer
 from metaq.client.consuming.push import PushConsumer
 from metaq.client.consuming.sharing import Model
+from metaq.client.intercepting import Interceptor, intercept
 from metaq.client.leasing.consumer import LeaseConsumer, LeasedMessage
 from metaq.client.message import OutgoingMessage, ReceivedMessage, SendResult, SendStatus
 from metaq.client.retries import Backoff, Retry
@@ -28,6 +29,7 @@ __all__ = [
     "Client",
     "ConsumeFrom",
     "HalfMessage",
+    "Interceptor",
     "LeaseConsumer",
     "LeasedMessage",
     "Model",
@@ -50,5 +52,6 @@ __all__ = [
     "XaFailed",
     "XaSession",
     "connect",
+    "intercept",
     "parse_stats",
 ]

@@ -180,7 +180,9 @@ def test_files_that_a_document_names_exist(document: str) -> None:
     """Modules by name, links by path; programs that a page shows are there, too."""
     text = text_of(document)
     programs = {named[1] for fence in fences(document, "python") if (named := NAMED.match(fence.text)) is not None}
-    modules = programs | {path.name for folder in ("metaq", "tests", "examples") for path in (ROOT / folder).rglob("*.py")}
+    modules = programs | {
+        path.name for folder in ("metaq", "tests", "examples", "integrations") for path in (ROOT / folder).rglob("*.py")
+    }
     assert set(re.findall(r"\b\w+\.py\b", text)) - modules - OF_THE_PROJECT == set()
     for link in re.findall(r"\]\(([^)]+)\)", text):
         path, _, anchor = link.partition("#")

@@ -246,8 +246,8 @@ class ClientProcess:
         return answer["returned"]
 
     def start_producer(self, producer: str, group: str, **options: object) -> None:
-        """``options`` of the Java driver: hurry_ms, how often it asks the registry and greets brokers; usually 30 s;
-        ``user`` and ``secret``, of the Go driver too."""
+        """``options`` of the Java driver: hurry_ms, how often it asks the registry and greets brokers; usually 30 s; traced, to
+        write into the topic of traces; ``user`` and ``secret``, of the Go driver too."""
         self.call("start_producer", producer=producer, group=group, **options)
 
     def send(self, producer: str, message: Outgoing, way: str = "sync") -> Sent:
@@ -263,8 +263,8 @@ class ClientProcess:
 
     def start_consumer(self, consumer: str, group: str, topic: str, expression: str = "*", **options: object) -> None:
         """A push consumer from the first offset on. ``options``: sql, broadcast, orderly, failing, replier,
-        max_reconsume_times, and as above hurry_ms; a failing listener fails each message, to be given it again after delay
-        level 1."""
+        max_reconsume_times, and as above hurry_ms and traced; a failing listener fails each message, to be given it again after
+        delay level 1."""
         self.call("start_consumer", consumer=consumer, group=group, topic=topic, expression=expression, **options)
 
     def pull(self, group: str, topic: str, expression: str = "*") -> list[Received]:

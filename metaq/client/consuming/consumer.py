@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from metaq.client import checks
+from metaq.client import checks, intercepting
 from metaq.client.connecting.core import Core
 from metaq.client.consuming.beginning import ConsumeFrom
 from metaq.client.consuming.fetching import Fetcher, PulledBatch
@@ -155,7 +155,7 @@ class SimpleConsumer(GroupConsumer):
         while (message := self.receive()) is not None:
             yield message
             cursor, messages = self._cursor, self._messages
-            if cursor is None or self._loads is not None:
+            if cursor is None or self._loads is not None or intercepting.is_intercepted():
                 continue
             fetcher, generation = cursor.fetcher, cursor.generation
             while messages and fetcher.generation == generation:
@@ -184,6 +184,8 @@ class SimpleConsumer(GroupConsumer):
             message = decoded(message, self._loads)
             if message.error is None or not self._went_back(message):
                 break
+        if message is not None:
+            intercepting.received(self._core.id, self.group, (message,))
         return message
 
     def _next(self, deadline: float | None) -> ReceivedMessage | None:

@@ -6,7 +6,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Self
 
-from metaq.client import checks
+from metaq.client import checks, intercepting
 from metaq.client.connecting.core import Core
 from metaq.client.connecting.forks import MADE_BEFORE, renewed_in_children
 from metaq.client.consuming.consumer import Inbox
@@ -326,7 +326,10 @@ class PullConsumer:
                 self._leave_batch()
                 fetcher.consumed(batch.generation, len(batch.messages), batch.size)
             if messages:
-                return messages if self._loads is None else [decoded(message, self._loads) for message in messages]
+                if self._loads is not None:
+                    messages = [decoded(message, self._loads) for message in messages]
+                intercepting.received(self._core.id, self.group, messages)
+                return messages
         return []
 
     def _when_changed(self, callback: Callable[[], None]) -> None:

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
-from metaq.client import checks
+from metaq.client import checks, intercepting
 from metaq.client.connecting.core import Core
 from metaq.client.connecting.transport import ClientAnswer
 from metaq.client.consuming.beginning import ConsumeFrom
@@ -313,10 +313,12 @@ class PushConsumer(GroupConsumer):
         for message in failed:
             logger.warning("message unreadable group=%s message=%s reason=%s", self.group, message.id, message.error)
         readable = [message for message in messages if message.error is None] if failed else list(messages)
+        if not readable:
+            return failed
+        ended = intercepting.processing(self._core.id, self.group, readable)
         try:
-            if readable:
-                self._listener(readable)
-        except (Exception, SystemExit):  # SystemExit would end only this thread
+            self._listener(readable)
+        except (Exception, SystemExit) as error:  # SystemExit would end only this thread
             first = readable[0]
             logger.exception(
                 "listener failed group=%s message=%s times=%s count=%d",
@@ -325,7 +327,12 @@ class PushConsumer(GroupConsumer):
                 first.reconsume_times,
                 len(readable),
             )
-            failed += readable
+            ended(error)
+            return failed + readable
+        except BaseException as error:
+            ended(error)
+            raise
+        ended(None)
         return failed
 
     def _finish(self, work: _Work, message: ReceivedMessage, generation: int) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 
+from metaq.client import intercepting
 from metaq.client.connecting.core import Core
 from metaq.client.connecting.transport import RemotingRequest
 from metaq.client.message import ReceivedMessage, properties_text
@@ -25,6 +26,16 @@ def send_back(core: Core, group: str, message: ReceivedMessage, delay_level: int
     After ``most`` redeliveries it becomes a dead letter of the group. When its broker does not take it back, a copy is sent to
     any broker. ``ClientError`` when that fails, too.
     """
+    ended = intercepting.settling(core.id, group, "reject" if delay_level == TO_DEAD_LETTERS else "retry", message)
+    try:
+        _send_back(core, group, message, delay_level, most, deadline)
+    except BaseException as error:
+        ended(error)
+        raise
+    ended(None)
+
+
+def _send_back(core: Core, group: str, message: ReceivedMessage, delay_level: int, most: int, deadline: float) -> None:
     header = SendBack(
         message.log_offset,
         group,

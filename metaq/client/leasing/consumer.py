@@ -178,6 +178,7 @@ class LeaseConsumer:
         until_s = until_of(timeout_s)
         while (lease := self._holder.next(until_s, is_handled=False)) is not None:
             if self._holder.loads is None or self._holder.is_readable(lease):
+                self._holder.received(lease)
                 return LeasedMessage(self._holder, lease)
         return None
 
@@ -226,15 +227,19 @@ class LeaseConsumer:
     def _handle(self, handler: Callable[[LeasedMessage], object], lease: Lease) -> None:
         if not self._holder.is_readable(lease):
             return
+        ended = self._holder.processing(lease)
         try:
             handler(LeasedMessage(self._holder, lease))
-        except (Exception, SystemExit):  # noqa: BLE001 - logged there, with its trace; SystemExit would end only this thread
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - logged there; SystemExit would end only this thread
             self._holder.raised(lease)
-        except BaseException:
+            ended(error)
+        except BaseException as error:
             self._holder.failed(lease, 0.0)
+            ended(error)
             raise
         else:
             self._holder.handled(lease)
+            ended(None)
 
     def close(self) -> None:
         """Take no more messages, leave the group, give back what was not begun, and wait up to 10 s for running handlers.

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Final
 from weakref import WeakSet
 
+from metaq.client import intercepting
 from metaq.client.connecting.core import CONTROL_TIMEOUT_S, Core
 from metaq.client.connecting.forks import MADE_BEFORE, renewed_in_children
 from metaq.client.connecting.transport import ClientAnswer
@@ -204,17 +205,26 @@ class LeaseHolder:
     def ack(self, lease: Lease) -> Told:
         """Finish a message."""
         lease.is_finished = True
-        return self._settling.ack(lease)
+        return self._intercepted("ack", lease, self._settling.ack)
 
     def nack(self, lease: Lease, delay_s: float | None) -> Told:
         """Give a message back, to come again after a pause; ``None``: one that grows with its attempts."""
         lease.is_finished = True
-        return self._settling.change(lease, round(1000 * (back_off_s(lease.attempt) if delay_s is None else delay_s)))
+        pause_ms = round(1000 * (back_off_s(lease.attempt) if delay_s is None else delay_s))
+        return self._intercepted("nack", lease, lambda lease: self._settling.change(lease, pause_ms))
 
     def reject(self, lease: Lease) -> Told:
         """Make a message a dead letter."""
         lease.is_finished = True
-        return self._settling.change(lease, REJECT_MS)
+        return self._intercepted("reject", lease, lambda lease: self._settling.change(lease, REJECT_MS))
+
+    def _intercepted(self, action: str, lease: Lease, settle: Callable[[Lease], Told]) -> Told:
+        if not intercepting.is_intercepted():
+            return settle(lease)
+        ended = intercepting.settling(self._core.id, self.group, action, lease.message)
+        told = settle(lease)
+        told.add_done_callback(lambda done: ended(done.exception()))
+        return told
 
     def extend(self, lease: Lease, seconds: float) -> Told:
         """Let a lease end so many seconds from now."""
@@ -247,6 +257,14 @@ class LeaseHolder:
                 lease.lost = error.text
 
     # -- handlers -----------------------------------------------------------------------------------------------------
+
+    def received(self, lease: Lease) -> None:
+        """Tell the interceptor that the program gets a message."""
+        intercepting.received(self._core.id, self.group, (lease.message,))
+
+    def processing(self, lease: Lease) -> intercepting.Ended:
+        """Tell the interceptor that a handler gets a message, and return what is to be called at its end."""
+        return intercepting.processing(self._core.id, self.group, (lease.message,))
 
     def begin_handlers(self, retry: Retry | None) -> None:
         """Have messages taken for handlers from now on: no more of them than wait for one."""

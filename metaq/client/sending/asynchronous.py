@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
+from metaq.client import intercepting
 from metaq.client.connecting.core import Core
 from metaq.client.connecting.scheduler import Scheduler
 from metaq.client.connecting.transport import Outcome
@@ -18,9 +19,11 @@ Sent = Sequence[SendResult] | MetaqError
 class SendFuture(Future[SendResult]):
     """The future of a send. Its callbacks run on the threads of the client, not on the one that reads its connection."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, ended: intercepting.Sent) -> None:
+        """Take ``ended``, which is called before the future is done, with what it will be told."""
         super().__init__()
         self._scheduler = scheduler
+        self._ended = ended
         self.set_running_or_notify_cancel()
 
     def add_done_callback(self, fn: Callable[[Future[SendResult]], object]) -> None:
@@ -33,6 +36,7 @@ class SendFuture(Future[SendResult]):
 
     def settle(self, sent: Sent) -> None:
         """Set the outcome of a send of one message."""
+        self._ended(sent)
         if isinstance(sent, MetaqError):
             self.set_exception(sent)
         else:

@@ -59,6 +59,22 @@ def _described(message: Any, unique_id: str) -> tuple[str, list[str]]:
     return properties_text(pairs), [keys] if isinstance(keys, str) else keys
 
 
+def with_own_properties(messages: object) -> tuple[list[object], list[dict[str, str]]]:
+    """Return the messages of a batch with properties that can be added to, and these properties.
+
+    What is no message stays as it is, to be refused.
+    """
+    own: list[object] = []
+    found: list[dict[str, str]] = []
+    for message in several(messages):
+        whole = OutgoingMessage(message) if isinstance(message, bytes) else message
+        if isinstance(whole, OutgoingMessage) and isinstance(whole.properties, Mapping):
+            found.append(dict(whole.properties))
+            whole = whole._replace(properties=found[-1])
+        own.append(whole)
+    return own, found
+
+
 def several(messages: object) -> Iterable[object]:
     """Return the messages; refuse a single one, which is iterable, too, and would be taken apart."""
     if isinstance(messages, bytes | str | OutgoingMessage | Mapping) or not isinstance(messages, Iterable):

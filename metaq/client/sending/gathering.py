@@ -91,30 +91,35 @@ class Gatherer:
         """The latest deadline of a message."""
 
     def add(
-        self, topic: str, body: bytes, properties: Mapping[str, str], ordering_key: str | None, deadline: float
-    ) -> SendFuture | None:
-        """Have a message sent, and return its future; ``None`` for one that must go on its own.
+        self,
+        topic: str,
+        body: bytes,
+        properties: Mapping[str, str],
+        ordering_key: str | None,
+        deadline: float,
+        future: SendFuture,
+    ) -> bool:
+        """Have a message sent, and settle its future; return false for one that must go on its own.
 
         ``ClientClosed`` when the producer is closed.
         """
         text = properties_text(properties)
         if len(body) >= LARGE_BYTES or len(text) >= LARGE_BYTES:
-            return None
-        future = SendFuture(self._core.scheduler)
+            return False
         queue: MessageQueue | None = None
         if ordering_key:
             try:
                 queue = self._choice.of_key(topic, ordering_key, deadline)
             except MetaqError as error:
-                future.set_exception(error)
-                return future
+                future.settle(error)
+                return True
         item = encode_batch((BatchItem(0, body, text),))
         letter = _Letter(body, properties, ordering_key, deadline, future)
         with self._turn:
             if self._closed:
                 raise ClientClosed("this producer was closed")
             self._put((topic, queue), letter, item)
-        return future
+        return True
 
     def flush(self, topic: str | None = None) -> None:
         """Send what waits, for one topic or for all."""

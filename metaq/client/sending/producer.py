@@ -1,16 +1,14 @@
 """Producers, which send messages one by one, in batches, or as requests and replies."""
 
-import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime, timedelta
-from types import MappingProxyType, TracebackType
-from typing import Any, Final, Generic, Self, TypedDict
+from types import MappingProxyType
+from typing import Any, Final, Generic, TypedDict
 
-from metaq.client import checks
+from metaq.client import checks, intercepting
 from metaq.client.connecting.core import Core
-from metaq.client.connecting.forks import renewed_in_children
 from metaq.client.message import (
     CORRELATION_ID,
     MESSAGE_TYPE,
@@ -25,25 +23,25 @@ from metaq.client.message import (
 )
 from metaq.client.retries import Retry, check_retry
 from metaq.client.sending.asynchronous import AsyncSend, SendFuture
-from metaq.client.sending.batches import compose_batch, outgoing_batch, several
+from metaq.client.sending.batches import compose_batch, outgoing_batch, several, with_own_properties
 from metaq.client.sending.gathering import Gatherer
+from metaq.client.sending.groupproducer import GroupProducer
 from metaq.client.sending.replies import Replies
 from metaq.client.sending.sending import (
     MAX_BODY_BYTES,
     NOT_ONCE,
     SEND_RETRY,
-    Attempt,
     Once,
     Outgoing,
     QueueChoice,
     Sending,
-    add_context,
     check_size,
     compose,
     deliver,
+    tell,
 )
 from metaq.client.serializers import Serializer, check_serializer, decoded, outgoing_of, serialized
-from metaq.errors import BadRequest, ClientError
+from metaq.errors import BadRequest
 from metaq.message import MessageQueue
 from metaq.protocol.properties import CLUSTER, DEDUPE_ID, REPLY_TO, SHARDING_KEY
 from metaq.protocol.remoting.codes import Request
@@ -60,38 +58,6 @@ class ProducerOptions(TypedDict, total=False):
     linger_ms: int
     batch_bytes: int
     retry: Retry | None
-
-
-class GroupProducer:
-    """The base class of producers: a member of a producer group, registered at brokers until closed. A context manager."""
-
-    def __init__(self, core: Core, group: str) -> None:
-        checks.group(group)
-        self.group = group
-        self._core = core
-        self._closed = False
-        self._renew()
-        core.add_producer(group)
-        renewed_in_children(self)
-
-    def _renew(self) -> None:
-        """Make a new lock in a child of a fork, where the producer continues over the child's own connections."""
-        self._closing = threading.Lock()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Unregister the producer at the brokers; the client stays open."""
-        with self._closing:
-            if self._closed:
-                return
-            self._closed = True
-        if not self._core.closed:
-            self._core.remove_producer(self.group)
 
 
 class Producer(GroupProducer, Generic[Body]):
@@ -183,8 +149,7 @@ class Producer(GroupProducer, Generic[Body]):
         own = _own(delay_level, delay, deliver_at, priority)
         once = NOT_ONCE if dedupe_id is None else Once(dedupe_id, or_elsewhere)
         pairs = self._properties(topic, data, tag, keys, properties, own, ordering_key, once)
-        outgoing = compose(self.group, topic, data, pairs, ordering_key=ordering_key, once=once)
-        return self._send(outgoing, deadline)[0]
+        return self._send_one(topic, data, pairs, deadline, ordering_key, once)
 
     def send_async(
         self,
@@ -234,14 +199,19 @@ class Producer(GroupProducer, Generic[Body]):
         own = _own(delay_level, delay, deliver_at, priority)
         once = NOT_ONCE if dedupe_id is None else Once(dedupe_id, or_elsewhere)
         pairs = self._properties(topic, data, tag, keys, properties, own, ordering_key, once)
+        sent = intercepting.sending(self._core.id, self.group, topic, (pairs,))
+        future = SendFuture(self._core.scheduler, sent)
         gatherer = self._gatherer
-        if gatherer is not None:
-            gathered = None if own or dedupe_id is not None else gatherer.add(topic, data, pairs, ordering_key, deadline)
-            if gathered is not None:
-                return gathered
-            gatherer.flush(topic)
-        outgoing = compose(self.group, topic, data, pairs, ordering_key=ordering_key, once=once)
-        future = SendFuture(self._core.scheduler)
+        try:
+            if gatherer is not None:
+                gathers = not own and dedupe_id is None
+                if gathers and gatherer.add(topic, data, pairs, ordering_key, deadline, future):
+                    return future
+                gatherer.flush(topic)
+            outgoing = compose(self.group, topic, data, pairs, ordering_key=ordering_key, once=once)
+        except BaseException as error:
+            sent(error)
+            raise
         AsyncSend(self._core, Sending(outgoing, self._choice, deadline), future.settle).step()
         return future
 
@@ -289,14 +259,13 @@ class Producer(GroupProducer, Generic[Body]):
         pairs = self._properties(topic, data, tag, keys, properties, own, ordering_key, once)
         if self._gatherer is not None:
             self._gatherer.flush(topic)
-        outgoing = compose(self.group, topic, data, pairs, ordering_key=ordering_key, once=once)
-        attempt: Attempt | None = None
-        try:
-            attempt = self._choice.choose(outgoing, "", deadline)
-            self._core.transport.tell(attempt.address, attempt.request, deadline)
-        except ClientError as error:
-            add_context(error, outgoing, int(attempt is not None), "" if attempt is None else attempt.queue.broker_name)
-            raise
+
+        def send() -> list[SendResult]:
+            outgoing = compose(self.group, topic, data, pairs, ordering_key=ordering_key, once=once)
+            tell(self._core.transport, self._choice, outgoing, deadline)
+            return []
+
+        intercepting.intercepted(self._core.id, self.group, topic, (pairs,), send)
 
     def send_batch(
         self, topic: str, messages: Iterable[Body | OutgoingMessage[Body]], *, timeout_s: float | None = None
@@ -320,11 +289,18 @@ class Producer(GroupProducer, Generic[Body]):
             BadRequest: an argument is invalid.
         """
         deadline = self._core.deadline(timeout_s)
-        sent: Iterable[Any] = messages
+        batch: Iterable[Any] = messages
         if self._serializer is not None:
-            sent = [outgoing_of(self._serializer, message) for message in several(messages)]
-        outgoing = compose_batch(self.group, topic, sent, self._core.unique_ids)
-        return [] if outgoing is None else self._send(outgoing, deadline)
+            batch = [outgoing_of(self._serializer, message) for message in several(messages)]
+        pairs: Sequence[dict[str, str]] = ()
+        if intercepting.is_intercepted():
+            batch, pairs = with_own_properties(batch)
+
+        def send() -> list[SendResult]:
+            outgoing = compose_batch(self.group, topic, batch, self._core.unique_ids)
+            return [] if outgoing is None else self._send(outgoing, deadline)
+
+        return intercepting.intercepted(self._core.id, self.group, topic, pairs, send)
 
     def send_packed(self, topic: str, packed: bytes, count: int, *, queue: MessageQueue | None = None) -> list[SendResult]:
         """Send messages that are already encoded as in ``metaq.protocol.remoting.batch``; they get no client ids.
@@ -409,7 +385,7 @@ class Producer(GroupProducer, Generic[Body]):
             checks.properties(properties)
             own = {CORRELATION_ID: expected.correlation, REPLY_TO: self._core.id, TTL: str(lifetime_ms)}
             pairs = self._properties(topic, data, tag, keys, {**properties, **own})
-            self._send(compose(self.group, topic, data, pairs), deadline)
+            self._send_one(topic, data, pairs, deadline)
             reply = expected.wait(deadline, topic)
             return reply if self._serializer is None else decoded(reply, self._serializer.loads)
 
@@ -452,8 +428,7 @@ class Producer(GroupProducer, Generic[Body]):
         checks.properties(properties)
         topic = f"{given[CLUSTER]}_REPLY_TOPIC"
         pairs = self._properties(topic, data, None, (), {**properties, **own, MESSAGE_TYPE: "reply"})
-        outgoing = compose(self.group, topic, data, pairs)._replace(code=Request.SEND_REPLY_MESSAGE_V2)
-        return self._send(outgoing, self._core.deadline(timeout_s))[0]
+        return self._send_one(topic, data, pairs, self._core.deadline(timeout_s), code=Request.SEND_REPLY_MESSAGE_V2)
 
     def _properties(
         self,
@@ -478,6 +453,22 @@ class Producer(GroupProducer, Generic[Body]):
             checks.dedupe_id(once.ident)
             pairs[DEDUPE_ID] = once.ident
         return pairs
+
+    def _send_one(
+        self,
+        topic: str,
+        body: bytes,
+        pairs: dict[str, str],
+        deadline: float,
+        ordering_key: str | None = None,
+        once: Once = NOT_ONCE,
+        code: Request = Request.SEND_MESSAGE_V2,
+    ) -> SendResult:
+        def send() -> list[SendResult]:
+            outgoing = compose(self.group, topic, body, pairs, code=code, ordering_key=ordering_key, once=once)
+            return self._send(outgoing, deadline)
+
+        return intercepting.intercepted(self._core.id, self.group, topic, (pairs,), send)[0]
 
     def _send(self, outgoing: Outgoing, deadline: float) -> list[SendResult]:
         if self._gatherer is not None:

@@ -324,6 +324,17 @@ def deliver(transport: Transport, choice: QueueChoice, outgoing: Outgoing, deadl
         raise
 
 
+def tell(transport: Transport, choice: QueueChoice, outgoing: Outgoing, deadline: float) -> None:
+    """Write a request to a connection, once; ``RouteNotFound``, ``ConnectionFailed``."""
+    attempt: Attempt | None = None
+    try:
+        attempt = choice.choose(outgoing, "", deadline)
+        transport.tell(attempt.address, attempt.request, deadline)
+    except ClientError as error:
+        add_context(error, outgoing, int(attempt is not None), "" if attempt is None else attempt.queue.broker_name)
+        raise
+
+
 def add_context(error: ClientError, outgoing: Outgoing, attempt: int, broker: str) -> None:
     """Say in an error of a send what was being sent, and where to: in its ``context``, and in a note."""
     if error.context is None:
@@ -355,6 +366,7 @@ def compose(
     properties: Mapping[str, str],
     sys_flag: int = 0,
     *,
+    code: Request = Request.SEND_MESSAGE_V2,
     ordering_key: str | None = None,
     once: Once = NOT_ONCE,
 ) -> Outgoing:
@@ -364,7 +376,7 @@ def compose(
     fields = send_fields(group, topic, properties_text(properties), sys_flag | packing)
     keys = tuple(properties[KEYS].split()) if KEYS in properties else ()
     ids = (properties[UNIQUE_KEY],)
-    return Outgoing(topic, fields, packed, Request.SEND_MESSAGE_V2, ids, ordering_key, keys=keys, once=once)
+    return Outgoing(topic, fields, packed, code, ids, ordering_key, keys=keys, once=once)
 
 
 def check_size(body: bytes, what: str) -> None:

@@ -26,14 +26,14 @@ from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-from metaq.client import checks
+from metaq.client import checks, intercepting
 from metaq.client.connecting.core import CONTROL_TIMEOUT_S, ROUTES_S, Core
 from metaq.client.connecting.forks import renewed_in_children
 from metaq.client.connecting.presence import level_of
 from metaq.client.connecting.transport import RemotingRequest
 from metaq.client.consuming.records import decode_messages
 from metaq.client.message import ReceivedMessage, SendResult, SendStatus, message_properties
-from metaq.client.sending.producer import GroupProducer
+from metaq.client.sending.groupproducer import GroupProducer
 from metaq.client.sending.sending import BORN, QueueChoice, compose, deliver
 from metaq.errors import BadRequest, ClientError, ProtocolError
 from metaq.protocol.ids import decode_offset_id
@@ -218,29 +218,37 @@ class TransactionProducer(GroupProducer):
             raise BadRequest(f"property {PRODUCER_GROUP} is the group of the producer, {self.group}; leave it out")
         pairs = message_properties(self._core.unique_ids.next(), tag, checks.keys(keys), properties)
         pairs |= {TRANSACTION: "true", PRODUCER_GROUP: self.group}
-        outgoing = compose(self.group, topic, body, pairs, TRANSACTION_PREPARED)
-        words, born_ms = tuple(pairs.get(KEYS, "").split()), int(outgoing.fields[BORN])
-        message = HalfMessage(pairs[UNIQUE_KEY], topic, body, pairs.get(TAGS), words, MappingProxyType(pairs), born_ms)
-        ended = functools.partial(self._executing.discard, message.id)
-        self._executing.add(message.id)  # brokers may ask before they answer
+        sent = intercepting.sending(self._core.id, self.group, topic, (pairs,))
+        ended = functools.partial(self._executing.discard, pairs[UNIQUE_KEY])
         try:
-            return Execution(message, deliver(self._core.transport, self._choice, outgoing, deadline)[0], ended)
-        except BaseException:
+            outgoing = compose(self.group, topic, body, pairs, TRANSACTION_PREPARED)
+            words, born_ms = tuple(pairs.get(KEYS, "").split()), int(outgoing.fields[BORN])
+            message = HalfMessage(pairs[UNIQUE_KEY], topic, body, pairs.get(TAGS), words, MappingProxyType(pairs), born_ms)
+            self._executing.add(message.id)  # brokers may ask before they answer
+            results = deliver(self._core.transport, self._choice, outgoing, deadline)
+        except BaseException as error:
             ended()
+            sent(error)
             raise
+        sent(results)
+        return Execution(message, results[0], ended)
 
     def _end(self, execution: Execution) -> TransactionResult:
         """Do the part of ``send`` after the local transaction. If the broker cannot be reached, it will ask."""
         sent = execution.sent
+        ended = self._settling(execution.outcome, execution.message)
+        failure: Exception | None = None
         try:
             place = decode_offset_id(sent.offset_id).log_offset
             numbers = (sent.queue_offset, place, Int32(execution.outcome.value))
             header = EndTransaction(self.group, *numbers, sent.id, transaction_id=sent.id)
             self._tell(self._core.master(sent.queue.broker_name), header)
         except (ClientError, ProtocolError) as error:
+            failure = error
             logger.warning(
                 "outcome not told, the broker will ask message=%s outcome=%s reason=%s", sent.id, execution.outcome, error
             )
+        ended(failure)
         return TransactionResult(execution.outcome, sent, execution.error)
 
     def _asked(self, address: str, header: CheckTransaction, message: HalfMessage) -> None:
@@ -253,7 +261,16 @@ class TransactionProducer(GroupProducer):
             return
         outcome = _checked(self._check(message), "check")
         numbers = (header.tran_state_table_offset, header.commit_log_offset, Int32(outcome.value))
-        self._tell(address, EndTransaction(self.group, *numbers, message.id, True, header.transaction_id))
+        ended = self._settling(outcome, message)
+        try:
+            self._tell(address, EndTransaction(self.group, *numbers, message.id, True, header.transaction_id))
+        except ClientError as error:
+            ended(error)
+            raise
+        ended(None)
+
+    def _settling(self, outcome: Outcome, message: HalfMessage) -> intercepting.Ended:
+        return intercepting.settling(self._core.id, self.group, outcome.name.lower(), message)
 
     def _tell(self, address: str, header: EndTransaction) -> None:
         request = RemotingRequest.of(Request.END_TRANSACTION, header)

@@ -43,7 +43,11 @@ final class Consumers {
 
     Object start(JSONObject request) throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(
-                request.getString("group"), Users.hook(request), new AllocateMessageQueueAveragely());
+                request.getString("group"),
+                Users.hook(request),
+                new AllocateMessageQueueAveragely(),
+                request.getBooleanValue("traced"),
+                null);
         consumer.setNamesrvAddr(registry);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setConsumeMessageBatchMaxSize(1);

@@ -43,7 +43,8 @@ final class Producers {
     }
 
     Object start(JSONObject request) throws Exception {
-        DefaultMQProducer producer = new DefaultMQProducer(request.getString("group"), Users.hook(request));
+        DefaultMQProducer producer = new DefaultMQProducer(
+                request.getString("group"), Users.hook(request), request.getBooleanValue("traced"), null);
         producer.setNamesrvAddr(registry);
         producer.setSendMsgTimeout(SEND_MS); // the usual 3 s are little for a first send on a busy machine
         if (request.containsKey("hurry_ms")) {

@@ -1,0 +1,216 @@
+"""The interceptor that makes a span of each operation, and carries the trace context in the properties of messages.
+
+The span that a message comes from is its *creation context*: that of its send, or in a batch that of its own ``create`` span.
+All spans of its consumers link to it. A ``process`` or ``settle`` span of one message is also its child, unless another span is
+current.
+"""
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Final
+
+from opentelemetry import context, propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.instrumentation.utils import is_instrumentation_enabled
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, Tracer
+
+from metaq import Interceptor, ReceivedMessage, SendResult
+from metaq.client.intercepting import Ended, Sent, SettledMessage
+from metaq.client.message import CORRELATION_ID
+from metaq.protocol.properties import KEYS, UNIQUE_KEY
+from metaq.protocol.record import TAGS
+from opentelemetry_metaq import names
+
+SYSTEM: Final = "metaq"
+_EMPTY: Final = Context()
+
+Attributes = dict[str, str | int]
+
+
+class Tracing(Interceptor):
+    """The spans of all clients of this process."""
+
+    def __init__(self, tracer: Tracer, *, create_spans: bool) -> None:
+        """Make spans with a tracer; ``create_spans`` says whether each message of a batch gets one of its own."""
+        self._tracer = tracer
+        self._create_spans = create_spans
+
+    # -- what the client tells ----------------------------------------------------------------------------------------
+
+    def sending(self, client: str, group: str, topic: str, messages: Sequence[MutableMapping[str, str]]) -> Sent:
+        """Begin the span of a send, and put a creation context into each message that has none."""
+        if not is_instrumentation_enabled():
+            return _nothing
+        if len(messages) > 1:
+            return self._sending_batch(client, topic, messages)
+        message = messages[0]
+        attributes = _attributes("send", "send", client, topic)
+        attributes[names.MESSAGE_ID] = message[UNIQUE_KEY]
+        if len(message) > 1:  # besides the id
+            _describe(attributes, message)
+            given = _creation(message)
+            if given is not None:
+                return _sent(self._start(f"send {topic}", SpanKind.CLIENT, attributes, links=[Link(given)]))
+        span = self._start(f"send {topic}", SpanKind.PRODUCER, attributes)
+        propagate.inject(message, trace.set_span_in_context(span))
+        return _sent(span)
+
+    def _sending_batch(self, client: str, topic: str, messages: Sequence[MutableMapping[str, str]]) -> Sent:
+        links = []
+        without = []
+        for message in messages:
+            given = _creation(message)
+            if given is None and self._create_spans:
+                given = self._create(client, topic, message)
+            if given is None:
+                without.append(message)
+            else:
+                links.append(Link(given))
+        attributes = _attributes("send", "send", client, topic)
+        attributes[names.MESSAGE_COUNT] = len(messages)
+        span = self._start(f"send {topic}", SpanKind.PRODUCER if without else SpanKind.CLIENT, attributes, links=links)
+        for message in without:
+            propagate.inject(message, trace.set_span_in_context(span))
+        return _sent(span)
+
+    def _create(self, client: str, topic: str, message: MutableMapping[str, str]) -> SpanContext:
+        attributes = _attributes("create", "create", client, topic)
+        _describe(attributes, message)
+        span = self._start(f"create {topic}", SpanKind.PRODUCER, attributes)
+        propagate.inject(message, trace.set_span_in_context(span))
+        span.end()
+        return span.get_span_context()
+
+    def received(self, client: str, group: str, messages: Sequence[ReceivedMessage]) -> None:
+        """Make the span of a call that has returned messages. It has no length: the call may have waited for hours."""
+        if is_instrumentation_enabled():
+            attributes = _consumed("receive", "receive", client, group, messages)
+            links = [Link(given) for given in _creations(messages)]
+            self._start(f"receive {messages[0].topic}", SpanKind.CLIENT, attributes, links=links).end()
+
+    def processing(self, client: str, group: str, messages: Sequence[ReceivedMessage]) -> Ended:
+        """Begin the span of a listener or handler, and make it the current one, together with the baggage of its message."""
+        if not is_instrumentation_enabled():
+            return _nothing
+        attributes = _consumed("process", "process", client, group, messages)
+        parent = _parent(messages[0]) if len(messages) == 1 else context.get_current()
+        links = [Link(given) for given in _creations(messages)]
+        span = self._start(f"process {messages[0].topic}", SpanKind.CONSUMER, attributes, parent, links)
+        token = context.attach(trace.set_span_in_context(span, parent))
+
+        def ended(error: BaseException | None) -> None:
+            context.detach(token)
+            _end(span, error)
+
+        return ended
+
+    def settling(self, client: str, group: str, action: str, message: SettledMessage) -> Ended:
+        """Begin the span of an ack, of another word about a leased message, or of the outcome of a transaction."""
+        if not is_instrumentation_enabled():
+            return _nothing
+        attributes = _attributes(action, "settle", client, message.topic)
+        attributes[names.MESSAGE_ID] = message.id
+        if isinstance(message, ReceivedMessage):
+            attributes[names.CONSUMER_GROUP] = group
+        given = _creation(message.properties)
+        links = [] if given is None else [Link(given)]
+        span = self._start(f"{action} {message.topic}", SpanKind.CLIENT, attributes, _parent(message), links)
+        return lambda error: _end(span, error)
+
+    def _start(
+        self,
+        name: str,
+        kind: SpanKind,
+        attributes: Attributes,
+        parent: Context | None = None,
+        links: Sequence[Link] = (),
+    ) -> Span:
+        return self._tracer.start_span(name, parent, kind, attributes, links)
+
+
+# -- attributes ---------------------------------------------------------------------------------------------------------
+
+
+def _attributes(name: str, kind: str, client: str, topic: str) -> Attributes:
+    attributes: Attributes = {
+        names.SYSTEM: SYSTEM,
+        names.OPERATION_NAME: name,
+        names.OPERATION_TYPE: kind,
+        names.DESTINATION_NAME: topic,
+    }
+    if client:
+        attributes[names.CLIENT_ID] = client
+    return attributes
+
+
+def _describe(attributes: Attributes, properties: Mapping[str, str]) -> None:
+    """Add what the properties of one message tell."""
+    for name, key in ((names.MESSAGE_TAG, TAGS), (names.MESSAGE_KEYS, KEYS), (names.CONVERSATION_ID, CORRELATION_ID)):
+        if value := properties.get(key):
+            attributes[name] = value
+
+
+def _consumed(name: str, kind: str, client: str, group: str, messages: Sequence[ReceivedMessage]) -> Attributes:
+    attributes = _attributes(name, kind, client, messages[0].topic)
+    if group:
+        attributes[names.CONSUMER_GROUP] = group
+    if len(messages) > 1:
+        attributes[names.MESSAGE_COUNT] = len(messages)
+        return attributes
+    message = messages[0]
+    attributes[names.MESSAGE_ID] = message.id
+    attributes[names.PARTITION_ID] = f"{message.queue.broker_name}-{message.partition}"
+    if message.reconsume_times:
+        attributes[names.RECONSUME_TIMES] = message.reconsume_times
+    _describe(attributes, message.properties)
+    return attributes
+
+
+# -- contexts -----------------------------------------------------------------------------------------------------------
+
+
+def _creation(properties: Mapping[str, str]) -> SpanContext | None:
+    """Return the creation context that a message carries; ``None`` for one without."""
+    found = trace.get_current_span(propagate.extract(properties, _EMPTY)).get_span_context()
+    return found if found.is_valid else None
+
+
+def _creations(messages: Sequence[ReceivedMessage]) -> list[SpanContext]:
+    """Return the creation contexts of messages, each once."""
+    found = filter(None, (_creation(message.properties) for message in messages))
+    return list({(given.trace_id, given.span_id): given for given in found}.values())
+
+
+def _parent(message: SettledMessage) -> Context:
+    """Return the context for a span of one message: the current one if it has a span, else with that of the message."""
+    if trace.get_current_span().get_span_context().is_valid:
+        return context.get_current()
+    return propagate.extract(message.properties)
+
+
+# -- ends ---------------------------------------------------------------------------------------------------------------
+
+
+def _nothing(outcome: object) -> None:
+    """End what has no span."""
+
+
+def _sent(span: Span) -> Sent:
+    def ended(outcome: Sequence[SendResult] | BaseException) -> None:
+        if isinstance(outcome, BaseException):
+            _end(span, outcome)
+            return
+        if outcome and span.is_recording():
+            span.set_attribute(names.PARTITION_ID, f"{outcome[0].queue.broker_name}-{outcome[0].queue.partition}")
+        span.end()
+
+    return ended
+
+
+def _end(span: Span, error: BaseException | None) -> None:
+    if error is not None:
+        kind = type(error)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        span.set_attribute(names.ERROR_TYPE, name)
+        span.set_status(Status(StatusCode.ERROR, f"{kind.__qualname__}: {error}"))
+        span.record_exception(error)
+    span.end()
