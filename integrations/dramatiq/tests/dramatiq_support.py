@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import pytest
 from dramatiq import Message, MessageProxy, Worker
-
 from dramatiq_metaq import MetaqBroker
 from dramatiq_metaq.consumer import QueueConsumer
+
 from tests.support.broker import BrokerProcess, wait_until
 
 DEADLINE_S: Final = 120.0

@@ -10,6 +10,7 @@ import dramatiq
 import pytest
 from dramatiq import Message, Middleware, QueueJoinTimeout, QueueNotFound
 from dramatiq.errors import ConnectionClosed
+from dramatiq_metaq import MetaqBroker
 from dramatiq_support import (
     DEADLINE_MS,
     DEADLINE_S,
@@ -24,7 +25,6 @@ from dramatiq_support import (
 )
 
 import metaq
-from dramatiq_metaq import MetaqBroker
 from tests.support.broker import wait_until
 
 __all__ = ["broker", "make_broker", "namespace", "process"]  # fixtures

@@ -6,6 +6,7 @@ from typing import Final
 
 import dramatiq
 import pytest
+from dramatiq_metaq import MetaqBroker
 from dramatiq_support import (
     DEADLINE_MS,
     DEADLINE_S,
@@ -20,7 +21,6 @@ from dramatiq_support import (
     working,
 )
 
-from dramatiq_metaq import MetaqBroker
 from tests.support.broker import wait_until
 
 __all__ = ["broker", "make_broker", "namespace", "process"]  # fixtures

@@ -11,6 +11,7 @@ from typing import Final
 
 import dramatiq
 import pytest
+from dramatiq_metaq import MetaqBroker
 from dramatiq_support import (
     DEADLINE_MS,
     DEADLINE_S,
@@ -23,7 +24,6 @@ from dramatiq_support import (
     working,
 )
 
-from dramatiq_metaq import MetaqBroker
 from tests.docs.examples import ROOT
 from tests.support.broker import BrokerProcess, wait_until
 

@@ -13,8 +13,8 @@ import pytest
 from taskiq.acks import AcknowledgeType
 from taskiq.receiver import Receiver
 from taskiq.utils import maybe_awaitable
-
 from taskiq_metaq import MetaqBroker
+
 from tests.support.broker import BrokerProcess
 
 DEADLINE_S: Final = 120.0

@@ -14,10 +14,10 @@ from taskiq import InMemoryBroker, SendTaskError, SimpleRetryMiddleware, SmartRe
 from taskiq.acks import AcknowledgeType
 from taskiq.result import TaskiqResult
 from taskiq.utils import maybe_awaitable
+from taskiq_metaq import MetaqBroker, MetaqScheduleSource
 from taskiq_support import broker, comes, lag, process, queue, run, started, until, until_done, working
 
 import metaq
-from taskiq_metaq import MetaqBroker, MetaqScheduleSource
 from tests.client.poison import ZLIB, send_packed
 from tests.support.broker import BrokerProcess
 

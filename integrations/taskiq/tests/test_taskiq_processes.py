@@ -12,9 +12,9 @@ from typing import Final
 
 import pytest
 from taskiq import AsyncTaskiqDecoratedTask
+from taskiq_metaq import MetaqBroker
 from taskiq_support import DEADLINE_S, broker, process, queue, run, started, until, until_done, working
 
-from taskiq_metaq import MetaqBroker
 from tests.docs.examples import ROOT
 from tests.support.broker import BrokerProcess
 
