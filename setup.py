@@ -233,7 +233,9 @@ setup(
     install_requires=[
         "click>=8.1",
         "crcmod>=1.7",
+        "falcon>=4.0",
         "gevent>=24.2",
+        "msgspec>=0.19",
         "orjson>=3.9",
         "pyyaml>=6.0",
         "rich>=13.0",
@@ -264,6 +266,7 @@ setup(
             "build>=1.2",
             "cibuildwheel>=3.0",
             "hypothesis>=6.100",
+            "openapi-spec-validator>=0.7",
             "import-linter>=2.16",
             "packaging>=24.2",
             "prometheus-client>=0.20",
@@ -273,6 +276,7 @@ setup(
             "pytest-randomly>=3.15",
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",
+            "schemathesis>=4.0",  # requests that the API's document generates
             "setuptools>=77.0.3",
             "trustme>=1.1",
             "twine>=6.1",

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 import gevent
 from gevent.hub import get_hub
@@ -44,6 +44,7 @@ from metaq.protocol.remoting.codes import Request
 from metaq.protocol.text.commands import Auth, Transaction
 from metaq.registry.kvconfig import KvConfig
 from metaq.server.access.authentication import LOOK_S, Authentication
+from metaq.server.api.site import ApiSite
 from metaq.server.endpoint import CommandHandler
 from metaq.server.http.brokermetrics import BrokerMetrics
 from metaq.server.opened import Opened, open_data
@@ -78,6 +79,7 @@ from metaq.server.remoting.sending.recall import RecallHandler
 from metaq.server.remoting.sending.reply import ReplyHandler
 from metaq.server.remoting.sending.send import SendHandler
 from metaq.server.remoting.session import Family
+from metaq.server.services.call import Interior
 from metaq.server.text.admin import AdminHandler
 from metaq.server.text.get import GetHandler
 from metaq.server.text.later import LaterHandler
@@ -90,7 +92,7 @@ from metaq.server.wire.listeners import Listener
 from metaq.server.wire.reads import StoreReads
 from metaq.store.copies.applying import hide_from
 from metaq.store.files.disk import Disk
-from metaq.store.files.filecache import Read
+from metaq.store.files.filecache import Read, through_cache
 from metaq.store.queues.consumequeue import ConsumeQueue
 from metaq.store.recovery.progress import Tell, nobody
 from metaq.tx.halves import Halves
@@ -99,6 +101,7 @@ from metaq.tx.local import LocalBranches
 from metaq.tx.manager import Transactions
 
 if TYPE_CHECKING:
+    from metaq.server.api.site import Application
     from metaq.server.registering.zkregistration import InZooKeeper
 
 logger = logging.getLogger(__name__)
@@ -112,10 +115,19 @@ GIVE_UP_S: Final = 0.5
 """Seconds to wait afterwards for clients to read their answers."""
 
 
+class Owner(Configurable, Protocol):
+    """The owner of the settings in force across roles."""
+
+    @property
+    def origins(self) -> Mapping[str, str]:
+        """Where settings come from that were not the defaults at the start."""
+        ...
+
+
 class Broker:
     """One broker: a store, its addresses and sessions, the handlers, and the duties that maintain the store."""
 
-    def __init__(self, opened: Opened, parts: RoleParts = NO_PARTS, owner: Configurable | None = None) -> None:
+    def __init__(self, opened: Opened, parts: RoleParts = NO_PARTS, owner: Owner | None = None) -> None:
         """Build on an opened store; nothing is served before ``start``.
 
         ``owner`` holds the settings in force across roles, and takes those that administrators change.
@@ -158,6 +170,11 @@ class Broker:
         self._answer_text()
         self._answer_remoting()
         self.metrics = self._make_metrics()
+        self._started_with = settings
+        self.origins: Mapping[str, str] = {}
+        """Where settings come from that were not the defaults at the start (``metaq.config.Given``)."""
+        self.site = ApiSite(self._make_api)
+        """What answers HTTP requests beside metrics and health."""
         self._take_role()
         self.context.statistics.begin()
 
@@ -281,6 +298,24 @@ class Broker:
             registered=self._why_unknown,
             registry=self._registry,
             run=self.run,
+        )
+
+    def _make_api(self) -> "Application":
+        """Return the API. It takes 9 MB and some tenths of a second to import: only who uses it pays for it, in a thread."""
+        from metaq.server.api.application import make_application  # noqa: PLC0415
+
+        return make_application(
+            Interior(
+                context=self.context,
+                endpoint=self._endpoint,
+                holds=self.holds,
+                read=through_cache(self.run),
+                reasons=self.metrics.reasons,
+                cancels=self._timing.cancels,
+                started_with=self._started_with,
+                origins=self._owner.origins,
+                ready=self.ready,
+            )
         )
 
     def _figures(self, read: Read) -> Mapping[str, object]:

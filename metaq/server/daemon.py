@@ -16,7 +16,7 @@ from metaq import logs
 from metaq.config import Settings
 from metaq.errors import MetaqError
 from metaq.server.access.authentication import Authentication
-from metaq.server.http.http import Monitor, Monitored
+from metaq.server.http.http import Monitor, Monitored, Site
 from metaq.server.notify import Notifier
 from metaq.server.reload import Configurable, Reload
 from metaq.store.recovery.progress import RecoveryStep, Tell
@@ -50,6 +50,11 @@ class Server(Configurable, Protocol):
     @property
     def authentication(self) -> Authentication:
         """The users and their authentication."""
+        ...
+
+    @property
+    def site(self) -> Site | None:
+        """What answers HTTP requests beside metrics and health, as it is now; ``None`` when nothing does."""
         ...
 
     @property
@@ -98,7 +103,7 @@ def run(
     # ms.
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, GC_YOUNG, GC_MIDDLE)
-    monitor.serving(lambda: server.metrics, server.authentication)
+    monitor.serving(lambda: server.metrics, server.authentication, lambda: server.site)
     where = "" if monitor.address is None else f" http={monitor.address}"
     print(f"{server.ready} pid={os.getpid()}{where}", flush=True)
     notifier.tell("READY=1", f"STATUS={server.ready}")

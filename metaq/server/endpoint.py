@@ -14,7 +14,7 @@ import gevent
 
 from metaq.address import Address
 from metaq.config import Settings
-from metaq.errors import MetaqError
+from metaq.errors import MetaqError, RequestFailed
 from metaq.protocol.remoting.codes import Response
 from metaq.protocol.remoting.frames import FrameReader, RemotingCommand
 from metaq.protocol.text.codec import CommandReader, PutHead, TextLimits
@@ -88,6 +88,13 @@ class Endpoint:
     def answer(self, handlers: Mapping[int, RequestHandler]) -> None:
         """Add handlers for request codes, replacing those that exist. ``admission`` knows the right that each code needs."""
         self._requests.update({code: (admission(code), handler) for code, handler in handlers.items()})
+
+    def answering(self, code: int) -> tuple[Admission, RequestHandler]:
+        """Return what a request code needs, and the handler for it. Raise ``RequestFailed`` when there is none."""
+        found = self._requests.get(code)
+        if found is None:
+            raise RequestFailed(Response.REQUEST_CODE_NOT_SUPPORTED, f"the request code {code} is not supported")
+        return found
 
     def answer_runs(self, handlers: Mapping[int, RunHandler]) -> None:
         """Add handlers that take runs of plain requests of a code; ``answer`` has one for those that they do not take."""
@@ -215,13 +222,8 @@ class Endpoint:
             session.reply(write_result(BAD_REQUEST, "this command is not available", command.opaque))
 
     def request(self, session: RemotingSession, request: RemotingCommand) -> None:
-        found = self._requests.get(request.code)
-        if found is None:
-            remark = f"the request code {request.code} is not supported"
-            session.respond(request, Answer(Response.REQUEST_CODE_NOT_SUPPORTED, remark=remark))
-            return
-        needs, handler = found
         try:
+            needs, handler = self.answering(request.code)
             needs.check_size(request)  # first: checking a signature reads the whole body
             self.authentication.identify(session, request)
             needs.check_right(session.principal)

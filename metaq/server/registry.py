@@ -95,6 +95,10 @@ class RegistryServer:
         """The registry itself, as the source of its metrics and readiness."""
         return self
 
+    @property
+    def site(self) -> None:
+        """Nothing: a registry has no API."""
+
     def reasons(self) -> list[str]:
         """Return no reasons: a registry that serves is ready."""
         return []

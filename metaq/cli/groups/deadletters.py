@@ -1,6 +1,5 @@
 """``metaq dlq``: messages that groups have failed to consume, to look at and to send again."""
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 import click
@@ -21,16 +20,10 @@ from metaq.cli.numbers import IntRange
 from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import Row, print_rows
 from metaq.client import Producer, ReceivedMessage
-from metaq.client.message import RESERVED
+from metaq.client.sending.again import properties_again
 from metaq.errors import BadRequest
 from metaq.message import DEAD_PREFIX
-from metaq.protocol.properties import ORIGIN_ID, SHARDING_KEY
-
-ORIGIN: Final = "DLQ_ORIGIN_MESSAGE_ID"
-"""Property of a replayed message: the id of the dead letter. RocketMQ 5 uses the same name on its dead letters."""
-PLACE: Final = "METAQ_DEAD_LETTER"
-"""Property of a replayed message: the dead letter's group, and its id from the broker."""
-_NOT_AGAIN: Final = RESERVED | {ORIGIN_ID, ORIGIN, PLACE}
+from metaq.protocol.properties import SHARDING_KEY
 
 TOPIC: Final = "topic"
 GROUP: Final = "group"
@@ -140,14 +133,12 @@ def send_again(producer: Producer, group: str, letter: ReceivedMessage) -> str:
         raise BadRequest(f"{letter!r} does not say which topic it came from; use --to group")
     if letter.error is not None:
         raise BadRequest(f"{letter!r}: {letter.error}; --to group sends it on as it is stored")
-    properties: Mapping[str, str] = {name: value for name, value in letter.properties.items() if name not in _NOT_AGAIN}
-    marks = {ORIGIN: letter.id, PLACE: f"{group}@{letter.offset_id}"}
     result = producer.send(
         letter.topic,
         letter.body,
         tag=letter.tag,
         keys=[*letter.keys, letter.id],
-        properties={**properties, **marks},
+        properties=properties_again(letter, group),
         ordering_key=letter.properties.get(SHARDING_KEY),
         priority=letter.priority,
     )

@@ -9,11 +9,12 @@ import click
 
 from metaq.cli.common import examples
 from metaq.cli.host.settings import SettingsCommand, config_option, setting_options
-from metaq.config import FIELDS, load
+from metaq.config import FIELDS, Settings, gather_settings, load
 from metaq.server.addresses import NONE
 from metaq.server.broker import Broker
 from metaq.server.daemon import run
 from metaq.server.replicas.replica import ReplicaServer
+from metaq.store.recovery.progress import Tell
 
 
 @click.command(
@@ -38,5 +39,12 @@ def serve(config_file: Path | None, **flags: Any) -> int:
     given = {name: value for name, value in flags.items() if value is not None}
     read = partial(load, config_file, os.environ, given)
     settings = read()
-    server = Broker.alone if settings.replication_listen == NONE else ReplicaServer
-    return run(settings, lambda settings, tell: server(settings, tell=tell), read)
+    origins = {name: said.origin for name, said in gather_settings(config_file, os.environ, given).items()}
+    kind = Broker.alone if settings.replication_listen == NONE else ReplicaServer
+
+    def make(settings: Settings, tell: Tell) -> Broker | ReplicaServer:
+        server = kind(settings, tell=tell)
+        server.origins = origins
+        return server
+
+    return run(settings, make, read)

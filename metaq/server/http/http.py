@@ -6,6 +6,7 @@ route          answers
 ``/healthz``   200 for as long as the event loop runs: ``{"state":"recovering"}``
 ``/readyz``    200 when this process does what it is there for, else 503 with the reasons
 ``/metrics``   what is measured, in the text format of Prometheus (``metaq.engine.figures.metrics``)
+``/api``       and all below it: what the broker's ``Site`` answers (``metaq.server.api``)
 =============  ==================================================================================================
 
 With users, ``/metrics`` requires a login: ``Authorization: Basic`` with name and password, or ``Bearer`` with the secret of a
@@ -106,6 +107,10 @@ Answer = tuple[str, str, bytes]
 """Status, content type and body."""
 Environ = Mapping[str, Any]
 """A request, as WSGI represents it."""
+StartResponse = Callable[..., Any]
+Site = Callable[[Environ, StartResponse], Iterable[bytes]]
+"""The WSGI application that answers what is below ``SITE``."""
+SITE: Final = "/api"
 UNAUTHORIZED: Final = "401 Unauthorized"
 UNAVAILABLE: Final = "503 Service Unavailable"
 
@@ -123,6 +128,7 @@ class Monitor:
         self._step: RecoveryStep | None = None
         self._began = time.monotonic()
         self._monitored: Callable[[], Monitored] | None = None
+        self._site: Callable[[], Site | None] = lambda: None
         self._authentication: Authentication | None = None
         self._has_users = bool(settings.users_file)
         self._stalls = Histogram(STALL_BOUNDS)
@@ -167,12 +173,19 @@ class Monitor:
         """Record the progress of recovery. Any thread may call it."""
         self._state, self._step = Stage.RECOVERING, step
 
-    def serving(self, monitored: Callable[[], Monitored], authentication: Authentication) -> None:
+    def serving(
+        self,
+        monitored: Callable[[], Monitored],
+        authentication: Authentication,
+        site: Callable[[], Site | None] = lambda: None,
+    ) -> None:
         """Record that the process serves.
 
-        ``monitored`` returns the current source of metrics and readiness; ``authentication`` has the users.
+        ``monitored`` returns the current source of metrics and readiness, ``site`` what answers below ``SITE``, if anything;
+        ``authentication`` has the users.
         """
         self._state, self._step, self._monitored, self._authentication = Stage.SERVING, None, monitored, authentication
+        self._site = site
         if self._listening is not None:
             self._watcher = gevent.spawn(self._watch_loop)
 
@@ -200,9 +213,14 @@ class Monitor:
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
-    def _answer(self, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
+    def _answer(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path == SITE or path.startswith(f"{SITE}/"):
+            site = self._site()
+            if site is not None:
+                return site(environ, start_response)
         routes = {"/healthz": self._healthz, "/readyz": self._readyz, "/metrics": self._metrics}
-        route = routes.get(environ["PATH_INFO"])
+        route = routes.get(path)
         status, content_type, body = (
             _plain("404 Not Found", f"there are: {' '.join(routes)}\n")
             if route is None
@@ -260,7 +278,7 @@ class Monitor:
         if self._authentication is None:
             return _plain(UNAVAILABLE, f"who asks is known later: {self.reasons()[0]}\n")
         try:
-            principal = _principal(self._authentication, environ)
+            principal = principal_of(self._authentication, environ)
         except AccessDenied as error:
             return _plain(UNAUTHORIZED, f"{error}\n")
         try:
@@ -285,10 +303,15 @@ _WHY_NOT: Final = {
 }
 
 
-def _principal(authentication: Authentication, environ: Environ) -> Principal:
+def address_of(environ: Environ) -> str:
+    """Return the host that a request comes from, as other ports write it."""
+    return str(environ["REMOTE_ADDR"]).removeprefix(IPV4_IN_IPV6)
+
+
+def principal_of(authentication: Authentication, environ: Environ) -> Principal:
     """Return the principal that sends a request. Raise ``AccessDenied`` or ``Overloaded``."""
     kind, _, proof = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
-    address = environ["REMOTE_ADDR"].removeprefix(IPV4_IN_IPV6)
+    address = address_of(environ)
     if kind.lower() == "bearer":
         return authentication.holder(proof.strip(), address)
     if kind.lower() == "basic":

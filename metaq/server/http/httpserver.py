@@ -1,8 +1,9 @@
-"""The connections of the HTTP port: each carries one request, in TLS or not, and none can keep others out.
+"""The connections of the HTTP port: they carry requests one after the other, in TLS or not, and none can keep others out.
 
-A connection has ``CONNECTION_S`` for everything: the handshake, the request, and reading the answer. There are at most
-``MOST_CONNECTIONS`` at once. When one more arrives, the oldest that has not sent a whole request is closed; if all have, the
-oldest of all. So a client that sends its request at once finds room, however many others send nothing.
+A connection has ``CONNECTION_S`` for the handshake, and again for each request: its coming, its bytes, and reading the answer.
+Whoever answers can change what is left (``Deadline``). There are at most ``MOST_CONNECTIONS`` at once. When one more arrives,
+the oldest that has not sent a whole request is closed; if all have, the oldest of all. So a client that sends its request at
+once finds room, however many others send nothing.
 """
 
 import logging
@@ -16,15 +17,49 @@ from metaq.replication.peers import TLS, Certificate
 
 logger = logging.getLogger(__name__)
 
-MOST_CONNECTIONS: Final = 16
+MOST_CONNECTIONS: Final = 256
+"""Half of them for streams of events (``metaq.server.api.site``); each takes some 40 KB."""
 CONNECTION_S: Final = 10.0
 """Prometheus's own default timeout."""
+DEADLINE: Final = "metaq.deadline"
+"""The name in a request's environment under which its ``Deadline`` is."""
+
+
+class Deadline:
+    """The time that the current greenlet's request has left; when it is over, its connection is closed."""
+
+    def __init__(self) -> None:
+        self._limit: gevent.Timeout | None = None
+
+    def within(self, seconds: float) -> None:
+        """Allow so many seconds from now on, whatever was left before."""
+        self.end()
+        self._limit = gevent.Timeout.start_new(seconds)
+
+    def end(self) -> None:
+        """Set no limit any more."""
+        if self._limit is not None:
+            self._limit.close()
+            self._limit = None
 
 
 class _Handler(pywsgi.WSGIHandler):
     """Refuses malformed requests, and ends lost connections, without a log entry."""
 
     server: "HttpServer"
+    deadline: Deadline
+
+    def handle_one_request(self) -> Any:
+        self.server.waits()
+        self.deadline = Deadline()
+        self.deadline.within(CONNECTION_S)
+        try:
+            return super().handle_one_request()
+        finally:
+            self.deadline.end()
+
+    def get_environ(self) -> dict[str, Any]:
+        return {**super().get_environ(), DEADLINE: self.deadline}
 
     def handle_one_response(self) -> None:
         self.server.asked()
@@ -52,10 +87,15 @@ class HttpServer(pywsgi.WSGIServer):
         super().__init__(listening, answer, log=None, error_log=None, environ=environ, handler_class=_Handler)
         self._certificate = certificate
         self._connections: dict[Any, bool] = {}
-        """By greenlet, the oldest first: true once the connection has sent its request."""
+        """By greenlet, the oldest first: true while the connection waits for an answer to a whole request."""
+
+    def waits(self) -> None:
+        """Record that the current greenlet's connection waits for its next request: among those that do, it is the youngest."""
+        if self._connections.pop(gevent.getcurrent(), None) is not None:  # else it was dropped to make room
+            self._connections[gevent.getcurrent()] = False
 
     def asked(self) -> None:
-        """Record that the current greenlet's connection has sent its request."""
+        """Record that the current greenlet's connection has sent a request."""
         if gevent.getcurrent() in self._connections:
             self._connections[gevent.getcurrent()] = True
 
@@ -66,7 +106,8 @@ class HttpServer(pywsgi.WSGIServer):
         self._connections[gevent.getcurrent()] = False
         try:
             with gevent.Timeout(CONNECTION_S):
-                super().handle(self._secured(connection), address)
+                secured = self._secured(connection)
+            super().handle(secured, address)
         except (OSError, gevent.Timeout) as error:  # the client is gone, or too slow
             logger.debug("http connection lost reason=%s", error)
         finally:

@@ -15,6 +15,7 @@ see. For a master with a fixed role it also remembers the in-sync set, which Zoo
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -37,6 +38,7 @@ from metaq.server.access.authentication import Authentication
 from metaq.server.broker import Broker
 from metaq.server.daemon import STARTED_NOT
 from metaq.server.http.brokermetrics import BrokerMetrics
+from metaq.server.http.http import Site
 from metaq.server.opened import Opened, open_data
 from metaq.server.registering.zkregistration import open_session
 from metaq.server.replicas.masteronly import MasterOnlyHandler
@@ -81,6 +83,8 @@ class ReplicaServer:
         """Bind the addresses and open the store; ``tell`` receives the progress of that."""
         self.settings = settings
         """The settings in force, whatever the role."""
+        self.origins: Mapping[str, str] = {}
+        """Where settings come from that were not the defaults at the start (``metaq.config.Given``)."""
         self._disk = disk or RealDisk()
         self._path = settings.data / FOLDER / KEPT
         self._kept = self._load()
@@ -115,6 +119,11 @@ class ReplicaServer:
     def metrics(self) -> BrokerMetrics:
         """The metrics and readiness of the current broker."""
         return self.broker.metrics
+
+    @property
+    def site(self) -> Site:
+        """What answers HTTP requests, from the current broker."""
+        return self.broker.site
 
     @property
     def authentication(self) -> Authentication:

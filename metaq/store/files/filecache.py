@@ -54,6 +54,16 @@ def read_through(run: Run) -> Read:
     return lambda file, size, offset: run(lambda: file.read(size, offset))
 
 
+def through_cache(run: Run) -> Read:
+    """Return the ``Read`` that looks into the page cache first, and waits for the disk in the way of ``run``."""
+
+    def read(file: File, size: int, offset: int) -> bytes:
+        data = file.read_cached(size, offset)
+        return run(lambda: file.read(size, offset)) if data is None else data
+
+    return read
+
+
 class FileCache:
     """A cache that keeps at most ``capacity`` files open and closes the least recently used one first.
 

@@ -1,0 +1,248 @@
+"""The WSGI application of the API: finds the operation of a request, checks who asks and what, and writes the answer.
+
+Falcon, msgspec and the client's decoders take 12 MB and some tenths of a second to import, so this module is imported in a
+thread when the first request comes (``metaq.server.api.site``).
+"""
+
+import ipaddress
+import logging
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any, Final, cast
+from urllib.parse import urlsplit
+
+import falcon
+import msgspec
+from falcon import App, Request, Response
+
+from metaq.address import parse_address
+from metaq.errors import AccessDenied, BadRequest, ConfigError, MetaqError
+from metaq.protocol.remoting.codes import Response as Code
+from metaq.server.api.events import events
+from metaq.server.api.openapi import EVENTS, document
+from metaq.server.api.operations import OPERATIONS, ROOT, Operation
+from metaq.server.api.page import page
+from metaq.server.api.problems import CONTENT_TYPE, Problem, problem, problem_of
+from metaq.server.api.site import ADMITTED, Application
+from metaq.server.http.http import address_of, principal_of
+from metaq.server.http.httpserver import DEADLINE
+from metaq.server.services.call import ANSWER_S, Call, Interior
+
+logger = logging.getLogger(__name__)
+
+ANSWER_MOST_S: Final = ANSWER_S + 30.0
+"""How long a request may take, a wait for messages included, until its answer is read."""
+_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_JSON: Final = "application/json"
+_LONGEST_QUERY: Final = 8192
+
+
+def make_application(interior: Interior) -> Application:
+    """Return the application; ``metaq.server.api.site`` bounds its work."""
+    app: App[Request, Response] = App(media_type=_JSON)
+    app.req_options.strip_url_path_trailing_slash = True
+    app.set_error_serializer(_serialize)
+    app.add_error_handler(Exception, _unexpected)
+    app.add_error_handler(MetaqError, _refused)
+    by_path: dict[str, _Resource] = {}
+    for operation in OPERATIONS:
+        resource = by_path.setdefault(operation.path, _Resource())
+        resource.add(operation.method, _Responder(operation, interior))
+    for path, resource in by_path.items():
+        app.add_route(f"{ROOT}{path}", resource)
+    described = document()
+    app.add_route("/api/openapi.json", _Fixed(_JSON, msgspec.json.encode(described)))
+    app.add_route("/api/docs", _Fixed("text/html; charset=utf-8", page(described)))
+    app.add_route("/api", _Moved("/api/docs"))
+    return cast(Application, app)
+
+
+class _Resource:
+    """The operations of one path, by method, in the form that Falcon looks for."""
+
+    def add(self, method: str, responder: Callable[..., None]) -> None:
+        setattr(self, f"on_{method.lower()}", responder)
+
+
+class _Fixed:
+    """A document that never changes, and is open to everybody."""
+
+    def __init__(self, content_type: str, data: bytes) -> None:
+        self._content_type = content_type
+        self._data = data
+
+    def on_get(self, _: Request, response: Response) -> None:
+        response.content_type = self._content_type
+        response.set_header("Content-Security-Policy", "default-src 'none'; style-src 'self' 'unsafe-inline'")
+        response.data = self._data
+
+
+class _Moved:
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def on_get(self, _: Request, response: Response) -> None:
+        raise falcon.HTTPSeeOther(self._where)
+
+
+class _Responder:
+    """Does one operation."""
+
+    def __init__(self, operation: Operation, interior: Interior) -> None:
+        self._operation = operation
+        self._takes = operation.takes
+        self._decoder = None if self._takes.body is None else msgspec.json.Decoder(self._takes.body)
+        self._encoder = msgspec.json.Encoder()
+        self._interior = interior
+
+    def __call__(self, request: Request, response: Response, **path: str) -> None:
+        request.env[DEADLINE].within(ANSWER_MOST_S)
+        check_origin(request, self._interior)
+        principal = principal_of(self._interior.endpoint.authentication, request.env)
+        request.context.is_known = principal.named
+        request.context.by = principal.name
+        address = address_of(request.env), int(request.env.get("REMOTE_PORT") or 0)
+        call = Call(self._interior, principal, address)
+        try:
+            result = self._operation.service(call, **self._inputs(request, path))
+        except BaseException:
+            call.end()
+            raise
+        if self._takes.streams:
+            response.content_type = EVENTS
+            response.set_header("Cache-Control", "no-store")
+            response.stream = events(call, result, request.env[DEADLINE])
+            return
+        call.end()
+        response.set_header("Cache-Control", "no-store")
+        response.data = self._encoder.encode(result)
+        if self._operation.is_change:
+            self._note(request)
+
+    def _note(self, request: Request) -> None:
+        name, path = self._operation.id, request.path[:200]
+        address = address_of(request.env)
+        logger.info("api change user=%s address=%s operation=%s path=%r", request.context.by, address, name, path)
+
+    def _inputs(self, request: Request, path: Mapping[str, str]) -> dict[str, Any]:
+        """Return what a request says, by the names of the service's parameters. Raise ``BadRequest``."""
+        found = {name: _converted(value, self._takes.path[name], f"{name} in the path") for name, value in path.items()}
+        query = _query(request)
+        if self._takes.query is not None:
+            found["query"] = _converted(query, self._takes.query, "the query")
+        elif query:
+            raise BadRequest(f"this operation takes no query, and {min(query)[:40]!r} is in it")
+        if self._decoder is not None:
+            found["body"] = self._body(request)
+        return found
+
+    def _body(self, request: Request) -> Any:
+        kind = (request.content_type or "").partition(";")[0].strip().lower()
+        if kind != _JSON:  # a page of another site cannot send this type without being asked whether it may
+            raise falcon.HTTPUnsupportedMediaType(description=f"the body must be {_JSON}, as the header Content-Type says")
+        size = request.content_length
+        if size is None:
+            raise falcon.HTTPLengthRequired(description="the body needs a Content-Length")
+        most = 2 * self._interior.context.settings.max_message_bytes + 64 * 1024
+        if size > most:
+            raise falcon.HTTPContentTooLarge(description=f"a body of {size} bytes is over the limit of {most}")
+        request.env[ADMITTED](size)
+        data = request.bounded_stream.read(size)
+        assert self._decoder is not None
+        try:
+            return self._decoder.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # a ValidationError is a DecodeError
+            raise BadRequest(f"the body: {error}") from error
+
+
+def check_origin(request: Request, interior: Interior) -> None:
+    """Raise ``AccessDenied`` for a request that a page of another site has a browser send.
+
+    Without users, whoever reaches this port may do everything; so then a browser must also have been told a number, or
+    ``localhost``, or a name of this broker: any other name may lead here by the DNS of a stranger.
+    """
+    host = request.get_header("Host") or ""
+    origin = request.get_header("Origin")
+    if request.get_header("Sec-Fetch-Site") == "cross-site" or (origin is not None and urlsplit(origin).netloc != host):
+        raise AccessDenied("a page of another site may not call this broker")
+    if not interior.endpoint.authentication.has_users and not _is_own(host, interior):
+        raise AccessDenied(f"without users, this broker answers to a number or to localhost, and not to {host[:100]!r}")
+
+
+def _is_own(host: str, interior: Interior) -> bool:
+    name = urlsplit(f"//{host}").hostname if host else None
+    if name in (None, "localhost", interior.context.host.lower()):
+        return True
+    try:
+        ipaddress.ip_address(str(name))
+    except ValueError:
+        return _listens(str(name), interior)
+    return True
+
+
+def _listens(name: str, interior: Interior) -> bool:
+    try:
+        return parse_address(interior.context.settings.http_listen, setting="http_listen").host.lower() == name
+    except ConfigError:
+        return False
+
+
+def _query(request: Request) -> dict[str, str]:
+    if len(request.query_string) > _LONGEST_QUERY:
+        raise BadRequest(f"a query of {len(request.query_string)} characters is over the limit of {_LONGEST_QUERY}")
+    found: dict[str, str] = {}
+    for name, value in falcon.uri.parse_query_string(request.query_string, keep_blank=True, csv=False).items():
+        if not isinstance(value, str):
+            raise BadRequest(f"{name[:40]!r} is in the query {len(value)} times")
+        found[name] = value
+    return found
+
+
+def _converted(value: Any, kind: Any, what: str) -> Any:
+    try:
+        return msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"{what}: {error}") from error
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+def _refused(request: Request, response: Response, error: MetaqError, _: Mapping[str, str]) -> None:
+    _write(response, problem_of(error, is_known=getattr(request.context, "is_known", False)), error)
+
+
+def _unexpected(request: Request, response: Response, error: Exception, _: Mapping[str, str]) -> None:
+    if isinstance(error, AssertionError):
+        raise error  # the broker's own state is wrong: the process ends
+    if isinstance(error, (falcon.HTTPError, falcon.HTTPStatus, OSError)):
+        raise error
+    logger.exception("api request failed method=%s path=%r", request.method, request.path[:200])
+    _write(response, problem(HTTPStatus.INTERNAL_SERVER_ERROR, "the request met an error of the broker, see its log"))
+
+
+def _serialize(_: Request, response: Response, error: falcon.HTTPError) -> None:
+    """Write an error that Falcon found: no such path, no such method, a header that cannot be read."""
+    status = falcon.code_to_http_status(error.status)
+    number = int(str(status).partition(" ")[0])
+    code = Code.REQUEST_CODE_NOT_SUPPORTED if number in (404, 405) else Code.SYSTEM_ERROR
+    _write(response, problem(number, error.description or _without_words(number), code))
+
+
+def _without_words(status: int) -> str:
+    if status == HTTPStatus.NOT_FOUND:
+        return "there is no such path; /api/docs lists them"
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
+        return "this path has other methods; the header Allow and /api/docs list them"
+    return HTTPStatus(status).phrase
+
+
+def _write(response: Response, found: Problem, error: MetaqError | None = None) -> None:
+    response.status = f"{found.status} {found.title}"
+    response.content_type = CONTENT_TYPE
+    response.data = msgspec.json.encode(found)
+    if found.status == HTTPStatus.UNAUTHORIZED:
+        response.set_header("WWW-Authenticate", 'Basic realm="metaq"')
+    wait_ms = getattr(error, "retry_after_ms", None)
+    if found.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        response.set_header("Retry-After", str(max(1, -(-(wait_ms or 1000) // 1000))))

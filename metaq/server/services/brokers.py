@@ -1,0 +1,349 @@
+"""This broker: its state, settings, connections and replicas, and what is wrong with it."""
+
+import enum
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import Annotated, Any
+
+import gevent
+import orjson
+from msgspec import Meta
+
+import metaq
+from metaq.address import Address
+from metaq.config import FIELDS
+from metaq.errors import BadRequest, RequestFailed
+from metaq.fields import plain
+from metaq.message import DEAD_PREFIX, TopicPartition
+from metaq.protocol.remoting.adminbodies import encode_settings
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.server.access.permissions import Action
+from metaq.server.remoting.session import RemotingSession
+from metaq.server.services.call import Call
+from metaq.server.services.rows import Done, Input, NamesQuery, Page, Row, UnixMs, page_of
+from metaq.server.wire.session import Session
+
+DEFAULT = "default"
+CHANGED = "changed while it runs"
+NAMED = 5
+"""Names in one finding."""
+
+
+class Rates(Row, frozen=True):
+    """Averages per second over the last 10 s, 1 min and 10 min."""
+
+    s10: float
+    m1: float
+    m10: float
+
+
+class BrokerState(Row, frozen=True):
+    """This broker."""
+
+    broker: str
+    cluster: str
+    role: str
+    version: str
+    ready: bool
+    reasons: Annotated[list[str], Meta(description="Why clients cannot work with it.")]
+    addresses: Annotated[str, Meta(description="The line that it printed at the start.")]
+    now_ms: UnixMs
+    up_s: Annotated[int, Meta(description="Seconds since the start.")]
+    epoch: int
+    topics: int
+    groups: int
+    connections: int
+    log_begin: int
+    log_end: int
+    log_durable_end: int
+    put_messages: Annotated[int, Meta(description="Since the log began.")]
+    got_messages: Annotated[int, Meta(description="Since the start.")]
+    put_per_second: Rates
+    got_per_second: Rates
+    gets_waiting: Annotated[int, Meta(description="Gets that wait for messages.")]
+
+
+class WatchQuery(Input, frozen=True):
+    """How often the state is wanted."""
+
+    interval_ms: Annotated[int, Meta(ge=500, le=10_000)] = 1000
+
+
+class SettingRow(Row, frozen=True):
+    """One setting."""
+
+    name: str
+    value: Any
+    origin: Annotated[str, Meta(description="`FILE:LINE`, `METAQ_NAME`, `--name`, `default`, or a change while it runs.")]
+    live: Annotated[bool, Meta(description="Whether a reload can change it without a restart.")]
+
+
+class SettingRows(Row, frozen=True):
+    """All settings in force, by name."""
+
+    rows: list[SettingRow]
+
+
+class SettingsInput(Input, frozen=True):
+    """Settings to change until a reload or the end of the process."""
+
+    broker_permission: Annotated[int, Meta(ge=0, le=6, description="The sum of 4 to give and 2 to take messages.")] | None = (
+        None
+    )
+    keep_hours: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    delete_hour: Annotated[int, Meta(ge=0, le=23)] | None = None
+
+
+class ConnectionRow(Row, frozen=True):
+    """One client's connection."""
+
+    address: str
+    protocol: str
+    user: str
+    client_id: Annotated[str | None, Meta(description="As its heartbeats say.")]
+    owed: Annotated[int, Meta(description="Requests that wait for their answers.")]
+    silent_s: Annotated[float, Meta(description="Seconds since its last byte.")]
+
+
+class SlaveState(Row, frozen=True):
+    """A slave, as its master sees it."""
+
+    replica: int
+    address: str
+    text: str
+    held_end: int
+    lag_bytes: int
+    lag_ms: Annotated[int, Meta(description="Since it last held the whole log; -1 when it never has.")]
+    in_sync: bool
+
+
+class ReplicaState(Row, frozen=True):
+    """This replica of the broker."""
+
+    role: str
+    replica: int
+    epoch: int
+    begin: int
+    end: int
+    durable_end: int
+    readable_end: int
+    in_sync: list[int]
+    min_in_sync: int
+    replication: str
+    master: str
+    master_end: int
+    problem: str | None
+    suspect: str | None
+    slaves: list[SlaveState]
+
+
+class HandOverInput(Input, frozen=True):
+    """Which replica becomes master."""
+
+    replica: Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
+
+
+class Severity(enum.Enum):
+    """How bad a finding is."""
+
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+class Finding(Row, frozen=True):
+    """Something that is wrong, and what to do about it."""
+
+    level: Severity
+    check: str
+    found: str
+    advice: str
+
+
+class Findings(Row, frozen=True):
+    """What is wrong with this broker now; empty when nothing is."""
+
+    rows: list[Finding]
+
+
+def show_broker(call: Call) -> BrokerState:
+    """Return the state of this broker."""
+    call.demand(Action.INSPECT)
+    context, interior = call.context, call.interior
+    settings, statistics, figures, reasons = context.settings, context.statistics, context.store.figures(), interior.reasons()
+    return BrokerState(
+        broker=settings.broker_name,
+        cluster=settings.cluster_name,
+        role="master" if context.replicas.is_master else "slave",
+        version=metaq.__version__,
+        ready=not reasons,
+        reasons=reasons,
+        addresses=interior.ready,
+        now_ms=context.store.clock.now_ms(),
+        up_s=int(time.monotonic() - context.counters.started_s),
+        epoch=context.epochs.current.number,
+        topics=len(context.topics),
+        groups=len(context.groups),
+        connections=interior.endpoint.connections,
+        log_begin=figures.begin,
+        log_end=figures.end,
+        log_durable_end=figures.durable_end,
+        put_messages=statistics.put_in_all().messages,
+        got_messages=statistics.got_in_all().messages,
+        put_per_second=Rates(**dict(zip(Rates.__struct_fields__, statistics.put_per_second(), strict=True))),
+        got_per_second=Rates(**dict(zip(Rates.__struct_fields__, statistics.transferred_per_second(), strict=True))),
+        gets_waiting=interior.holds.of_clients,
+    )
+
+
+def watch_broker(call: Call, query: WatchQuery) -> Iterator[BrokerState | None]:
+    """Yield the state of this broker again and again."""
+    call.demand(Action.INSPECT)
+    return _watch(call, query.interval_ms / 1000)
+
+
+def _watch(call: Call, pause_s: float) -> Iterator[BrokerState | None]:
+    while True:
+        yield show_broker(call)
+        gevent.sleep(pause_s)
+
+
+def show_settings(call: Call) -> SettingRows:
+    """Return all settings in force, each with its origin."""
+    call.demand(Action.INSPECT)
+    settings, origins = call.context.settings, call.interior.origins
+    values, at_start = plain(settings), plain(call.interior.started_with)
+    rows = [
+        SettingRow(
+            name=name,
+            value=value,
+            origin=CHANGED if value != at_start[name] else origins.get(name, DEFAULT),
+            live=FIELDS[name].rules.live,
+        )
+        for name, value in values.items()
+    ]
+    return SettingRows(rows=rows)
+
+
+def change_settings(call: Call, body: SettingsInput) -> SettingRows:
+    """Change settings of the running broker: all that are given, or none."""
+    names = {"broker_permission": "brokerPermission", "keep_hours": "fileReservedTime", "delete_hour": "deleteWhen"}
+    given = {names[name]: value for name in names if (value := getattr(body, name)) is not None}
+    if not given:
+        raise BadRequest(f"a change names at least one setting: {', '.join(names)}")
+    call.ask(Request.UPDATE_BROKER_CONFIG, body=encode_settings(given))
+    return show_settings(call)
+
+
+def list_connections(call: Call, query: NamesQuery) -> Page[ConnectionRow]:
+    """Return a page of the clients' connections, by address."""
+    call.demand(Action.INSPECT)
+    ids, now = _client_ids(call), time.monotonic()
+    sessions = {_address(session): session for session in call.interior.endpoint.sessions}
+    return page_of(sorted(sessions.items()), query, lambda item: item[0], lambda item: _connection(item[0], item[1], ids, now))
+
+
+def show_replicas(call: Call) -> ReplicaState:
+    """Return the state of this replica, and of its slaves or its master."""
+    call.demand(Action.INSPECT)
+    try:
+        answer = call.ask(Request.REPLICA_STATUS)
+    except RequestFailed as error:
+        if error.code != Response.REQUEST_CODE_NOT_SUPPORTED:
+            raise
+        raise RequestFailed(Response.QUERY_NOT_FOUND, "this broker accepts no slaves (replication_listen)") from error
+    content = orjson.loads(answer.body)
+    slaves = [SlaveState(**{name: row[name] for name in SlaveState.__struct_fields__}) for row in content["slaves"]]
+    known = {name: content[name] for name in ReplicaState.__struct_fields__}
+    return ReplicaState(**{**known, "slaves": slaves})
+
+
+def hand_over(call: Call, body: HandOverInput) -> Done:
+    """Make another replica in sync the master, without loss of messages."""
+    call.ask(Request.HAND_OVER, more={"replica": str(body.replica)})
+    return Done()
+
+
+def find_problems(call: Call) -> Findings:
+    """Return what is wrong with this broker now, the worst first."""
+    call.demand(Action.INSPECT)
+    found = sorted(_findings(call), key=lambda finding: finding.level is Severity.WARNING)
+    return Findings(rows=found)
+
+
+def _findings(call: Call) -> Iterator[Finding]:
+    context = call.context
+    for reason in call.interior.reasons():
+        yield _problem("ready", reason, "clients cannot work with this broker until this is over")
+    suspicion = context.store.suspicion.reason
+    if suspicion is not None:
+        yield _warning(
+            "log", f"the log may lack acknowledged messages: {suspicion}", "metaq cluster status, docs/replication.md"
+        )
+    usage = context.store.disk.usage(context.settings.data).ratio
+    if usage > context.store.settings.retention.clean_ratio:
+        yield _warning("disk", f"{usage:.0%} of the disk are used", "free some, or lower keep_hours")
+    stuck = [group.name for group in context.groups if _is_stuck(call, group.name)]
+    if stuck:
+        yield _warning(
+            "groups", f"no consumer is connected, and messages wait: {_some(stuck)}", "metaq group why-not-consuming GROUP"
+        )
+    dead = [
+        key.topic.removeprefix(DEAD_PREFIX) for key, queue in context.store.queues.items() if _has_dead(call, key.topic, queue)
+    ]
+    if dead:
+        yield _warning("dead letters", f"groups have given up messages: {_some(dead)}", "metaq dlq show GROUP")
+    if context.store.indexing.paused is not None:
+        yield _warning("keys", f"no keys are entered: {context.store.indexing.paused}", "messages are not found by key for now")
+
+
+def _is_stuck(call: Call, group: str) -> bool:
+    """Return whether messages wait for a group that has offsets and no connected member."""
+    context = call.context
+    if context.clients.consumer_group(group) is not None or context.groups.is_system(group):
+        return False
+    for topic in context.offsets.topics_of(group):
+        for number, offset in context.offsets.of(group, topic).items():
+            queue = context.store.queues.get(TopicPartition(topic, number))
+            if queue is not None and queue.readable > offset:
+                return True
+    return False
+
+
+def _has_dead(call: Call, topic: str, queue: Any) -> bool:
+    return topic.startswith(DEAD_PREFIX) and call.context.store.first(queue, call.interior.read)[0] < queue.readable
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - NAMED
+    return ", ".join(islice(sorted(names), NAMED)) + (f" and {more} more" if more > 0 else "")
+
+
+def _warning(check: str, found: str, advice: str) -> Finding:
+    return Finding(level=Severity.WARNING, check=check, found=found, advice=advice)
+
+
+def _problem(check: str, found: str, advice: str) -> Finding:
+    return Finding(level=Severity.PROBLEM, check=check, found=found, advice=advice)
+
+
+def _address(session: Session) -> str:
+    return str(Address(*session.address[:2]))
+
+
+def _client_ids(call: Call) -> dict[object, str]:
+    clients = call.context.clients
+    consumers = (member for group in clients.consumer_groups() for member in group.members.values())
+    producers = (member for group in clients.producer_groups() for member in clients.producers(group))
+    return {member.session: member.client.client_id for members in (consumers, producers) for member in members}
+
+
+def _connection(address: str, session: Session, ids: dict[object, str], now: float) -> ConnectionRow:
+    return ConnectionRow(
+        address=address,
+        protocol="remoting" if isinstance(session, RemotingSession) else "text",
+        user=session.principal.name,
+        client_id=ids.get(session),
+        owed=session.owed,
+        silent_s=round(now - session.last_io, 3),
+    )

@@ -1,0 +1,229 @@
+"""One call of a user to the broker that this process is: who asks, and the ways to an answer.
+
+What is only looked at comes from the tables (``Call.context``), after a ``demand``. All else, every change above all, goes to
+the handlers of the remoting protocol's requests (``Call.ask``): rights, limits, sentences of errors, and what a slave refuses
+are then the same for all protocols.
+"""
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import gevent
+from gevent.event import Event
+from gevent.hub import get_hub
+
+from metaq.config import Settings
+from metaq.engine.context import Context
+from metaq.engine.hold import Holds
+from metaq.engine.timers.cancelling import Cancels
+from metaq.errors import Fenced, MetaqError, Overloaded, RequestFailed
+from metaq.protocol.remoting.codes import JSON, RESPONSE_FLAG, VERSION, Request, Response
+from metaq.protocol.remoting.frames import FrameReader, RemotingCommand
+from metaq.protocol.remoting.headers import encode_header
+from metaq.server.access.permissions import Action, Principal, demand
+from metaq.server.endpoint import Endpoint
+from metaq.server.remoting.session import RemotingSession, RunHandler
+from metaq.server.wire.memory import Memory
+from metaq.server.wire.session import Buffer
+from metaq.store.files.filecache import Read
+
+ANSWER_S: Final = 30.0
+"""How long a handler may take."""
+AT_ONCE: Final = 32
+"""Requests that one call begins before other greenlets run."""
+_LANGUAGE: Final = "HTTP"
+_UNBOUNDED: Final = 1 << 30
+"""What is answered inside of the process is read at once; ``metaq.server.api.site`` bounds how many calls there are."""
+
+
+@dataclass(frozen=True)
+class Interior:
+    """The parts of the broker that services use."""
+
+    context: Context
+    endpoint: Endpoint
+    holds: Holds
+    read: Read
+    """Reads of the store, for which the greenlet waits."""
+    reasons: Callable[[], list[str]]
+    """The reasons why clients cannot work with this broker; empty when they can."""
+    cancels: Cancels
+    """Cancels of delayed messages."""
+    started_with: Settings
+    """The settings at the start."""
+    origins: Mapping[str, str]
+    """The origin of each setting that was not the default at the start: ``FILE:LINE``, ``METAQ_NAME`` or ``--name``."""
+    ready: str
+    """The line that names the addresses served."""
+
+
+class Call:
+    """One call, until its ``end``."""
+
+    def __init__(self, interior: Interior, principal: Principal, address: tuple[str, int]) -> None:
+        """Prepare the call of a principal from a host and a port."""
+        self.interior = interior
+        self.principal = principal
+        self._address = address
+        self._inside: _Inside | None = None
+
+    def end(self) -> None:
+        """End what still waits at the broker."""
+        if self._inside is not None:
+            self._inside.session.close()
+
+    @property
+    def context(self) -> Context:
+        """The tables of the broker."""
+        return self.interior.context
+
+    @property
+    def broker(self) -> str:
+        """The name of the broker."""
+        return self.context.settings.broker_name
+
+    def demand(self, action: Action, resource: str = "") -> None:
+        """Raise ``AccessDenied`` when the user may not do this."""
+        demand(self.principal, action, resource)
+
+    def ask(
+        self,
+        code: Request,
+        header: tuple[Any, ...] | None = None,
+        body: bytes = b"",
+        *,
+        more: Mapping[str, str] | None = None,
+        also: Collection[int] = (),
+        wait_s: float = 0.0,
+    ) -> RemotingCommand:
+        """Return a handler's answer; ``more`` are fields beside those of the header.
+
+        ``also`` are the codes that are no errors beside 0. Raise what the handler raises, ``RequestFailed`` for another code
+        of its answer. The handler may take ``wait_s`` longer than usual.
+        """
+        fields = {**({} if header is None else encode_header(header)), **(more or {})}
+        [answer] = self.ask_all(code, [(fields, body)], wait_s=wait_s)
+        if isinstance(answer, MetaqError):
+            if answer.code not in also:
+                raise answer
+            return RemotingCommand(answer.code, 0, RESPONSE_FLAG, {}, b"", str(answer), _LANGUAGE, VERSION, JSON)
+        if answer.code != Response.SUCCESS and answer.code not in also:
+            raise failed(answer)
+        return answer
+
+    def ask_all(
+        self, code: Request, requests: Sequence[tuple[Mapping[str, str], bytes]], wait_s: float = 0.0
+    ) -> list[RemotingCommand | MetaqError]:
+        """Begin all requests, fields and body of each, and return the answers in their order.
+
+        Raise ``Overloaded`` when one does not come in time: its request may have been carried out.
+        """
+        if self._inside is None:
+            self._inside = _Inside(self.interior.endpoint, self.principal, self._address)
+        inside = self._inside
+        opaques = []
+        for number, (fields, body) in enumerate(requests, 1):
+            opaques.append(inside.begin(code, dict(fields), body))
+            if number % AT_ONCE == 0:
+                gevent.sleep(0)
+        return inside.wait(opaques, ANSWER_S + wait_s)
+
+
+def failed(answer: RemotingCommand) -> RequestFailed:
+    """Return the error that a handler's answer reports."""
+    return RequestFailed(answer.code, answer.remark or f"the broker answered {answer.code} without a reason")
+
+
+class _Inside:
+    """A session of the remoting protocol without a socket, whose requests nobody has to sign: its principal is known."""
+
+    max_unsent_bytes = _UNBOUNDED
+    spent = False
+
+    def __init__(self, endpoint: Endpoint, principal: Principal, address: tuple[str, int]) -> None:
+        self.anonymous = principal
+        self.memory = Memory((), time.monotonic)
+        self.memory.most = _UNBOUNDED
+        self._endpoint = endpoint
+        self._frames = FrameReader()
+        self.runs: dict[int, RunHandler] = {}
+        self._answers: dict[int, RemotingCommand | MetaqError] = {}
+        self._arrived = Event()
+        self._last = 0
+        self.session = RemotingSession(self, address, FrameReader(), self)
+
+    def begin(self, code: int, fields: dict[str, str], body: bytes) -> int:
+        """Hand a request to its handler; return the number under which its answer comes."""
+        self._last += 1
+        request = RemotingCommand(code, self._last, 0, fields, body, None, _LANGUAGE, VERSION, JSON)
+        try:
+            needs, handler = self._endpoint.answering(code)
+            needs.check_size(request)
+            needs.check_right(self.session.principal)
+            answer = handler(self.session, request)
+        except MetaqError as error:
+            self._answers[self._last] = error
+            return self._last
+        if answer is not None:
+            self.session.respond(request, answer)
+        self.session.flush()
+        return self._last
+
+    def wait(self, numbers: Sequence[int], seconds: float) -> list[RemotingCommand | MetaqError]:
+        late = Overloaded(f"the broker has not answered within {seconds:g} s", retry_after_ms=1000)
+        with gevent.Timeout(seconds, late):
+            while any(number not in self._answers for number in numbers):
+                if self.session.closed:
+                    raise Fenced("the broker met an error, or changes its role, while it answered; see its log")
+                self._arrived.clear()
+                self._arrived.wait()
+        return [self._answers.pop(number) for number in numbers]
+
+    # -- the stream that the session writes to ------------------------------------------------------------------------
+
+    def send(self, data: Buffer, /) -> int:
+        for answer in self._frames.receive(bytes(data)):
+            if answer.flag & RESPONSE_FLAG:  # other frames are questions to a client, which this one does not answer
+                self._answers[answer.opaque] = answer
+        self._arrived.set()
+        return len(data)
+
+    def sendmsg(self, buffers: Sequence[Buffer], /) -> int:
+        return self.send(b"".join(buffers))
+
+    def recv(self, size: int, /) -> bytes:
+        raise BlockingIOError
+
+    def fileno(self) -> int:
+        return -1
+
+    def close(self) -> None:
+        self._arrived.set()
+
+    # -- the host of the session --------------------------------------------------------------------------------------
+
+    def io(self, fd: int, events: int) -> Any:
+        return self
+
+    def start(self, *_: object) -> None:
+        """Watch nothing."""
+
+    def stop(self) -> None:
+        """Watch nothing."""
+
+    def timer(self, seconds: float) -> Any:
+        return get_hub().loop.timer(seconds)
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def put_off(self, session: object) -> None:
+        raise NotImplementedError("a turn is never spent here")
+
+    def closed(self, session: object) -> None:
+        self._arrived.set()
+
+    def request(self, session: object, request: object) -> None:
+        raise NotImplementedError("nothing is received here")

@@ -1,0 +1,267 @@
+"""Stored messages: from a place of a partition on, by key, by id; and waiting for the next ones."""
+
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from typing import Annotated
+
+from gevent.event import Event
+from gevent.hub import get_hub
+from msgspec import Meta
+
+from metaq.client.consuming.records import decode_messages
+from metaq.client.message import ReceivedMessage
+from metaq.engine.reading.filters import filter_of, parse_cached
+from metaq.errors import BadRequest, Overloaded, RequestFailed
+from metaq.message import TopicPartition
+from metaq.protocol.ids import decode_offset_id
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.headers import Int32, QueryMessage, ViewMessage
+from metaq.protocol.subscription import EVERYTHING, ExpressionKind
+from metaq.server.access.permissions import Action
+from metaq.server.remoting.consuming.pull import Found, check_readable, read_partition
+from metaq.server.services.call import Call
+from metaq.server.services.rows import Input, Name, Number, Page, Partition, Row, UnixMs
+from metaq.server.services.topics import topic_of
+
+MOST_BODY = 256 * 1024
+"""Bytes of a body that are shown; a larger one is cut."""
+EVER_MS = (1 << 62) - 1
+"""A time after all others."""
+MOST_FOUND = 64
+"""Messages that one search by key looks at."""
+WAIT_MS = 20_000
+"""The longest wait for a message."""
+MOST_TAILED = 64
+"""Partitions that one tail follows."""
+TAILED_AT_ONCE = 32
+"""Messages of one partition, before the next partition has its turn."""
+QUIET_S = 15.0
+"""How long a tail without messages says nothing."""
+
+
+class StoredMessage(Row, frozen=True):
+    """A stored message."""
+
+    topic: str
+    partition: int
+    offset: int
+    id: Annotated[str, Meta(description="The id that its sender made.")]
+    offset_id: Annotated[str, Meta(description="The id that the broker made: its address and the place in its log.")]
+    tag: str | None
+    keys: list[str]
+    properties: dict[str, str]
+    body: Annotated[str | None, Meta(description="The body as text; null when it is no UTF-8.")]
+    body_base64: Annotated[str | None, Meta(description="The body in base64 when it is no text.")]
+    size: Annotated[int, Meta(description="Bytes of the body.")]
+    cut: Annotated[bool, Meta(description=f"Whether only the first {MOST_BODY} bytes of the body are there.")]
+    damaged: Annotated[str | None, Meta(description="Why the body is not what was sent; null when it is.")]
+    born_ms: UnixMs
+    stored_ms: UnixMs
+    deliveries: Annotated[int, Meta(description="How often it was delivered again.")]
+
+
+class ReadQuery(Input, frozen=True):
+    """Where reading begins: at an offset or a time, by default at the oldest message."""
+
+    offset: Annotated[Number | None, Meta(description="An offset; one before the oldest message means that one.")] = None
+    time_ms: Annotated[UnixMs | None, Meta(description="The first message that was stored then or later.")] = None
+    limit: Annotated[int, Meta(ge=1, le=256, description="The most messages; fewer when they are large.")] = 32
+    tags: Annotated[str, Meta(max_length=1024, description="A filter, as `paid || refunded`; `*` is all.")] = EVERYTHING
+    wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS, description="How long to wait when there is none.")] = 0
+
+
+class TailQuery(Input, frozen=True):
+    """Which messages a tail has."""
+
+    tags: Annotated[str, Meta(max_length=1024, description="A filter, as `paid || refunded`; `*` is all.")] = EVERYTHING
+
+
+class MessagesRead(Row, frozen=True):
+    """Messages of a partition."""
+
+    messages: list[StoredMessage]
+    next: Annotated[int, Meta(description="The offset to read from next.")]
+    begin: int
+    end: int
+
+
+class SearchQuery(Input, frozen=True):
+    """What is looked for: exactly one of `key` and `id`."""
+
+    key: Annotated[str, Meta(max_length=4096)] = ""
+    id: Annotated[str, Meta(max_length=255, description="The id that the sender made.")] = ""
+    from_ms: UnixMs = 0
+    to_ms: UnixMs = EVER_MS
+    limit: Annotated[int, Meta(ge=1, le=MOST_FOUND)] = 32
+
+
+def read_messages(call: Call, topic: Name, partition: Partition, query: ReadQuery) -> MessagesRead:
+    """Return messages of a partition from a place on; wait for the first one when there is none."""
+    topic_of_reader(call, topic, partition)
+    if query.offset is not None and query.time_ms is not None:
+        raise BadRequest("reading begins at an offset or at a time_ms, not at both")
+    reader = PartitionReader(call, topic, partition, query.tags)
+    offset = reader.begin(query)
+    found = reader.read(offset, query.limit)
+    if not found.messages and query.wait_ms and found.end <= found.next:
+        wait_for(call, {reader: found.next}, query.wait_ms / 1000)
+        found = reader.read(found.next, query.limit)
+    return found
+
+
+def search(call: Call, topic: Name, query: SearchQuery) -> Page[StoredMessage]:
+    """Return the newest messages of a topic with a key or an id, the oldest of them first."""
+    if bool(query.key) == bool(query.id):
+        raise BadRequest("a search needs a key or an id, and not both")
+    header = QueryMessage(topic, query.key or query.id, Int32(query.limit), query.from_ms, query.to_ms)
+    more = {} if query.key else {"_UNIQUE_KEY_QUERY": "true"}
+    answer = call.ask(Request.QUERY_MESSAGE, header, more=more, also=(Response.QUERY_NOT_FOUND,))
+    if answer.code == Response.QUERY_NOT_FOUND:
+        return Page(rows=[], next=None)
+    found = decode_messages(bytes(answer.body), call.broker, damaged_too=True)
+    wanted = [one for one in found if (query.key in one.keys if query.key else one.id == query.id)]
+    return Page(rows=[shown(one) for one in sorted(wanted, key=_age)[-query.limit :]], next=None)
+
+
+def show_message(call: Call, offset_id: Annotated[str, Meta(min_length=1, max_length=64)]) -> StoredMessage:
+    """Return the message with an id that this broker made."""
+    return shown(by_offset_id(call, offset_id))
+
+
+def by_offset_id(call: Call, offset_id: str) -> ReceivedMessage:
+    """Return the message with an id that this broker made. Raise ``RequestFailed`` when there is none."""
+    where = decode_offset_id(offset_id)
+    try:
+        answer = call.ask(Request.VIEW_MESSAGE_BY_ID, ViewMessage(where.log_offset))
+    except RequestFailed as error:
+        raise RequestFailed(Response.QUERY_NOT_FOUND, f"{error}; the id is {offset_id}") from error
+    return decode_messages(bytes(answer.body), call.broker, damaged_too=True)[0]
+
+
+def topic_of_reader(call: Call, topic: str, partition: int) -> None:
+    """Raise why the user cannot read a partition."""
+    check_readable(call.context, call.principal, topic, partition)
+
+
+class PartitionReader:
+    """Reads one partition; ``check_readable`` is the caller's duty."""
+
+    def __init__(self, call: Call, topic: str, partition: int, tags: str = EVERYTHING) -> None:
+        self._call = call
+        self.key = TopicPartition(topic, partition)
+        self._filter = filter_of(parse_cached(topic, tags, kind=ExpressionKind.TAG))
+
+    def begin(self, query: ReadQuery) -> int:
+        """Return the offset at which reading begins."""
+        if query.offset is not None:
+            return query.offset
+        store, read = self._call.context.store, self._call.interior.read
+        queue = store.queues.get(self.key)
+        if queue is None:
+            return 0
+        return store.first(queue, read)[0] if query.time_ms is None else store.reader.at_time(queue, query.time_ms, read)
+
+    @property
+    def end(self) -> int:
+        """The offset after the newest message."""
+        queue = self._call.context.store.queues.get(self.key)
+        return 0 if queue is None else queue.readable
+
+    def read(self, offset: int, most: int) -> MessagesRead:
+        """Return messages from an offset on; ``next`` leads past those that the filter leaves out."""
+        found = self._read(offset, most)
+        if found.code == Response.PULL_OFFSET_MOVED:
+            found = self._read(found.next, most)
+        data = b"".join(found.body)
+        messages = [shown(one) for one in decode_messages(data, self._call.broker, damaged_too=True)] if data else []
+        return MessagesRead(messages=messages, next=found.next, begin=found.least, end=found.most)
+
+    def _read(self, offset: int, most: int) -> Found:
+        return read_partition(self._call.context.store, self.key, offset, most, self._filter, self._call.interior.read)
+
+    def has(self, offset: int) -> bool:
+        """Return whether there is a message at an offset."""
+        queue = self._call.context.store.queues.get(self.key)
+        return queue is not None and queue.readable > offset
+
+
+def wait_for(call: Call, readers: Mapping[PartitionReader, int], seconds: float) -> None:
+    """Return when a reader's partition has a message at its offset, or the time is over.
+
+    Raise ``Overloaded`` when too many wait already.
+    """
+    if any(reader.has(offset) for reader, offset in readers.items()):
+        return
+    holds, limit = call.interior.holds, call.context.settings.max_held_gets
+    if not holds.has_room(limit - len(readers) + 1):
+        raise Overloaded(f"{limit} gets wait for messages already (max_held_gets)", retry_after_ms=1000)
+    woken, loop = Event(), get_hub().loop
+    held = [holds.hold(reader.key, loop.timer(seconds), woken.set) for reader in readers]
+    try:
+        woken.wait()
+    finally:
+        for hold in held:
+            hold.cancel()
+
+
+def tail(call: Call, topic: Name, query: TailQuery) -> Iterator[StoredMessage | None]:
+    """Yield the messages of a topic as they come, of each partition in its order; nothing for a while is ``None``."""
+    known = topic_of(call, topic, Action.SUBSCRIBE)
+    if known.read_partitions > MOST_TAILED:
+        raise BadRequest(f"the topic {topic} has {known.read_partitions} partitions; a tail follows {MOST_TAILED} at most")
+    topic_of_reader(call, topic, 0)
+    readers = [PartitionReader(call, topic, number, query.tags) for number in range(known.read_partitions)]
+    return _tail(call, topic, {reader: reader.end for reader in readers})
+
+
+def _tail(call: Call, topic: str, at: dict[PartitionReader, int]) -> Iterator[StoredMessage | None]:
+    while True:
+        topic_of_reader(call, topic, 0)  # the user may have lost the right, and the topic may be gone
+        moved = False
+        for reader, offset in at.items():
+            if reader.has(offset):
+                found = reader.read(offset, TAILED_AT_ONCE)
+                at[reader], moved = found.next, True
+                yield from found.messages
+        if not moved:
+            wait_for(call, at, QUIET_S)
+            if not any(reader.has(offset) for reader, offset in at.items()):
+                yield None
+
+
+def shown(message: ReceivedMessage) -> StoredMessage:
+    """Return a message as users see it."""
+    error, body = message.error, message.body
+    part = body[:MOST_BODY]
+    text = _text(part, is_cut=len(part) < len(body))
+    return StoredMessage(
+        topic=message.topic,
+        partition=message.partition,
+        offset=message.queue_offset,
+        id=message.id,
+        offset_id=message.offset_id,
+        tag=message.tag,
+        keys=list(message.keys),
+        properties=dict(message.properties),
+        body=text,
+        body_base64=b64encode(part).decode() if text is None else None,
+        size=len(body),
+        cut=len(part) < len(body),
+        damaged=None if error is None else str(error),
+        born_ms=max(0, message.born_ms),
+        stored_ms=max(0, message.store_ms),
+        deliveries=message.reconsume_times,
+    )
+
+
+def _text(body: bytes, *, is_cut: bool) -> str | None:
+    try:
+        return body.decode()
+    except UnicodeDecodeError as error:
+        if is_cut and error.start > len(body) - 4:  # the cut is inside of a character
+            return body[: error.start].decode()
+        return None
+
+
+def _age(message: ReceivedMessage) -> tuple[int, int]:
+    return message.store_ms, message.log_offset

@@ -1,0 +1,59 @@
+"""The types that inputs and rows of several services share; whatever is declared is checked, and is in the API's document."""
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Annotated, Any, Final, Generic, TypeVar
+
+from msgspec import Meta, Struct
+
+MOST_ROWS: Final = 500
+"""Rows in one page: a few milliseconds of work."""
+_INT64: Final = (1 << 63) - 1
+
+T = TypeVar("T")
+
+
+class Input(Struct, forbid_unknown_fields=True, frozen=True):
+    """What a user sends; names that are not declared are refused."""
+
+
+class Row(Struct, frozen=True):
+    """What a user is answered."""
+
+
+class Page(Row, Generic[T], frozen=True):
+    """Some rows of a list."""
+
+    rows: list[T]
+    next: Annotated[str | None, Meta(description="The `after` of the next page; null on the last one.")]
+
+
+class Done(Row, frozen=True):
+    """A change that was made."""
+
+    done: bool = True
+
+
+Name = Annotated[str, Meta(min_length=1, max_length=255)]
+Limit = Annotated[int, Meta(ge=1, le=MOST_ROWS, description="The most rows.")]
+After = Annotated[str, Meta(max_length=1024, description="The `next` of the page before.")]
+Search = Annotated[str, Meta(max_length=255, description="Only names that contain this text.")]
+Number = Annotated[int, Meta(ge=0, le=_INT64)]
+Partition = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+Milliseconds = Annotated[int, Meta(ge=0, le=_INT64, description="Milliseconds.")]
+UnixMs = Annotated[int, Meta(ge=0, le=_INT64, description="A time, as milliseconds since 1970 (UTC).")]
+
+
+class NamesQuery(Input, frozen=True):
+    """Which names of a list are wanted."""
+
+    search: Search = ""
+    after: After = ""
+    limit: Limit = 100
+
+
+def page_of(items: Iterable[Any], query: NamesQuery, name: Callable[[Any], str], row: Callable[[Any], T]) -> Page[T]:
+    """Return a page of items that come in the order of their names."""
+    found = list(islice((it for it in items if name(it) > query.after and query.search in name(it)), query.limit + 1))
+    rows = [row(item) for item in found[: query.limit]]
+    return Page(rows=rows, next=name(found[query.limit - 1]) if len(found) > query.limit else None)

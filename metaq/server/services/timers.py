@@ -1,0 +1,130 @@
+"""Delayed and recurring messages: which wait, when they come, and ending them."""
+
+from base64 import b64encode
+from typing import Annotated
+
+from msgspec import Meta
+
+from metaq.client.admin.views import read_due, read_recurring, read_timers
+from metaq.errors import BadRequest
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.recall import decode_recall
+from metaq.server.access.permissions import Action
+from metaq.server.services.call import Call
+from metaq.server.services.rows import After, Done, Input, Name, Page, Partition, Row, UnixMs
+from metaq.server.services.sending import body_of
+from metaq.timers.handles import Handle, read_handle
+
+MOST_PAGE = 100
+HandleText = Annotated[str, Meta(min_length=1, max_length=1024, description="The `handle` of a delayed message.")]
+
+
+class TimersQuery(Input, frozen=True):
+    """Where a page begins."""
+
+    after: After = ""
+    limit: Annotated[int, Meta(ge=1, le=MOST_PAGE)] = MOST_PAGE
+
+
+class PendingTimer(Row, frozen=True):
+    """A message that waits for its time."""
+
+    due_ms: UnixMs
+    id: Annotated[int, Meta(description="The place in the log where it was parked first.")]
+    topic: Annotated[str | None, Meta(description="Null when the message cannot be read.")]
+    partition: int | None
+    size: Annotated[int | None, Meta(description="Bytes of its body.")]
+    recurring: Annotated[str | None, Meta(description="The recurring message of which it is the next run.")]
+    handle: Annotated[str | None, Meta(description="What cancels it; null for those who may only look.")]
+
+
+class RecurringMessage(Row, frozen=True):
+    """A recurring message."""
+
+    name: str
+    cron: str
+    zone: str
+    topic: str
+    partition: int
+    missed: str
+    due_ms: Annotated[UnixMs | None, Meta(description="When it comes next.")]
+    size: int
+
+
+class RecurringInput(Input, frozen=True):
+    """A recurring message, in place of one with this name."""
+
+    cron: Annotated[str, Meta(min_length=1, max_length=255, description="As `0 2 * * *`, `@every 90s` or `@daily`.")]
+    topic: Name
+    body: str = ""
+    body_base64: str | None = None
+    zone: Annotated[str, Meta(max_length=255)] = "UTC"
+    partition: Annotated[Partition | None, Meta(description="By default each in turn.")] = None
+    tag: Annotated[str, Meta(max_length=255)] | None = None
+    missed: Annotated[
+        str, Meta(max_length=16, description="What becomes of times that pass while the broker is down: last, all, none.")
+    ] = "last"
+
+
+class Defined(Row, frozen=True):
+    """When a recurring message comes first."""
+
+    due_ms: UnixMs
+
+
+def list_timers(call: Call, query: TimersQuery) -> Page[PendingTimer]:
+    """Return a page of the messages that wait for their time, the first due first."""
+    rows, following = read_timers(call.ask(Request.LIST_TIMERS, body=_members(query)).body)
+    return Page(rows=[PendingTimer(**row._asdict()) for row in rows], next=following)
+
+
+def cancel_timer(call: Call, handle: HandleText) -> Done:
+    """Cancel a delayed message."""
+    call.demand(Action.PUBLISH)
+    cancels, found = call.interior.cancels, _handle(handle)
+    topic = cancels.topic_of(found)
+    if topic is not None:
+        call.demand(Action.PUBLISH, topic)
+    cancels.cancel(found.key)
+    return Done()
+
+
+def list_recurring(call: Call, query: TimersQuery) -> Page[RecurringMessage]:
+    """Return a page of the recurring messages, by name."""
+    rows, following = read_recurring(call.ask(Request.CRON, body=_members(query, do="list")).body)
+    return Page(rows=[RecurringMessage(**row._asdict()) for row in rows], next=following)
+
+
+def define_recurring(call: Call, name: Name, body: RecurringInput) -> Defined:
+    """Define a recurring message, and return when it comes first."""
+    members = {
+        "do": "define",
+        "name": name,
+        "cron": body.cron,
+        "topic": body.topic,
+        "body": b64encode(body_of(body.body, body.body_base64)).decode(),
+        "zone": body.zone,
+        "partition": -1 if body.partition is None else body.partition,
+        "attribute": body.tag,
+        "missed": body.missed,
+    }
+    return Defined(due_ms=read_due(call.ask(Request.CRON, body=fastjson.encode(members)).body))
+
+
+def end_recurring(call: Call, name: Name) -> Done:
+    """End a recurring message: no run comes any more."""
+    call.ask(Request.CRON, body=fastjson.encode({"do": "undefine", "name": name}))
+    return Done()
+
+
+def _members(query: TimersQuery, **more: str) -> bytes:
+    return fastjson.encode({**more, "limit": query.limit, **({"after": query.after} if query.after else {})})
+
+
+def _handle(text: str) -> Handle:
+    """Return a handle in either of its forms: the one that people type, or that of the remoting protocol's answers."""
+    try:
+        return read_handle(text)
+    except BadRequest:
+        return read_handle(decode_recall(text).handle)
