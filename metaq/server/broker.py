@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import gevent
 from gevent.hub import get_hub
@@ -50,7 +50,7 @@ from metaq.server.http.brokermetrics import BrokerMetrics
 from metaq.server.opened import Opened, open_data
 from metaq.server.registering.clusterroutes import ClusterRoutes
 from metaq.server.registering.registration import Registration
-from metaq.server.reload import Configurable
+from metaq.server.reload import Origins, Owner
 from metaq.server.remoting.admin.brokerinfo import BrokerInfoHandler
 from metaq.server.remoting.admin.clients import ClientAdminHandler
 from metaq.server.remoting.admin.delays import DelayHandler
@@ -101,7 +101,6 @@ from metaq.tx.local import LocalBranches
 from metaq.tx.manager import Transactions
 
 if TYPE_CHECKING:
-    from metaq.server.api.site import Application
     from metaq.server.registering.zkregistration import InZooKeeper
 
 logger = logging.getLogger(__name__)
@@ -113,15 +112,6 @@ LEAVE_S: Final = 0.15
 another broker: a request that arrives at a closed connection gets no answer."""
 GIVE_UP_S: Final = 0.5
 """Seconds to wait afterwards for clients to read their answers."""
-
-
-class Owner(Configurable, Protocol):
-    """The owner of the settings in force across roles."""
-
-    @property
-    def origins(self) -> Mapping[str, str]:
-        """Where settings come from that were not the defaults at the start."""
-        ...
 
 
 class Broker:
@@ -170,11 +160,10 @@ class Broker:
         self._answer_text()
         self._answer_remoting()
         self.metrics = self._make_metrics()
-        self._started_with = settings
-        self.origins: Mapping[str, str] = {}
-        """Where settings come from that were not the defaults at the start (``metaq.config.Given``)."""
-        self.site = ApiSite(self._make_api)
-        """What answers HTTP requests beside metrics and health."""
+        self.origins = Origins(settings, {})
+        reads, reasons, cancels = through_cache(self.run), self.metrics.reasons, self._timing.cancels
+        interior = Interior(self.context, self._endpoint, self.holds, reads, reasons, cancels, lambda: self._owner.origins)
+        self.site = ApiSite(interior)
         self._take_role()
         self.context.statistics.begin()
 
@@ -298,24 +287,6 @@ class Broker:
             registered=self._why_unknown,
             registry=self._registry,
             run=self.run,
-        )
-
-    def _make_api(self) -> "Application":
-        """Return the API. It takes 9 MB and some tenths of a second to import: only who uses it pays for it, in a thread."""
-        from metaq.server.api.application import make_application  # noqa: PLC0415
-
-        return make_application(
-            Interior(
-                context=self.context,
-                endpoint=self._endpoint,
-                holds=self.holds,
-                read=through_cache(self.run),
-                reasons=self.metrics.reasons,
-                cancels=self._timing.cancels,
-                started_with=self._started_with,
-                origins=self._owner.origins,
-                ready=self.ready,
-            )
         )
 
     def _figures(self, read: Read) -> Mapping[str, object]:

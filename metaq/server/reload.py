@@ -6,8 +6,8 @@ If the file has an error, everything stays as it was. Settings that need a resta
 import logging
 import signal
 import sys
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import gevent
 from gevent.event import Event
@@ -32,6 +32,23 @@ class Configurable(Protocol):
 
         Raise ``MetaqError`` when one of them is wrong: then nothing has changed.
         """
+        ...
+
+
+class Origins(NamedTuple):
+    """The settings at the start of the process, and where they came from."""
+
+    settings: Settings
+    by_name: Mapping[str, str]
+    """Those that were not the defaults, each as ``FILE:LINE``, ``METAQ_NAME`` or ``--name``."""
+
+
+class Owner(Configurable, Protocol):
+    """The owner of the settings in force across roles."""
+
+    @property
+    def origins(self) -> Origins:
+        """Where the settings came from."""
         ...
 
 

@@ -13,6 +13,7 @@ from metaq.config import FIELDS, Settings, gather_settings, load
 from metaq.server.addresses import NONE
 from metaq.server.broker import Broker
 from metaq.server.daemon import run
+from metaq.server.reload import Origins
 from metaq.server.replicas.replica import ReplicaServer
 from metaq.store.recovery.progress import Tell
 
@@ -44,7 +45,7 @@ def serve(config_file: Path | None, **flags: Any) -> int:
 
     def make(settings: Settings, tell: Tell) -> Broker | ReplicaServer:
         server = kind(settings, tell=tell)
-        server.origins = origins
+        server.origins = Origins(settings, origins)
         return server
 
     return run(settings, make, read)

@@ -21,8 +21,8 @@ from metaq.protocol.remoting.codes import Response as Code
 from metaq.server.api.events import events
 from metaq.server.api.openapi import EVENTS, document
 from metaq.server.api.operations import OPERATIONS, ROOT, Operation
-from metaq.server.api.page import page
-from metaq.server.api.problems import CONTENT_TYPE, Problem, problem, problem_of
+from metaq.server.api.page import page_of_document
+from metaq.server.api.problems import CONTENT_TYPE, ProblemDetails, problem_of, problem_with
 from metaq.server.api.site import ADMITTED, Application
 from metaq.server.http.http import address_of, principal_of
 from metaq.server.http.httpserver import DEADLINE
@@ -52,7 +52,7 @@ def make_application(interior: Interior) -> Application:
         app.add_route(f"{ROOT}{path}", resource)
     described = document()
     app.add_route("/api/openapi.json", _Fixed(_JSON, msgspec.json.encode(described)))
-    app.add_route("/api/docs", _Fixed("text/html; charset=utf-8", page(described)))
+    app.add_route("/api/docs", _Fixed("text/html; charset=utf-8", page_of_document(described)))
     app.add_route("/api", _Moved("/api/docs"))
     return cast(Application, app)
 
@@ -218,7 +218,7 @@ def _unexpected(request: Request, response: Response, error: Exception, _: Mappi
     if isinstance(error, (falcon.HTTPError, falcon.HTTPStatus, OSError)):
         raise error
     logger.exception("api request failed method=%s path=%r", request.method, request.path[:200])
-    _write(response, problem(HTTPStatus.INTERNAL_SERVER_ERROR, "the request met an error of the broker, see its log"))
+    _write(response, problem_with(HTTPStatus.INTERNAL_SERVER_ERROR, "the request met an error of the broker, see its log"))
 
 
 def _serialize(_: Request, response: Response, error: falcon.HTTPError) -> None:
@@ -226,7 +226,7 @@ def _serialize(_: Request, response: Response, error: falcon.HTTPError) -> None:
     status = falcon.code_to_http_status(error.status)
     number = int(str(status).partition(" ")[0])
     code = Code.REQUEST_CODE_NOT_SUPPORTED if number in (404, 405) else Code.SYSTEM_ERROR
-    _write(response, problem(number, error.description or _without_words(number), code))
+    _write(response, problem_with(number, error.description or _without_words(number), code))
 
 
 def _without_words(status: int) -> str:
@@ -237,7 +237,7 @@ def _without_words(status: int) -> str:
     return HTTPStatus(status).phrase
 
 
-def _write(response: Response, found: Problem, error: MetaqError | None = None) -> None:
+def _write(response: Response, found: ProblemDetails, error: MetaqError | None = None) -> None:
     response.status = f"{found.status} {found.title}"
     response.content_type = CONTENT_TYPE
     response.data = msgspec.json.encode(found)

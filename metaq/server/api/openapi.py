@@ -7,7 +7,7 @@ import msgspec
 
 import metaq
 from metaq.server.api.operations import OPERATIONS, ROOT, Operation
-from metaq.server.api.problems import CONTENT_TYPE, Problem
+from metaq.server.api.problems import CONTENT_TYPE, ProblemDetails
 
 EVENTS: Final = "text/event-stream"
 _REF: Final = "#/components/schemas/{name}"
@@ -20,7 +20,7 @@ data. Browsers may only call it from pages of the broker itself."""
 def document() -> dict[str, Any]:
     """Return the document, as JSON has it."""
     types = [kind for operation in OPERATIONS for kind in _types(operation)]
-    _, schemas = msgspec.json.schema_components([*types, Problem], ref_template=_REF)
+    _, schemas = msgspec.json.schema_components([*types, ProblemDetails], ref_template=_REF)
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(f"{ROOT}{operation.path}", {})[operation.method.lower()] = _operation(operation, schemas)
@@ -65,7 +65,7 @@ def _operation(operation: Operation, schemas: Mapping[str, Any]) -> dict[str, An
                 "description": "The rows, one after the other." if takes.streams else "The answer.",
                 "content": {EVENTS if takes.streams else "application/json": {"schema": _answer(takes.answer, takes.streams)}},
             },
-            "default": {"description": "Why it failed.", "content": {CONTENT_TYPE: {"schema": _schema(Problem)}}},
+            "default": {"description": "Why it failed.", "content": {CONTENT_TYPE: {"schema": _schema(ProblemDetails)}}},
         },
     }
     if takes.body is not None:

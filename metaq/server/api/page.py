@@ -13,7 +13,7 @@ summary{cursor:pointer;padding:.3rem 0}summary b{display:inline-block;min-width:
 td,th{text-align:left;vertical-align:top;padding:.2rem .8rem .2rem 0}details{border-bottom:1px solid #8884}"""
 
 
-def page(described: Mapping[str, Any]) -> bytes:
+def page_of_document(described: Mapping[str, Any]) -> bytes:
     """Return the page of a document."""
     return "".join(_pieces(described)).encode()
 

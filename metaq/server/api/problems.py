@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from metaq.errors import MetaqError, StoreError, TimerDelivered
 from metaq.protocol.remoting.codes import Response
-from metaq.server.services.rows import Row
+from metaq.server.services.rows import Output
 
 CONTENT_TYPE: Final = "application/problem+json"
 _STATUSES: Final = {
@@ -27,7 +27,7 @@ _STATUSES: Final = {
 _BY_CODE: Final[dict[int, HTTPStatus]] = {int(code): status for code, status in _STATUSES.items()}
 
 
-class Problem(Row, frozen=True):
+class ProblemDetails(Output, frozen=True):
     """Why a request failed."""
 
     title: Annotated[str, Meta(description="The name of the status.")]
@@ -38,18 +38,20 @@ class Problem(Row, frozen=True):
     type: Annotated[str, Meta(description="Always `about:blank`: `code` says more.")] = "about:blank"
 
 
-def problem(status: int, detail: str, code: int = Response.SYSTEM_ERROR, *, retriable: bool = False) -> Problem:
+def problem_with(status: int, detail: str, code: int = Response.SYSTEM_ERROR, *, retriable: bool = False) -> ProblemDetails:
     """Return a problem of the HTTP side."""
-    return Problem(title=HTTPStatus(status).phrase, status=int(status), detail=detail, code=int(code), retriable=retriable)
+    return ProblemDetails(
+        title=HTTPStatus(status).phrase, status=int(status), detail=detail, code=int(code), retriable=retriable
+    )
 
 
-def problem_of(error: MetaqError, *, is_known: bool) -> Problem:
+def problem_of(error: MetaqError, *, is_known: bool) -> ProblemDetails:
     """Return an error as a problem; who is refused and is not ``is_known`` has to log in first (401)."""
     status = _status_of(error)
     if status is HTTPStatus.FORBIDDEN and not is_known:
         status = HTTPStatus.UNAUTHORIZED
     retriable = error.retriable or status is HTTPStatus.SERVICE_UNAVAILABLE
-    return problem(status, error.told, error.code, retriable=retriable)
+    return problem_with(status, error.told, error.code, retriable=retriable)
 
 
 def _status_of(error: MetaqError) -> HTTPStatus:

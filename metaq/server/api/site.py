@@ -4,6 +4,7 @@ Metrics and health never come here, so they are answered whatever the API does.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Final
 
 import orjson
@@ -12,6 +13,7 @@ from gevent.lock import BoundedSemaphore
 from metaq.engine.pool import run_in_pool
 from metaq.errors import Overloaded
 from metaq.server.http.http import Environ, StartResponse
+from metaq.server.services.call import Interior
 
 MOST_CALLS: Final = 128
 """Requests at once, streams of events included."""
@@ -26,9 +28,9 @@ Application = Callable[[Environ, StartResponse], Iterable[bytes]]
 class ApiSite:
     """The API of one broker, a WSGI application."""
 
-    def __init__(self, make: Callable[[], Application]) -> None:
-        """Prepare. ``make`` returns the application that answers; it is called in a thread, at the first request."""
-        self._make = make
+    def __init__(self, interior: Interior) -> None:
+        """Prepare the API of the broker with these parts."""
+        self._interior = interior
         self._application: Application | None = None
         self._making = BoundedSemaphore(1)
         self._calls = 0
@@ -51,7 +53,7 @@ class ApiSite:
     def _made(self) -> Application:
         with self._making:
             if self._application is None:
-                self._application = run_in_pool(self._make)
+                self._application = run_in_pool(partial(_made_of, self._interior))
             return self._application
 
 
@@ -77,3 +79,10 @@ def _busy(start_response: StartResponse) -> bytes:
     length = ("Content-Length", str(len(body)))
     start_response("503 Service Unavailable", [("Content-Type", "application/problem+json"), length, ("Retry-After", "1")])
     return body
+
+
+def _made_of(interior: Interior) -> Application:
+    """Return the application. It takes 12 MB and some tenths of a second to import: only who uses it pays for it."""
+    from metaq.server.api.application import make_application  # noqa: PLC0415
+
+    return make_application(interior)

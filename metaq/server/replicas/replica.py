@@ -15,7 +15,6 @@ see. For a master with a fixed role it also remembers the in-sync set, which Zoo
 """
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -41,6 +40,7 @@ from metaq.server.http.brokermetrics import BrokerMetrics
 from metaq.server.http.http import Site
 from metaq.server.opened import Opened, open_data
 from metaq.server.registering.zkregistration import open_session
+from metaq.server.reload import Origins
 from metaq.server.replicas.masteronly import MasterOnlyHandler
 from metaq.server.replicas.orders import ReplicaHandler
 from metaq.server.replicas.roles import MasterRole, SlaveRole
@@ -83,8 +83,7 @@ class ReplicaServer:
         """Bind the addresses and open the store; ``tell`` receives the progress of that."""
         self.settings = settings
         """The settings in force, whatever the role."""
-        self.origins: Mapping[str, str] = {}
-        """Where settings come from that were not the defaults at the start (``metaq.config.Given``)."""
+        self.origins = Origins(settings, {})
         self._disk = disk or RealDisk()
         self._path = settings.data / FOLDER / KEPT
         self._kept = self._load()

@@ -21,7 +21,7 @@ from metaq.protocol.remoting.codes import Request, Response
 from metaq.server.access.permissions import Action
 from metaq.server.remoting.session import RemotingSession
 from metaq.server.services.call import Call
-from metaq.server.services.rows import Done, Input, NamesQuery, Page, Row, UnixMs, page_of
+from metaq.server.services.rows import Done, Input, NamesQuery, Output, RowPage, UnixMs, page_of
 from metaq.server.wire.session import Session
 
 DEFAULT = "default"
@@ -30,7 +30,7 @@ NAMED = 5
 """Names in one finding."""
 
 
-class Rates(Row, frozen=True):
+class Averages(Output, frozen=True):
     """Averages per second over the last 10 s, 1 min and 10 min."""
 
     s10: float
@@ -38,7 +38,7 @@ class Rates(Row, frozen=True):
     m10: float
 
 
-class BrokerState(Row, frozen=True):
+class BrokerFacts(Output, frozen=True):
     """This broker."""
 
     broker: str
@@ -47,7 +47,7 @@ class BrokerState(Row, frozen=True):
     version: str
     ready: bool
     reasons: Annotated[list[str], Meta(description="Why clients cannot work with it.")]
-    addresses: Annotated[str, Meta(description="The line that it printed at the start.")]
+    address: Annotated[str, Meta(description="Where clients reach it.")]
     now_ms: UnixMs
     up_s: Annotated[int, Meta(description="Seconds since the start.")]
     epoch: int
@@ -59,8 +59,8 @@ class BrokerState(Row, frozen=True):
     log_durable_end: int
     put_messages: Annotated[int, Meta(description="Since the log began.")]
     got_messages: Annotated[int, Meta(description="Since the start.")]
-    put_per_second: Rates
-    got_per_second: Rates
+    put_per_second: Averages
+    got_per_second: Averages
     gets_waiting: Annotated[int, Meta(description="Gets that wait for messages.")]
 
 
@@ -70,7 +70,7 @@ class WatchQuery(Input, frozen=True):
     interval_ms: Annotated[int, Meta(ge=500, le=10_000)] = 1000
 
 
-class SettingRow(Row, frozen=True):
+class SettingRow(Output, frozen=True):
     """One setting."""
 
     name: str
@@ -79,7 +79,7 @@ class SettingRow(Row, frozen=True):
     live: Annotated[bool, Meta(description="Whether a reload can change it without a restart.")]
 
 
-class SettingRows(Row, frozen=True):
+class SettingRows(Output, frozen=True):
     """All settings in force, by name."""
 
     rows: list[SettingRow]
@@ -95,7 +95,7 @@ class SettingsInput(Input, frozen=True):
     delete_hour: Annotated[int, Meta(ge=0, le=23)] | None = None
 
 
-class ConnectionRow(Row, frozen=True):
+class ConnectionRow(Output, frozen=True):
     """One client's connection."""
 
     address: str
@@ -106,7 +106,7 @@ class ConnectionRow(Row, frozen=True):
     silent_s: Annotated[float, Meta(description="Seconds since its last byte.")]
 
 
-class SlaveState(Row, frozen=True):
+class SlaveState(Output, frozen=True):
     """A slave, as its master sees it."""
 
     replica: int
@@ -118,7 +118,7 @@ class SlaveState(Row, frozen=True):
     in_sync: bool
 
 
-class ReplicaState(Row, frozen=True):
+class ReplicaFacts(Output, frozen=True):
     """This replica of the broker."""
 
     role: str
@@ -151,7 +151,7 @@ class Severity(enum.Enum):
     PROBLEM = "problem"
 
 
-class Finding(Row, frozen=True):
+class BrokerFinding(Output, frozen=True):
     """Something that is wrong, and what to do about it."""
 
     level: Severity
@@ -160,25 +160,25 @@ class Finding(Row, frozen=True):
     advice: str
 
 
-class Findings(Row, frozen=True):
+class BrokerFindings(Output, frozen=True):
     """What is wrong with this broker now; empty when nothing is."""
 
-    rows: list[Finding]
+    rows: list[BrokerFinding]
 
 
-def show_broker(call: Call) -> BrokerState:
+def show_broker(call: Call) -> BrokerFacts:
     """Return the state of this broker."""
     call.demand(Action.INSPECT)
     context, interior = call.context, call.interior
     settings, statistics, figures, reasons = context.settings, context.statistics, context.store.figures(), interior.reasons()
-    return BrokerState(
+    return BrokerFacts(
         broker=settings.broker_name,
         cluster=settings.cluster_name,
         role="master" if context.replicas.is_master else "slave",
         version=metaq.__version__,
         ready=not reasons,
         reasons=reasons,
-        addresses=interior.ready,
+        address=str(Address(context.host, context.port)),
         now_ms=context.store.clock.now_ms(),
         up_s=int(time.monotonic() - context.counters.started_s),
         epoch=context.epochs.current.number,
@@ -190,19 +190,19 @@ def show_broker(call: Call) -> BrokerState:
         log_durable_end=figures.durable_end,
         put_messages=statistics.put_in_all().messages,
         got_messages=statistics.got_in_all().messages,
-        put_per_second=Rates(**dict(zip(Rates.__struct_fields__, statistics.put_per_second(), strict=True))),
-        got_per_second=Rates(**dict(zip(Rates.__struct_fields__, statistics.transferred_per_second(), strict=True))),
+        put_per_second=Averages(**dict(zip(Averages.__struct_fields__, statistics.put_per_second(), strict=True))),
+        got_per_second=Averages(**dict(zip(Averages.__struct_fields__, statistics.transferred_per_second(), strict=True))),
         gets_waiting=interior.holds.of_clients,
     )
 
 
-def watch_broker(call: Call, query: WatchQuery) -> Iterator[BrokerState | None]:
+def watch_broker(call: Call, query: WatchQuery) -> Iterator[BrokerFacts | None]:
     """Yield the state of this broker again and again."""
     call.demand(Action.INSPECT)
     return _watch(call, query.interval_ms / 1000)
 
 
-def _watch(call: Call, pause_s: float) -> Iterator[BrokerState | None]:
+def _watch(call: Call, pause_s: float) -> Iterator[BrokerFacts | None]:
     while True:
         yield show_broker(call)
         gevent.sleep(pause_s)
@@ -211,13 +211,13 @@ def _watch(call: Call, pause_s: float) -> Iterator[BrokerState | None]:
 def show_settings(call: Call) -> SettingRows:
     """Return all settings in force, each with its origin."""
     call.demand(Action.INSPECT)
-    settings, origins = call.context.settings, call.interior.origins
-    values, at_start = plain(settings), plain(call.interior.started_with)
+    origins = call.interior.origins()
+    values, at_start = plain(call.context.settings), plain(origins.settings)
     rows = [
         SettingRow(
             name=name,
             value=value,
-            origin=CHANGED if value != at_start[name] else origins.get(name, DEFAULT),
+            origin=CHANGED if value != at_start[name] else origins.by_name.get(name, DEFAULT),
             live=FIELDS[name].rules.live,
         )
         for name, value in values.items()
@@ -235,7 +235,7 @@ def change_settings(call: Call, body: SettingsInput) -> SettingRows:
     return show_settings(call)
 
 
-def list_connections(call: Call, query: NamesQuery) -> Page[ConnectionRow]:
+def list_connections(call: Call, query: NamesQuery) -> RowPage[ConnectionRow]:
     """Return a page of the clients' connections, by address."""
     call.demand(Action.INSPECT)
     ids, now = _client_ids(call), time.monotonic()
@@ -243,7 +243,7 @@ def list_connections(call: Call, query: NamesQuery) -> Page[ConnectionRow]:
     return page_of(sorted(sessions.items()), query, lambda item: item[0], lambda item: _connection(item[0], item[1], ids, now))
 
 
-def show_replicas(call: Call) -> ReplicaState:
+def show_replicas(call: Call) -> ReplicaFacts:
     """Return the state of this replica, and of its slaves or its master."""
     call.demand(Action.INSPECT)
     try:
@@ -254,8 +254,8 @@ def show_replicas(call: Call) -> ReplicaState:
         raise RequestFailed(Response.QUERY_NOT_FOUND, "this broker accepts no slaves (replication_listen)") from error
     content = orjson.loads(answer.body)
     slaves = [SlaveState(**{name: row[name] for name in SlaveState.__struct_fields__}) for row in content["slaves"]]
-    known = {name: content[name] for name in ReplicaState.__struct_fields__}
-    return ReplicaState(**{**known, "slaves": slaves})
+    known = {name: content[name] for name in ReplicaFacts.__struct_fields__}
+    return ReplicaFacts(**{**known, "slaves": slaves})
 
 
 def hand_over(call: Call, body: HandOverInput) -> Done:
@@ -264,14 +264,14 @@ def hand_over(call: Call, body: HandOverInput) -> Done:
     return Done()
 
 
-def find_problems(call: Call) -> Findings:
+def find_problems(call: Call) -> BrokerFindings:
     """Return what is wrong with this broker now, the worst first."""
     call.demand(Action.INSPECT)
     found = sorted(_findings(call), key=lambda finding: finding.level is Severity.WARNING)
-    return Findings(rows=found)
+    return BrokerFindings(rows=found)
 
 
-def _findings(call: Call) -> Iterator[Finding]:
+def _findings(call: Call) -> Iterator[BrokerFinding]:
     context = call.context
     for reason in call.interior.reasons():
         yield _problem("ready", reason, "clients cannot work with this broker until this is over")
@@ -319,12 +319,12 @@ def _some(names: list[str]) -> str:
     return ", ".join(islice(sorted(names), NAMED)) + (f" and {more} more" if more > 0 else "")
 
 
-def _warning(check: str, found: str, advice: str) -> Finding:
-    return Finding(level=Severity.WARNING, check=check, found=found, advice=advice)
+def _warning(check: str, found: str, advice: str) -> BrokerFinding:
+    return BrokerFinding(level=Severity.WARNING, check=check, found=found, advice=advice)
 
 
-def _problem(check: str, found: str, advice: str) -> Finding:
-    return Finding(level=Severity.PROBLEM, check=check, found=found, advice=advice)
+def _problem(check: str, found: str, advice: str) -> BrokerFinding:
+    return BrokerFinding(level=Severity.PROBLEM, check=check, found=found, advice=advice)
 
 
 def _address(session: Session) -> str:

@@ -14,7 +14,6 @@ import gevent
 from gevent.event import Event
 from gevent.hub import get_hub
 
-from metaq.config import Settings
 from metaq.engine.context import Context
 from metaq.engine.hold import Holds
 from metaq.engine.timers.cancelling import Cancels
@@ -24,6 +23,7 @@ from metaq.protocol.remoting.frames import FrameReader, RemotingCommand
 from metaq.protocol.remoting.headers import encode_header
 from metaq.server.access.permissions import Action, Principal, demand
 from metaq.server.endpoint import Endpoint
+from metaq.server.reload import Origins
 from metaq.server.remoting.session import RemotingSession, RunHandler
 from metaq.server.wire.memory import Memory
 from metaq.server.wire.session import Buffer
@@ -51,12 +51,8 @@ class Interior:
     """The reasons why clients cannot work with this broker; empty when they can."""
     cancels: Cancels
     """Cancels of delayed messages."""
-    started_with: Settings
-    """The settings at the start."""
-    origins: Mapping[str, str]
-    """The origin of each setting that was not the default at the start: ``FILE:LINE``, ``METAQ_NAME`` or ``--name``."""
-    ready: str
-    """The line that names the addresses served."""
+    origins: Callable[[], Origins]
+    """Where the settings come from."""
 
 
 class Call:

@@ -16,7 +16,7 @@ from metaq.protocol.remoting.headers import TopicOnly
 from metaq.server.access.permissions import Action
 from metaq.server.services.call import Call
 from metaq.server.services.messages import MessagesRead, PartitionReader, by_offset_id, topic_of_reader
-from metaq.server.services.rows import Input, Name, Number, Row
+from metaq.server.services.rows import Input, Name, Number, OffsetId, Output
 from metaq.server.services.sending import MessageInput, new_id, publish, send_again
 from metaq.server.services.topics import number_of_messages
 
@@ -31,7 +31,7 @@ class DeadQuery(Input, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=256)] = 32
 
 
-class Target(enum.Enum):
+class ReplayTarget(enum.Enum):
     """Where dead letters are sent."""
 
     TOPIC = "topic"
@@ -41,13 +41,13 @@ class Target(enum.Enum):
 class ReplayInput(Input, frozen=True):
     """Which dead letters are sent again, and where to."""
 
-    offset_ids: Annotated[list[Annotated[str, Meta(min_length=1, max_length=64)]], Meta(min_length=1, max_length=MOST_REPLAYED)]
-    to: Annotated[Target, Meta(description="The topic that they came from, for all its groups, or this group only.")] = (
-        Target.TOPIC
+    offset_ids: Annotated[list[OffsetId], Meta(min_length=1, max_length=MOST_REPLAYED)]
+    to: Annotated[ReplayTarget, Meta(description="The topic that they came from, for all its groups, or this group only.")] = (
+        ReplayTarget.TOPIC
     )
 
 
-class Replayed(Row, frozen=True):
+class Replayed(Output, frozen=True):
     """A dead letter that was sent again, or why it was not."""
 
     offset_id: str
@@ -55,14 +55,14 @@ class Replayed(Row, frozen=True):
     refused: Annotated[str | None, Meta(description="Why it was not sent.")] = None
 
 
-class ReplayResult(Row, frozen=True):
+class ReplayResult(Output, frozen=True):
     """What became of dead letters."""
 
     sent: int
     letters: list[Replayed]
 
 
-class Discarded(Row, frozen=True):
+class Discarded(Output, frozen=True):
     """Dead letters that were discarded."""
 
     discarded: int
@@ -94,14 +94,13 @@ def discard_dead(call: Call, group: Name) -> Discarded:
     return Discarded(discarded=found)
 
 
-def _replayed(call: Call, group: str, offset_id: str, to: Target) -> Replayed:
+def _replayed(call: Call, group: str, offset_id: str, to: ReplayTarget) -> Replayed:
     try:
         letter = by_offset_id(call, offset_id)
         if letter.queue.topic != f"{DEAD_PREFIX}{group}":
             raise RequestFailed(Response.QUERY_NOT_FOUND, f"the message {offset_id} is no dead letter of the group {group}")
-        return Replayed(
-            offset_id=offset_id, id=_to_group(call, group, letter) if to is Target.GROUP else _to_topic(call, group, letter)
-        )
+        send = _to_group if to is ReplayTarget.GROUP else _to_topic
+        return Replayed(offset_id=offset_id, id=send(call, group, letter))
     except MetaqError as error:
         return Replayed(offset_id=offset_id, refused=str(error))
 

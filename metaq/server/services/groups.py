@@ -23,9 +23,9 @@ from metaq.server.services.rows import (
     Name,
     NamesQuery,
     Number,
-    Page,
+    Output,
     Partition,
-    Row,
+    RowPage,
     UnixMs,
     page_of,
 )
@@ -41,7 +41,7 @@ class GroupsQuery(NamesQuery, frozen=True):
     system: Annotated[bool, Meta(description="Also those that belong to the broker.")] = False
 
 
-class GroupSummary(Row, frozen=True):
+class GroupSummary(Output, frozen=True):
     """One group."""
 
     group: str
@@ -54,7 +54,7 @@ class GroupSummary(Row, frozen=True):
     dead_letters: int
 
 
-class GroupMember(Row, frozen=True):
+class ConnectedConsumer(Output, frozen=True):
     """A consumer that is connected."""
 
     client_id: str
@@ -69,7 +69,7 @@ class GroupDetail(GroupSummary, frozen=True):
     """One group, with its members and topics."""
 
     topics: Annotated[list[str], Meta(description="Topics to which it subscribes, or in which it has offsets.")]
-    connected: list[GroupMember]
+    connected: list[ConnectedConsumer]
     differences: Annotated[list[str], Meta(description="Topics to which members subscribe differently.")]
 
 
@@ -90,7 +90,7 @@ class LagQuery(Input, frozen=True):
     topic: Annotated[str, Meta(max_length=255, description="By default all topics of the group.")] = ""
 
 
-class PartitionLag(Row, frozen=True):
+class PartitionLag(Output, frozen=True):
     """How far a group is in one partition."""
 
     topic: str
@@ -103,7 +103,7 @@ class PartitionLag(Row, frozen=True):
     delayed: Annotated[int | None, Meta(description="Messages that wait to be given again.")]
 
 
-class GroupLag(Row, frozen=True):
+class GroupLag(Output, frozen=True):
     """How far a group is."""
 
     group: str
@@ -138,7 +138,7 @@ class ResetInput(Input, frozen=True):
     apply: Annotated[bool, Meta(description="Make the change; otherwise it is only shown.")] = False
 
 
-class OffsetMove(Row, frozen=True):
+class OffsetMove(Output, frozen=True):
     """The change of a group's offset in one partition."""
 
     partition: int
@@ -146,7 +146,7 @@ class OffsetMove(Row, frozen=True):
     after: int
 
 
-class ResetResult(Row, frozen=True):
+class ResetResult(Output, frozen=True):
     """What a reset changes, or would change."""
 
     group: str
@@ -155,7 +155,7 @@ class ResetResult(Row, frozen=True):
     changes: list[OffsetMove]
 
 
-def list_groups(call: Call, query: GroupsQuery) -> Page[GroupSummary]:
+def list_groups(call: Call, query: GroupsQuery) -> RowPage[GroupSummary]:
     """Return a page of the groups, by name: those that were made, and those that have offsets or members."""
     call.demand(Action.INSPECT)
     groups = call.context.groups
@@ -203,7 +203,7 @@ def show_lag(call: Call, group: Name, query: LagQuery) -> GroupLag:
 
 
 def commit_offsets(call: Call, group: Name, body: OffsetsInput) -> GroupLag:
-    """Commit offsets of a group in a topic."""
+    """Commit offsets of a group in a topic; a commit only moves forward."""
     topic = topic_of(call, body.topic, Action.SUBSCRIBE)
     offsets = {_partition(name, topic.all_partitions): offset for name, offset in body.offsets.items()}
     for partition, offset in offsets.items():
@@ -227,8 +227,10 @@ def reset_offsets(call: Call, group: Name, body: ResetInput) -> ResetResult:
     changes = [
         OffsetMove(partition=number, before=before.get(number), after=_target(call, body, number)) for number in sorted(wanted)
     ]
-    for change in changes if body.apply else ():
-        _reset(call, group, topic.name, change)
+    if body.apply:
+        _lags(call, group, topic.name)  # who has asked for these is an administrator's tool, whose commits may go back
+        for change in changes:
+            _reset(call, group, topic.name, change)
     return ResetResult(group=group, topic=topic.name, applied=body.apply, changes=changes)
 
 
@@ -309,7 +311,7 @@ def _detail(call: Call, group: Group) -> GroupDetail:
         **_summary(call, group),
         topics=sorted(topics),
         connected=[
-            GroupMember(
+            ConnectedConsumer(
                 client_id=member.client.client_id,
                 address=str(Address(*member.session.address[:2])),
                 language=member.client.language,

@@ -24,15 +24,15 @@ from metaq.protocol.remoting.leases.pop import (
 from metaq.protocol.remoting.leases.receipts import decode_receipt
 from metaq.protocol.subscription import EVERYTHING, ExpressionKind
 from metaq.server.services.call import Call
-from metaq.server.services.messages import WAIT_MS, StoredMessage, shown
-from metaq.server.services.rows import After, Done, Input, Name, Number, Page, Partition, Row, UnixMs
+from metaq.server.services.messages import WAIT_MS, StoredMessage, as_row
+from metaq.server.services.rows import After, Done, Input, Name, Number, Output, Partition, RowPage, UnixMs
 
 REJECT_MS = -1
 """The time of a lease that makes its message a dead letter."""
 MOST_LEASED = 32
 """Messages that one request leases."""
 MOST_PAGE = 100
-Receipt = Annotated[str, Meta(min_length=1, max_length=512, description="The `receipt` that came with the message.")]
+ReceiptText = Annotated[str, Meta(min_length=1, max_length=512, description="The `receipt` that came with the message.")]
 
 
 class LeaseInput(Input, frozen=True):
@@ -48,24 +48,24 @@ class LeaseInput(Input, frozen=True):
     from_first: Annotated[bool, Meta(description="A group without an offset begins with the oldest message.")] = True
 
 
-class LeasedMessage(Row, frozen=True):
+class MessageLease(Output, frozen=True):
     """A message, and the receipt by which its lease is ended."""
 
     message: StoredMessage
     receipt: str
 
 
-class LeasedMessages(Row, frozen=True):
+class MessageLeases(Output, frozen=True):
     """Messages that are leased now."""
 
-    messages: list[LeasedMessage]
+    messages: list[MessageLease]
 
 
 class AckInput(Input, frozen=True):
     """A message to finish."""
 
     topic: Name
-    receipt: Receipt
+    receipt: ReceiptText
 
 
 class NackInput(AckInput, frozen=True):
@@ -89,7 +89,7 @@ class LeasesQuery(Input, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=MOST_PAGE)] = MOST_PAGE
 
 
-class LeasedPartition(Row, frozen=True):
+class LeasedPartition(Output, frozen=True):
     """The leases of a group in one partition; offsets are those of the partition, all else counts messages."""
 
     topic: str
@@ -121,7 +121,7 @@ class OpenState(enum.Enum):
     DYING = "dying"
 
 
-class OpenLease(Row, frozen=True):
+class OpenLease(Output, frozen=True):
     """A message that was given and is not finished."""
 
     ordinal: Annotated[int, Meta(description="Its offset.")]
@@ -131,14 +131,14 @@ class OpenLease(Row, frozen=True):
     due_ms: Annotated[UnixMs, Meta(description="When its lease or its delay ends, or ended.")]
 
 
-class OpenLeases(Row, frozen=True):
+class OpenLeases(Output, frozen=True):
     """Some open messages."""
 
     rows: list[OpenLease]
     next: int | None
 
 
-def lease(call: Call, group: Name, body: LeaseInput) -> LeasedMessages:
+def lease(call: Call, group: Name, body: LeaseInput) -> MessageLeases:
     """Lease messages of a topic to a consumer of a group; none when there is none in time."""
     header = PopMessage(
         group,
@@ -155,12 +155,12 @@ def lease(call: Call, group: Name, body: LeaseInput) -> LeasedMessages:
     empty = (Response.POLLING_TIMEOUT, Response.PULL_NOT_FOUND)
     answer = call.ask(Request.POP_MESSAGE, header, also=empty, wait_s=body.wait_ms / 1000)
     if answer.code in empty:
-        return LeasedMessages(messages=[])
+        return MessageLeases(messages=[])
     found = decode_messages(bytes(answer.body), call.broker, body.topic, damaged_too=True)
     places = [(TopicPartition(one.queue.topic, one.partition), int(one.queue_offset)) for one in found]
     receipts = receipts_of(decode_header(PopAnswer, answer.fields), call.broker, places)
     pairs = zip(found, receipts, strict=True)
-    return LeasedMessages(messages=[LeasedMessage(message=shown(one), receipt=str(receipt)) for one, receipt in pairs])
+    return MessageLeases(messages=[MessageLease(message=as_row(one), receipt=str(receipt)) for one, receipt in pairs])
 
 
 def ack(call: Call, group: Name, body: AckInput) -> Done:
@@ -181,11 +181,11 @@ def extend(call: Call, group: Name, body: ExtendInput) -> Done:
     return _change(call, group, body, body.invisible_ms)
 
 
-def list_leases(call: Call, group: Name, query: LeasesQuery) -> Page[LeasedPartition]:
+def list_leases(call: Call, group: Name, query: LeasesQuery) -> RowPage[LeasedPartition]:
     """Return a page of the partitions in which a group leases messages, by topic and number."""
     members = {"group": group, "topic": query.topic, "after": query.after, "limit": query.limit}
     rows, following = read_leases(bytes(call.ask(Request.LIST_LEASES, body=fastjson.encode(members)).body))
-    return Page(rows=[LeasedPartition(**row) for row in rows], next=None if following is None else str(following))
+    return RowPage(rows=[LeasedPartition(**row) for row in rows], next=None if following is None else str(following))
 
 
 def list_open(call: Call, group: Name, topic: Name, partition: Partition, query: OpenQuery) -> OpenLeases:

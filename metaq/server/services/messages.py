@@ -20,7 +20,7 @@ from metaq.protocol.subscription import EVERYTHING, ExpressionKind
 from metaq.server.access.permissions import Action
 from metaq.server.remoting.consuming.pull import Found, check_readable, read_partition
 from metaq.server.services.call import Call
-from metaq.server.services.rows import Input, Name, Number, Page, Partition, Row, UnixMs
+from metaq.server.services.rows import Input, Name, Number, OffsetId, Output, Partition, RowPage, UnixMs
 from metaq.server.services.topics import topic_of
 
 MOST_BODY = 256 * 1024
@@ -39,7 +39,7 @@ QUIET_S = 15.0
 """How long a tail without messages says nothing."""
 
 
-class StoredMessage(Row, frozen=True):
+class StoredMessage(Output, frozen=True):
     """A stored message."""
 
     topic: str
@@ -76,7 +76,7 @@ class TailQuery(Input, frozen=True):
     tags: Annotated[str, Meta(max_length=1024, description="A filter, as `paid || refunded`; `*` is all.")] = EVERYTHING
 
 
-class MessagesRead(Row, frozen=True):
+class MessagesRead(Output, frozen=True):
     """Messages of a partition."""
 
     messages: list[StoredMessage]
@@ -109,7 +109,7 @@ def read_messages(call: Call, topic: Name, partition: Partition, query: ReadQuer
     return found
 
 
-def search(call: Call, topic: Name, query: SearchQuery) -> Page[StoredMessage]:
+def search(call: Call, topic: Name, query: SearchQuery) -> RowPage[StoredMessage]:
     """Return the newest messages of a topic with a key or an id, the oldest of them first."""
     if bool(query.key) == bool(query.id):
         raise BadRequest("a search needs a key or an id, and not both")
@@ -117,15 +117,15 @@ def search(call: Call, topic: Name, query: SearchQuery) -> Page[StoredMessage]:
     more = {} if query.key else {"_UNIQUE_KEY_QUERY": "true"}
     answer = call.ask(Request.QUERY_MESSAGE, header, more=more, also=(Response.QUERY_NOT_FOUND,))
     if answer.code == Response.QUERY_NOT_FOUND:
-        return Page(rows=[], next=None)
+        return RowPage(rows=[], next=None)
     found = decode_messages(bytes(answer.body), call.broker, damaged_too=True)
     wanted = [one for one in found if (query.key in one.keys if query.key else one.id == query.id)]
-    return Page(rows=[shown(one) for one in sorted(wanted, key=_age)[-query.limit :]], next=None)
+    return RowPage(rows=[as_row(one) for one in sorted(wanted, key=_age)[-query.limit :]], next=None)
 
 
-def show_message(call: Call, offset_id: Annotated[str, Meta(min_length=1, max_length=64)]) -> StoredMessage:
+def show_message(call: Call, offset_id: OffsetId) -> StoredMessage:
     """Return the message with an id that this broker made."""
-    return shown(by_offset_id(call, offset_id))
+    return as_row(by_offset_id(call, offset_id))
 
 
 def by_offset_id(call: Call, offset_id: str) -> ReceivedMessage:
@@ -173,7 +173,7 @@ class PartitionReader:
         if found.code == Response.PULL_OFFSET_MOVED:
             found = self._read(found.next, most)
         data = b"".join(found.body)
-        messages = [shown(one) for one in decode_messages(data, self._call.broker, damaged_too=True)] if data else []
+        messages = [as_row(one) for one in decode_messages(data, self._call.broker, damaged_too=True)] if data else []
         return MessagesRead(messages=messages, next=found.next, begin=found.least, end=found.most)
 
     def _read(self, offset: int, most: int) -> Found:
@@ -229,7 +229,7 @@ def _tail(call: Call, topic: str, at: dict[PartitionReader, int]) -> Iterator[St
                 yield None
 
 
-def shown(message: ReceivedMessage) -> StoredMessage:
+def as_row(message: ReceivedMessage) -> StoredMessage:
     """Return a message as users see it."""
     error, body = message.error, message.body
     part = body[:MOST_BODY]

@@ -17,24 +17,25 @@ class Input(Struct, forbid_unknown_fields=True, frozen=True):
     """What a user sends; names that are not declared are refused."""
 
 
-class Row(Struct, frozen=True):
+class Output(Struct, frozen=True):
     """What a user is answered."""
 
 
-class Page(Row, Generic[T], frozen=True):
+class RowPage(Output, Generic[T], frozen=True):
     """Some rows of a list."""
 
     rows: list[T]
     next: Annotated[str | None, Meta(description="The `after` of the next page; null on the last one.")]
 
 
-class Done(Row, frozen=True):
+class Done(Output, frozen=True):
     """A change that was made."""
 
     done: bool = True
 
 
 Name = Annotated[str, Meta(min_length=1, max_length=255)]
+OffsetId = Annotated[str, Meta(min_length=1, max_length=64, description="An id that the broker made.")]
 Limit = Annotated[int, Meta(ge=1, le=MOST_ROWS, description="The most rows.")]
 After = Annotated[str, Meta(max_length=1024, description="The `next` of the page before.")]
 Search = Annotated[str, Meta(max_length=255, description="Only names that contain this text.")]
@@ -52,8 +53,8 @@ class NamesQuery(Input, frozen=True):
     limit: Limit = 100
 
 
-def page_of(items: Iterable[Any], query: NamesQuery, name: Callable[[Any], str], row: Callable[[Any], T]) -> Page[T]:
+def page_of(items: Iterable[Any], query: NamesQuery, name: Callable[[Any], str], row: Callable[[Any], T]) -> RowPage[T]:
     """Return a page of items that come in the order of their names."""
     found = list(islice((it for it in items if name(it) > query.after and query.search in name(it)), query.limit + 1))
     rows = [row(item) for item in found[: query.limit]]
-    return Page(rows=rows, next=name(found[query.limit - 1]) if len(found) > query.limit else None)
+    return RowPage(rows=rows, next=name(found[query.limit - 1]) if len(found) > query.limit else None)

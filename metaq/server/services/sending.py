@@ -21,7 +21,7 @@ from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.recall import decode_recall
 from metaq.server.remoting.sending.outcome import RECALL_HANDLE
 from metaq.server.services.call import Call, failed
-from metaq.server.services.rows import Input, Name, Partition, Row, UnixMs
+from metaq.server.services.rows import Input, Name, Output, Partition, UnixMs
 
 MOST_MESSAGES = 1000
 """Messages in one request."""
@@ -62,7 +62,7 @@ class MessagesInput(Input, frozen=True):
     messages: Annotated[list[MessageInput], Meta(min_length=1, max_length=MOST_MESSAGES)]
 
 
-class Published(Row, frozen=True):
+class Published(Output, frozen=True):
     """A message that was stored."""
 
     id: str
@@ -74,7 +74,7 @@ class Published(Row, frozen=True):
     handle: Annotated[str | None, Meta(description="What cancels it, if it is delayed.")]
 
 
-class Refusal(Row, frozen=True):
+class RefusedMessage(Output, frozen=True):
     """A message that was not stored."""
 
     detail: str
@@ -82,19 +82,19 @@ class Refusal(Row, frozen=True):
     retriable: bool
 
 
-class Outcome(Row, frozen=True):
+class MessageOutcome(Output, frozen=True):
     """What became of one of many messages: one of both is there."""
 
     published: Published | None = None
-    refused: Refusal | None = None
+    refused: RefusedMessage | None = None
 
 
-class PublishedMany(Row, frozen=True):
+class PublishedMany(Output, frozen=True):
     """What became of many messages, in their order."""
 
     published: int
     refused: int
-    outcomes: list[Outcome]
+    outcomes: list[MessageOutcome]
 
 
 def publish(call: Call, topic: Name, body: MessageInput) -> Published:
@@ -137,7 +137,7 @@ def new_id() -> str:
     return _ids.next()
 
 
-def body_of(text: str, encoded: str | None) -> bytes:
+def body_bytes(text: str, encoded: str | None) -> bytes:
     """Return the bytes of a body that is given as text, or in base64. Raise ``BadRequest``."""
     if encoded is None:
         return text.encode()
@@ -165,7 +165,7 @@ def _request(call: Call, topic: str, message: MessageInput) -> tuple[str, dict[s
     properties = message_properties(ident, message.tag, message.keys, message.properties, given)
     text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
     fields = {**send_fields(PRODUCER, topic, text), "e": str(_partition(call, topic, message))}
-    return ident, fields, body_of(message.body, message.body_base64)
+    return ident, fields, body_bytes(message.body, message.body_base64)
 
 
 def _partition(call: Call, topic: str, message: MessageInput) -> int:
@@ -184,12 +184,12 @@ def _partitions(call: Call, topic: str) -> int:
     return 0 if known is None else known.partitions
 
 
-def _outcome(topic: str, ident: str, answer: RemotingCommand | MetaqError) -> Outcome:
+def _outcome(topic: str, ident: str, answer: RemotingCommand | MetaqError) -> MessageOutcome:
     if isinstance(answer, RemotingCommand):
         if answer.code in _STATUSES:
-            return Outcome(published=_published(topic, ident, answer))
+            return MessageOutcome(published=_published(topic, ident, answer))
         answer = failed(answer)
-    return Outcome(refused=Refusal(detail=str(answer), code=answer.code, retriable=answer.retriable))
+    return MessageOutcome(refused=RefusedMessage(detail=str(answer), code=answer.code, retriable=answer.retriable))
 
 
 def _published(topic: str, ident: str, answer: RemotingCommand) -> Published:

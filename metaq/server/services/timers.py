@@ -12,8 +12,8 @@ from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.recall import decode_recall
 from metaq.server.access.permissions import Action
 from metaq.server.services.call import Call
-from metaq.server.services.rows import After, Done, Input, Name, Page, Partition, Row, UnixMs
-from metaq.server.services.sending import body_of
+from metaq.server.services.rows import After, Done, Input, Name, Output, Partition, RowPage, UnixMs
+from metaq.server.services.sending import body_bytes
 from metaq.timers.handles import Handle, read_handle
 
 MOST_PAGE = 100
@@ -27,7 +27,7 @@ class TimersQuery(Input, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=MOST_PAGE)] = MOST_PAGE
 
 
-class PendingTimer(Row, frozen=True):
+class PendingTimer(Output, frozen=True):
     """A message that waits for its time."""
 
     due_ms: UnixMs
@@ -39,7 +39,7 @@ class PendingTimer(Row, frozen=True):
     handle: Annotated[str | None, Meta(description="What cancels it; null for those who may only look.")]
 
 
-class RecurringMessage(Row, frozen=True):
+class RecurringMessage(Output, frozen=True):
     """A recurring message."""
 
     name: str
@@ -67,16 +67,16 @@ class RecurringInput(Input, frozen=True):
     ] = "last"
 
 
-class Defined(Row, frozen=True):
+class FirstRun(Output, frozen=True):
     """When a recurring message comes first."""
 
     due_ms: UnixMs
 
 
-def list_timers(call: Call, query: TimersQuery) -> Page[PendingTimer]:
+def list_timers(call: Call, query: TimersQuery) -> RowPage[PendingTimer]:
     """Return a page of the messages that wait for their time, the first due first."""
     rows, following = read_timers(call.ask(Request.LIST_TIMERS, body=_members(query)).body)
-    return Page(rows=[PendingTimer(**row._asdict()) for row in rows], next=following)
+    return RowPage(rows=[PendingTimer(**row._asdict()) for row in rows], next=following)
 
 
 def cancel_timer(call: Call, handle: HandleText) -> Done:
@@ -90,26 +90,26 @@ def cancel_timer(call: Call, handle: HandleText) -> Done:
     return Done()
 
 
-def list_recurring(call: Call, query: TimersQuery) -> Page[RecurringMessage]:
+def list_recurring(call: Call, query: TimersQuery) -> RowPage[RecurringMessage]:
     """Return a page of the recurring messages, by name."""
     rows, following = read_recurring(call.ask(Request.CRON, body=_members(query, do="list")).body)
-    return Page(rows=[RecurringMessage(**row._asdict()) for row in rows], next=following)
+    return RowPage(rows=[RecurringMessage(**row._asdict()) for row in rows], next=following)
 
 
-def define_recurring(call: Call, name: Name, body: RecurringInput) -> Defined:
+def define_recurring(call: Call, name: Name, body: RecurringInput) -> FirstRun:
     """Define a recurring message, and return when it comes first."""
     members = {
         "do": "define",
         "name": name,
         "cron": body.cron,
         "topic": body.topic,
-        "body": b64encode(body_of(body.body, body.body_base64)).decode(),
+        "body": b64encode(body_bytes(body.body, body.body_base64)).decode(),
         "zone": body.zone,
         "partition": -1 if body.partition is None else body.partition,
         "attribute": body.tag,
         "missed": body.missed,
     }
-    return Defined(due_ms=read_due(call.ask(Request.CRON, body=fastjson.encode(members)).body))
+    return FirstRun(due_ms=read_due(call.ask(Request.CRON, body=fastjson.encode(members)).body))
 
 
 def end_recurring(call: Call, name: Name) -> Done:

@@ -19,7 +19,7 @@ from metaq.protocol.remoting.codes import READ, WRITE, Request
 from metaq.protocol.remoting.headers import CreateTopic, Int32, TopicOnly
 from metaq.server.access.permissions import Action
 from metaq.server.services.call import Call
-from metaq.server.services.rows import Done, Input, Milliseconds, Name, NamesQuery, Number, Page, Row, UnixMs, page_of
+from metaq.server.services.rows import Done, Input, Milliseconds, Name, NamesQuery, Number, Output, RowPage, UnixMs, page_of
 from metaq.store.queues.consumequeue import ConsumeQueue
 
 
@@ -29,7 +29,7 @@ class TopicsQuery(NamesQuery, frozen=True):
     system: Annotated[bool, Meta(description="Also those that belong to the broker.")] = False
 
 
-class TopicSummary(Row, frozen=True):
+class TopicSummary(Output, frozen=True):
     """One topic."""
 
     topic: str
@@ -45,7 +45,7 @@ class TopicSummary(Row, frozen=True):
     messages: Annotated[int, Meta(description="Messages that readers can see now.")]
 
 
-class PartitionEnds(Row, frozen=True):
+class PartitionEnds(Output, frozen=True):
     """Where one partition begins and ends."""
 
     partition: int
@@ -77,7 +77,7 @@ NEW_PARTITIONS = 4
 """Partitions of a topic that is made without a number, as by ``metaq topic create``."""
 
 
-def list_topics(call: Call, query: TopicsQuery) -> Page[TopicSummary]:
+def list_topics(call: Call, query: TopicsQuery) -> RowPage[TopicSummary]:
     """Return a page of the topics, by name."""
     call.demand(Action.INSPECT)
     topics = call.context.topics
@@ -117,7 +117,7 @@ def put_topic(call: Call, topic: Name, body: TopicSettingsInput) -> TopicDetail:
 
 
 def delete_topic(call: Call, topic: Name) -> Done:
-    """Delete a topic with its messages."""
+    """Delete a topic with its messages on this broker; registries and other brokers keep theirs."""
     topic_of(call, topic, Action.ADMINISTER)
     call.ask(Request.DELETE_TOPIC_IN_BROKER, TopicOnly(topic))
     return Done()

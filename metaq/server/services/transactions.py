@@ -20,7 +20,7 @@ from metaq.protocol.remoting.undecided import (
 )
 from metaq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
 from metaq.server.services.call import Call
-from metaq.server.services.rows import After, Done, Input, Page, Row, UnixMs
+from metaq.server.services.rows import After, Done, Input, Output, RowPage, UnixMs
 
 MOST_PAGE = 100
 XA_PREFIX = "XID:"
@@ -37,7 +37,7 @@ class TransactionsQuery(Input, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=MOST_PAGE)] = MOST_PAGE
 
 
-class TransactionInDoubt(Row, frozen=True):
+class TransactionInDoubt(Output, frozen=True):
     """A transaction that is not decided, or not forgotten."""
 
     key: str
@@ -54,7 +54,7 @@ class TransactionInDoubt(Row, frozen=True):
     due_ms: Annotated[UnixMs | None, Meta(description="When they are asked next.")]
 
 
-class MessageInDoubt(Row, frozen=True):
+class MessageInDoubt(Output, frozen=True):
     """A message of an undecided branch."""
 
     topic: str
@@ -87,15 +87,15 @@ class DecisionInput(Input, frozen=True):
     outcome: Decided
 
 
-def list_transactions(call: Call, query: TransactionsQuery) -> Page[TransactionInDoubt]:
+def list_transactions(call: Call, query: TransactionsQuery) -> RowPage[TransactionInDoubt]:
     """Return a page of the transactions in a state, the oldest first."""
     header = ListTransactions(query.state, Int32(query.limit), query.after or None)
     body = bytes(call.ask(Request.LIST_TRANSACTIONS, header).body)
     if query.state is UndecidedState.HALF:
         halves = read_halves(body)
-        return Page(rows=[TransactionInDoubt(**_half(half)) for half in halves.rows], next=halves.next)
+        return RowPage(rows=[TransactionInDoubt(**_half(half)) for half in halves.rows], next=halves.next)
     branches = read_branches(body)
-    return Page(rows=[TransactionInDoubt(**_branch(branch)) for branch in branches.rows], next=branches.next)
+    return RowPage(rows=[TransactionInDoubt(**_branch(branch)) for branch in branches.rows], next=branches.next)
 
 
 def show_transaction(call: Call, key: Key) -> TransactionDetail:

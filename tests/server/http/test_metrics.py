@@ -343,7 +343,7 @@ def test_silent_clients_keep_nobody_out(broker: BrokerProcess) -> None:
             client.put("t", b"hello")
         assert value(broker, "metaq_messages_in_total", topic="t") == 1
         assert silent[1].recv(1) == b""
-    assert "http connection dropped reason=16 others are open, too" in broker.stderr()
+    assert "http connection dropped reason=256 others are open, too" in broker.stderr()
 
 
 @pytest.mark.slow

@@ -1,0 +1,410 @@
+"""Each operation of the API once against a real broker, compared with what the Python client and the command line say."""
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from metaq.client import Client, connect
+from metaq.client.admin.admin import Admin
+from metaq.message import MessageQueue
+from metaq.server.api.operations import OPERATIONS
+from tests.support.broker import BrokerProcess, wait_until
+from tests.support.cli import Cli
+from tests.support.halves import GROUP as PRODUCERS
+from tests.support.halves import NEVER, Producer
+from tests.support.rest import Rest, named
+
+DEADLINE_S: Final = 60.0
+BROKER: Final = "metaq"
+KEEP: Final = 71
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    folder: Path = tmp_path_factory.mktemp("operations")
+    with BrokerProcess(folder / "data", *NEVER, "--keep-hours", str(KEEP)) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def rest(broker: BrokerProcess) -> Iterator[Rest]:
+    with Rest(broker.http) as rest:
+        yield rest
+
+
+@pytest.fixture(scope="module")
+def client(broker: BrokerProcess) -> Iterator[Client]:
+    with connect(broker.registry) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def admin(client: Client) -> Admin:
+    return client.admin()
+
+
+@pytest.fixture(scope="module")
+def cli(broker: BrokerProcess) -> Cli:
+    return Cli(broker.registry)
+
+
+def all_pages(rest: Rest, path: str, **query: object) -> list[dict[str, Any]]:
+    """The rows of a list, by pages of two."""
+    rows: list[dict[str, Any]] = []
+    after: dict[str, object] = {}
+    while True:
+        page = rest.get(path, limit=2, **query, **after)
+        assert len(page["rows"]) <= 2
+        rows += page["rows"]
+        if page["next"] is None:
+            return rows
+        after = {"after": page["next"]}
+
+
+# -- topics -----------------------------------------------------------------------------------------------------------
+
+
+def test_topics(rest: Rest, admin: Admin) -> None:
+    """E-09: made, changed, listed in pages, looked for and deleted, as the registry and the client see it."""
+    made = rest.put("/topics/t-made", {"partitions": 3, "dedupe_window_ms": 5000})
+    assert (made["partitions"], made["writable"], made["dedupe_window_ms"]) == (3, True, 5000)
+    assert [(view.read_partitions, view.permission_text) for view in admin.topic_config("t-made")] == [(3, "RW")]
+    assert rest.put("/topics/t-made", {"writable": False})["partitions"] == 3
+    assert [view.permission_text for view in admin.topic_config("t-made")] == ["R-"]
+    for number in range(4):
+        rest.put(f"/topics/t-page-{number}", {"priority": number == 1})
+    listed = all_pages(rest, "/topics", search="t-page")
+    assert [(row["topic"], row["priority"]) for row in listed] == [(f"t-page-{number}", number == 1) for number in range(4)]
+    everything = {row["topic"] for row in all_pages(rest, "/topics", system="true")}
+    assert everything >= {view.topic for view in admin.all_topic_configs()} >= {"t-made", "BenchmarkTest"}
+    assert rest.delete("/topics/t-made") == {"done": True}
+    assert "t-made" not in {view.topic for view in admin.all_topic_configs()}
+    for method, body in (("GET", None), ("DELETE", None)):
+        assert rest.refused(404, method, "/topics/t-made", body)["code"] == 17
+
+
+def test_the_ends_of_partitions(rest: Rest, client: Client, admin: Admin) -> None:
+    """E-09: as the client's."""
+    rest.put("/topics/t-ends", {"partitions": 2})
+    with client.producer() as producer:
+        for _ in range(3):
+            producer.send("t-ends", b"x")
+    shown = rest.get("/topics/t-ends")
+    views = admin.queues("t-ends")
+    assert [(row["partition"], row["begin"], row["end"], row["updated_ms"]) for row in shown["ends"]] == [
+        (view.queue.partition, view.begin, view.end, view.updated_ms) for view in sorted(views)
+    ]
+    assert shown["messages"] == 3
+
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_message_is_what_the_client_gets(rest: Rest, admin: Admin) -> None:
+    """MY-032: with tag, keys and properties; found by key, by both ids, and where it was said to be."""
+    rest.put("/topics/m-one", {"partitions": 3})
+    given = {"body": "hällo", "tag": "paid", "keys": ["k-1", "k-2"], "properties": {"a": "b"}, "partition": 2}
+    sent = rest.post("/topics/m-one/messages", given)
+    assert (sent["partition"], sent["offset"], sent["status"], sent["handle"]) == (2, 0, "SEND_OK", None)
+    (got,) = admin.query_by_key("m-one", "k-2")
+    assert (got.body.decode(), got.tag, got.keys, got.properties["a"]) == ("hällo", "paid", ("k-1", "k-2"), "b")
+    assert (got.id, got.offset_id, got.partition, got.queue_offset) == (sent["id"], sent["offset_id"], 2, 0)
+    one = rest.get(f"/messages/{sent['offset_id']}")
+    assert (one["body"], one["body_base64"], one["size"], one["stored_ms"]) == ("hällo", None, 6, got.store_ms)
+    assert one["properties"] == dict(got.properties)
+    assert rest.get("/topics/m-one/messages", key="k-1")["rows"] == [one]
+    assert rest.get("/topics/m-one/messages", id=sent["id"])["rows"] == [one]
+    assert rest.get("/topics/m-one/messages", key="k")["rows"] == []
+    assert rest.get("/topics/m-one/partitions/2/messages")["messages"] == [one]
+    assert rest.refused(404, "GET", f"/messages/{sent['offset_id'][:-4]}FFFF")["code"] == 22
+
+
+def test_bytes_that_are_no_text(rest: Rest, client: Client) -> None:
+    """MY-032: go and come in base64."""
+    sent = rest.post("/topics/m-bytes/messages", {"body_base64": "/wD+"})
+    assert rest.get(f"/messages/{sent['offset_id']}")["body_base64"] == "/wD+"
+    with client.producer() as producer:
+        offset_id = producer.send("m-bytes", b"\xff" * 300_000).offset_id
+    large = rest.get(f"/messages/{offset_id}")
+    assert (large["size"], large["cut"], large["body"]) == (300_000, True, None)
+    for wrong in ({"body_base64": "%%"}, {"body": "x", "body_base64": "AA=="}):
+        assert "base64" in rest.refused(400, "POST", "/topics/m-bytes/messages", wrong)["detail"]
+
+
+def test_many_messages(rest: Rest, client: Client) -> None:
+    """MY-032: in their order, those of one ordering key where the client's go; what is refused is said of each."""
+    rest.put("/topics/m-many", {"partitions": 4})
+    messages: list[dict[str, Any]] = [{"body": str(number), "ordering_key": "order-7"} for number in range(100)]
+    done = rest.post("/topics/m-many/messages/many", {"messages": [*messages, {"body": "x", "partition": 4}]})
+    assert (done["published"], done["refused"]) == (100, 1)
+    assert "partition" in done["outcomes"][100]["refused"]["detail"]
+    with client.producer() as producer:
+        where = producer.send("m-many", b"from the client", ordering_key="order-7").queue.partition
+    read = rest.get(f"/topics/m-many/partitions/{where}/messages", limit=256)
+    assert [message["body"] for message in read["messages"]] == [*map(str, range(100)), "from the client"]
+    assert (read["next"], read["begin"], read["end"]) == (101, 0, 101)
+
+
+def test_reading_from_a_place_and_waiting(rest: Rest, broker: BrokerProcess) -> None:
+    """E-09: from an offset, a time, by tag; a wait ends with the next message, or with nothing."""
+    rest.put("/topics/m-read", {"partitions": 1})
+    first, *_ = rest.publish("m-read", "0", "1", tag="a")
+    time.sleep(0.002)
+    rest.publish("m-read", "2", "3", tag="b")
+    where = "/topics/m-read/partitions/0/messages"
+    assert [one["body"] for one in rest.get(where, offset=1, limit=2)["messages"]] == ["1", "2"]
+    assert [one["body"] for one in rest.get(where, tags="b")["messages"]] == ["2", "3"]
+    stored_ms = rest.get(where, offset=2)["messages"][0]["stored_ms"]
+    assert [one["body"] for one in rest.get(where, time_ms=stored_ms)["messages"]] == ["2", "3"]
+    assert rest.get(where, offset=99)["next"] == 4
+    assert rest.get(where, offset=4, wait_ms=1)["messages"] == []
+    with Rest(broker.http) as waiting:
+        waiting._connection.request("GET", f"/api/v1{where}?offset=4&wait_ms=20000")
+        rest.publish("m-read", "4")
+        assert b'"body":"4"' in waiting._connection.getresponse().read()
+    assert first["partition"] == 0
+    assert rest.refused(400, "GET", "/topics/m-read/partitions/1/messages")["code"] == 1
+
+
+def test_an_id_is_stored_once(rest: Rest) -> None:
+    """MY-032: within the window of its topic."""
+    rest.put("/topics/m-once", {"partitions": 1, "dedupe_window_ms": 60_000})
+    first, again = (rest.publish("m-once", "x", id="order-1")[0] for _ in range(2))
+    assert first["offset_id"] == again["offset_id"]
+    assert rest.get("/topics/m-once")["messages"] == 1
+
+
+def test_a_priority_is_a_partition(rest: Rest) -> None:
+    """MY-032: in a topic with priorities."""
+    rest.put("/topics/m-urgent", {"partitions": 3, "priority": True})
+    assert [sent["partition"] for level in (0, 2) for sent in rest.publish("m-urgent", "x", priority=level)] == [0, 2]
+
+
+# -- timers -----------------------------------------------------------------------------------------------------------
+
+
+def test_timers(rest: Rest, admin: Admin, broker: BrokerProcess, client: Client) -> None:
+    """E-09: a delay and a time, the same rows as the client's, and cancelling by the handles of both."""
+    due_ms = round((datetime.now(UTC) + timedelta(hours=1)).timestamp() * 1000)
+    (late,) = rest.publish("timed", "x", deliver_at_ms=due_ms)
+    (later,) = rest.publish("timed", "yy", delay_ms=7_200_000)
+    with client.producer() as producer:
+        handle = producer.send("timed", b"zzz", delay=timedelta(hours=3)).handle
+    rows = all_pages(rest, "/timers")
+    assert rows == [row._asdict() for row in admin.timers().pending(broker.address)]
+    assert [(row["topic"], row["size"]) for row in rows] == [("timed", 1), ("timed", 2), ("timed", 3)]
+    assert (rows[0]["due_ms"], [row["handle"] for row in rows[:2]]) == (due_ms, [late["handle"], later["handle"]])
+    for one in (late["handle"], later["handle"], handle):
+        assert rest.delete(f"/timers/{one}") == {"done": True}
+    assert all_pages(rest, "/timers") == []
+    (soon,) = rest.publish("timed", "soon", delay_ms=1)
+    wait_until(lambda: rest.get("/topics/timed")["messages"] == 1, DEADLINE_S, "it is delivered")
+    assert rest.refused(409, "DELETE", f"/timers/{soon['handle']}")["code"] == 604
+    assert rest.refused(404, "DELETE", f"/timers/{soon['handle'].rpartition('-')[0]}-0123456789abcdef")["code"] == 604
+    assert rest.refused(400, "DELETE", "/timers/nonsense")["code"] == 1
+
+
+def test_recurring_messages(rest: Rest, admin: Admin, broker: BrokerProcess) -> None:
+    """E-09: defined, listed as the client lists them, and ended."""
+    rest.put("/topics/jobs", {})
+    for name, cron in (("nightly", "0 2 * * *"), ("weekly", "@weekly"), ("yearly", "@yearly")):
+        rest.put(f"/recurring/{name}", {"cron": cron, "topic": "jobs", "body": "go"})
+    rows = all_pages(rest, "/recurring")
+    assert rows == [row._asdict() for row in admin.timers().recurring(broker.address)]
+    assert [row["name"] for row in rows] == ["nightly", "weekly", "yearly"]
+    for row in rows:
+        assert rest.delete(f"/recurring/{row['name']}") == {"done": True}
+    assert rest.refused(404, "DELETE", "/recurring/nightly")["code"] == 604
+    assert "MINUTE HOUR DAY" in rest.refused(400, "PUT", "/recurring/bad", {"cron": "often", "topic": "jobs"})["detail"]
+
+
+# -- groups and leases ------------------------------------------------------------------------------------------------
+
+
+def test_groups(rest: Rest, admin: Admin, client: Client) -> None:
+    """E-09: made, changed, shown with members, lag as the client says, and deleted."""
+    made = rest.put("/groups/g-made", {"retry_max_times": 3, "attributes": {"max_in_flight": "7"}})
+    assert (made["retry_max_times"], made["attributes"], made["connected"]) == (3, {"max_in_flight": "7"}, [])
+    (view,) = [group for group in admin.groups() if group.name == "g-made"]
+    assert (view.retry_max_times, view.max_in_flight) == (3, 7)
+    assert rest.put("/groups/g-made", {"attributes": {"max_in_flight": ""}})["attributes"] == {}
+    rest.put("/topics/g-topic", {"partitions": 2})
+    rest.publish("g-topic", *"abcdef")
+    with client.consumer("g-topic", "g-made") as consumer:
+        wait_until(lambda: rest.get("/groups/g-made")["members"] == 1, DEADLINE_S, "the member is connected")
+        (member,) = rest.get("/groups/g-made")["connected"]
+        members = admin.members("g-made")
+        assert members is not None
+        assert [view.client_id for view in members.members] == [member["client_id"]]
+        assert member["subscriptions"]["g-topic"] == "*"
+        assert consumer is not None
+    rest.post("/groups/g-made/offsets", {"topic": "g-topic", "offsets": {"0": 2, "1": 1}})
+    lag = rest.get("/groups/g-made/lag", topic="g-topic")
+    assert [(row["partition"], row["committed"], row["end"], row["lag"]) for row in lag["partitions"]] == [
+        (view.queue.partition, view.committed, view.end, view.lag) for view in sorted(admin.group_lag("g-made", "g-topic"))
+    ]
+    assert lag["lag"] == 3
+    assert "g-made" in rest.get("/topics/g-topic")["groups"]
+    assert [row["group"] for row in all_pages(rest, "/groups", search="g-made")] == ["g-made"]
+    assert rest.delete("/groups/g-made") == {"done": True}
+    assert "g-made" not in [group.name for group in admin.groups()]
+    assert rest.refused(404, "GET", "/groups/g-made/lag")["code"] == 26
+
+
+def test_a_reset_is_shown_before_it_is_made(rest: Rest, admin: Admin) -> None:
+    """E-09: the same changes as the client's, which the preview does not make."""
+    rest.put("/topics/r-topic", {"partitions": 2})
+    rest.publish("r-topic", *"abcd")
+    rest.post("/groups/r-group/offsets", {"topic": "r-topic", "offsets": {"0": 2}})
+    wanted = {"topic": "r-topic", "to": "first"}
+    preview = rest.post("/groups/r-group/offsets/reset", wanted)
+    assert preview["changes"] == [{"partition": 0, "before": 2, "after": 0}, {"partition": 1, "before": None, "after": 0}]
+    assert not preview["applied"]
+    assert admin.offsets("r-group", "r-topic")[MessageQueue("r-topic", BROKER, 0)] == 2
+    rest.post("/groups/r-group/offsets/reset", {"topic": "r-topic", "offset": 1, "partitions": [0], "apply": True})
+    rest.post("/groups/r-group/offsets/reset", {"topic": "r-topic", "to": "last", "partitions": [1], "apply": True})
+    offsets = {queue.partition: offset for queue, offset in admin.offsets("r-group", "r-topic").items()}
+    assert offsets == {0: 1, 1: 2}
+    ahead_ms = round(time.time() * 1000) + 3_600_000
+    assert [change["after"] for change in rest.post(
+        "/groups/r-group/offsets/reset", {"topic": "r-topic", "time_ms": ahead_ms})["changes"]] == [2, 2]  # fmt: skip
+    for wrong in ({}, {"to": "first", "offset": 1}, {"to": "first", "partitions": [2]}):
+        rest.refused(400, "POST", "/groups/r-group/offsets/reset", {"topic": "r-topic", **wrong})
+
+
+def test_leases(rest: Rest, admin: Admin, broker: BrokerProcess) -> None:
+    """E-09: taken, finished, given back, extended; the same rows as the client's; a stale receipt is refused."""
+    rest.put("/topics/l-topic", {"partitions": 1})
+    rest.publish("l-topic", *"abc")
+    path = "/groups/l-group/leases"
+    leased = rest.post(path, {"topic": "l-topic", "limit": 3, "invisible_ms": 3_600_000})["messages"]
+    assert [one["message"]["body"] for one in leased] == ["a", "b", "c"]
+    receipts = [{"topic": "l-topic", "receipt": one["receipt"]} for one in leased]
+    assert rest.post(f"{path}/ack", receipts[0]) == {"done": True}
+    rest.post(f"{path}/nack", {**receipts[1], "delay_ms": 3_600_000})
+    rest.post(f"{path}/extend", {**receipts[2], "invisible_ms": 7_200_000})
+    rows = all_pages(rest, path)
+    assert rows == [row._asdict() for row in admin.leases().partitions(broker.address, "l-group")]
+    assert [(row["base"], row["in_flight"] + row["delayed"]) for row in rows] == [(1, 2)]
+    opened = rest.get(f"{path}/l-topic/0")["rows"]
+    views = list(admin.leases().messages(broker.address, "l-group", "l-topic", 0))
+    assert [(row["times"], row["state"], row["first_ms"]) for row in opened] == [
+        (view.times, view.state, view.first_ms) for view in views
+    ]
+    assert [row["ordinal"] for row in opened] == [1, 2]
+    assert rest.post(path, {"topic": "l-topic", "wait_ms": 1})["messages"] == []
+    lag = rest.get("/groups/l-group/lag")["partitions"][0]
+    assert (lag["lag"], lag["in_flight"] + lag["delayed"]) == (2, 2)
+    assert rest.refused(409, "POST", f"{path}/nack", receipts[0])["code"] in (13, 208)
+    assert rest.refused(400, "POST", f"{path}/ack", {"topic": "l-topic", "receipt": "nonsense"})["code"] == 13
+
+
+# -- dead letters -----------------------------------------------------------------------------------------------------
+
+
+def test_dead_letters(rest: Rest, cli: Cli) -> None:
+    """E-09: the rows of ``metaq dlq``; sent again to the topic or the group; and discarded, once and for all."""
+    rest.put("/topics/d-topic", {"partitions": 1})
+    rest.publish("d-topic", "bad", tag="t", keys=["k"])
+    path = "/groups/d-group"
+    (leased,) = rest.post(f"{path}/leases", {"topic": "d-topic"})["messages"]
+    rest.post(f"{path}/leases/nack", {"topic": "d-topic", "receipt": leased["receipt"], "reject": True})
+    wait_until(lambda: rest.get(f"{path}/dead-letters")["end"] == 1, DEADLINE_S, "it is a dead letter")
+    (letter,) = rest.get(f"{path}/dead-letters")["messages"]
+    (row,) = cli.rows("dlq", "show", "d-group")
+    assert (letter["id"], letter["topic"], letter["offset_id"]) == (row["id"], row["topic"], row["offset_id"])
+    ids = [letter["offset_id"]]
+    sent = rest.post(f"{path}/dead-letters/replay", {"offset_ids": [*ids, "00" * 16]})
+    assert (sent["sent"], sent["letters"][1]["id"]) == (1, None)
+    (again,) = [one for one in rest.get("/topics/d-topic/partitions/0/messages")["messages"] if one["offset"] == 1]
+    assert (again["body"], again["tag"], again["id"]) == ("bad", "t", sent["letters"][0]["id"])
+    assert again["keys"] == ["k", letter["id"]]
+    assert again["properties"]["DLQ_ORIGIN_MESSAGE_ID"] == letter["id"]
+    assert cli.row("dlq", "replay", "d-group")["sent_before"] == 1
+    before = rest.get("/topics/d-topic")["messages"]
+    assert rest.post(f"{path}/dead-letters/replay", {"offset_ids": ids, "to": "group"})["sent"] == 1
+    assert rest.get(f"/topics/{named('%RETRY%d-group')}")["messages"] == 1
+    assert rest.get("/topics/d-topic")["messages"] == before
+    assert rest.delete(f"{path}/dead-letters") == {"discarded": 1}
+    assert rest.get(f"{path}/dead-letters")["messages"] == []
+    cli.run("dlq", "show", "d-group", code=1)
+    assert rest.delete(f"{path}/dead-letters") == {"discarded": 0}
+
+
+# -- transactions -----------------------------------------------------------------------------------------------------
+
+
+def test_transactions(rest: Rest, admin: Admin, broker: BrokerProcess) -> None:
+    """E-09: half messages as the client lists them, and an operator's decision."""
+    rest.put("/topics/orders", {"partitions": 1})
+    with Producer(broker) as producer:
+        begun = [producer.half(str(number).encode()) for number in range(3)]
+    rows = all_pages(rest, "/transactions", state="half")
+    views = list(admin.transactions().halves(broker.address))
+    assert [(row["key"], row["group"], row["since_ms"]) for row in rows] == [
+        (view.offset_id, PRODUCERS, view.since_ms) for view in views
+    ]
+    assert [row["key"] for row in rows] == [one.offset_id for one in begun]
+    assert rest.get(f"/transactions/{rows[0]['key']}")["topic"] == "orders"
+    for row, outcome in zip(rows, ("commit", "rollback", "commit"), strict=True):
+        assert rest.post(f"/transactions/{row['key']}/decision", {"outcome": outcome}) == {"done": True}
+    wait_until(lambda: rest.get("/transactions", state="half")["rows"] == [], DEADLINE_S, "they are decided")
+    assert [one["body"] for one in rest.get("/topics/orders/partitions/0/messages")["messages"]] == ["0", "2"]
+    assert rest.refused(404, "GET", f"/transactions/{rows[0]['key']}")["code"] == 22
+    assert rest.get("/transactions")["rows"] == []
+    assert rest.refused(404, "POST", "/transactions/XID:1:0a:0b/decision", {"outcome": "commit"})["code"] == 22
+
+
+# -- the broker -------------------------------------------------------------------------------------------------------
+
+
+def test_the_broker(rest: Rest, admin: Admin, broker: BrokerProcess, client: Client) -> None:
+    """E-09: its state, its settings with their origin, its connections; and a setting that changes."""
+    state, info = rest.get("/broker"), admin.broker_info(broker.address)
+    assert (state["broker"], state["role"], state["ready"], state["reasons"]) == (BROKER, "master", True, [])
+    assert (state["address"], state["log_begin"]) == (broker.address, int(info["commitLogMinOffset"]))
+    assert state["version"] == info["metaqVersion"]
+    settings = {row["name"]: row for row in rest.get("/broker/settings")["rows"]}
+    assert (settings["keep_hours"]["value"], settings["keep_hours"]["origin"]) == (KEEP, "--keep-hours")
+    assert settings["max_topics"]["origin"] == "default"
+    running = admin.broker_config(broker.address)
+    assert str(settings["max_topics"]["value"]) == running["max_topics"]
+    changed = {row["name"]: row for row in rest.ask("PATCH", "/broker/settings", {"keep_hours": 5}).content["rows"]}
+    assert (changed["keep_hours"]["value"], changed["keep_hours"]["origin"]) == (5, "changed while it runs")
+    assert admin.broker_config(broker.address)["fileReservedTime"] == "5"
+    rest.refused(400, "PATCH", "/broker/settings", {})
+    with client.consumer("g-topic", "connected"):
+        wait_until(
+            lambda: any(row["client_id"] for row in rest.get("/broker/connections")["rows"]), DEADLINE_S, "a client is shown"
+        )
+    assert rest.refused(404, "GET", "/broker/replicas")["code"] == 22
+    assert rest.refused(400, "POST", "/broker/replicas/handover", {"replica": 2})["code"] == 3
+
+
+def test_findings(rest: Rest) -> None:
+    """E-09: a group whose messages wait while nobody consumes is found, and is not when it has them all."""
+    rest.put("/topics/f-topic", {"partitions": 1})
+    rest.publish("f-topic", "x")
+    rest.post("/groups/f-group/offsets", {"topic": "f-topic", "offsets": {"0": 0}})
+
+    def stuck() -> str:
+        return "".join(row["found"] for row in rest.get("/broker/findings")["rows"] if row["check"] == "groups")
+
+    others = [group["group"] for group in rest.get("/groups", limit=500)["rows"] if group["group"] != "f-group"]
+    for name in others:
+        rest.delete(f"/groups/{named(name)}")
+    assert "f-group" in stuck()
+    rest.post("/groups/f-group/offsets", {"topic": "f-topic", "offsets": {"0": 1}})
+    assert "f-group" not in stuck()
+
+
+def test_no_operation_is_left_out() -> None:
+    """E-09: each has a test here, or streams (``test_streams``)."""
+    text = Path(__file__).read_text("utf-8")
+    for operation in OPERATIONS:
+        last = operation.path.rpartition("/")[2] if not operation.path.endswith("}") else operation.path.split("/")[1]
+        assert operation.takes.streams or last in text, operation
