@@ -62,6 +62,7 @@ RUNS: Final = [
     Run("garbage", 300_000, spread=False),
     Run("frames", 300_000, spread=False),
     Run("strangers", 1_000_000, spread=False),
+    Run("rest", 50_000, spread=False),
     Run("handshakes", 100_000, spread=False),
     Run("turns", 100_000, spread=False),
     Run("consumers", 2_000),

@@ -97,9 +97,12 @@ class _Responder:
 
     def __call__(self, request: Request, response: Response, **path: str) -> None:
         request.env[DEADLINE].within(ANSWER_MOST_S)
+        authentication = self._interior.endpoint.authentication
+        request.context.is_known = True  # as long as the reason is not who asks
         check_origin(request, self._interior)
-        principal = principal_of(self._interior.endpoint.authentication, request.env)
-        request.context.is_known = principal.named
+        request.context.is_known = not authentication.has_users
+        principal = principal_of(authentication, request.env)
+        request.context.is_known |= principal.named
         request.context.by = principal.name
         address = address_of(request.env), int(request.env.get("REMOTE_PORT") or 0)
         call = Call(self._interior, principal, address)

@@ -105,6 +105,9 @@ class HttpServer(pywsgi.WSGIServer):
             self._end_oldest()
         self._connections[gevent.getcurrent()] = False
         try:
+            connection.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+            )  # else an answer may wait 40 ms for an acknowledgement
             with gevent.Timeout(CONNECTION_S):
                 secured = self._secured(connection)
             super().handle(secured, address)

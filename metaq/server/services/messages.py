@@ -35,8 +35,8 @@ MOST_TAILED = 64
 """Partitions that one tail follows."""
 TAILED_AT_ONCE = 32
 """Messages of one partition, before the next partition has its turn."""
-QUIET_S = 15.0
-"""How long a tail without messages says nothing."""
+QUIET_S = 5.0
+"""How long a tail without messages says nothing; only a write shows that its reader has left."""
 
 
 class StoredMessage(Output, frozen=True):
