@@ -34,6 +34,7 @@ LEFT_OUT: Final = frozenset({"hand_over", "change_settings"})
 ODD: Final[tuple[Any, ...]] = (None, True, -1, 1 << 63, 1.5, "", "x" * 5000, [], [[]], {}, {"a": 1}, "\x00", "\ud7ff", "null")
 MOST_WAIT_MS: Final = 2
 DOCUMENT: Final = "urn:metaq:api"
+TOO_LONG: Final = 414
 BROKEN: Final = frozenset({500, 502, 504})
 
 
@@ -136,9 +137,11 @@ class Requests:
     def check(self, request: object, answer: RestAnswer, described: Mapping[str, Any]) -> None:
         """Raise ``Violation`` when an answer is not one that the document has."""
         expect(answer.status not in BROKEN, "an error of the broker", request, answer)
+        if answer.status == TOO_LONG and not answer.data:
+            return  # the server has refused the first line, so nobody knows which operation it names
         responses = described["responses"]
         contents = responses.get(str(answer.status), responses["default"])["content"]
-        kind = answer.headers["content-type"].partition(";")[0]
+        kind = answer.headers.get("content-type", "").partition(";")[0]
         expect(kind in contents, "a type that the document does not have", request, answer)
         content = json.loads(answer.data)
         pointer = contents[kind]["schema"]["$ref"]

@@ -156,7 +156,7 @@ class ResetResult(Output, frozen=True):
 
 
 def list_groups(call: Call, query: GroupsQuery) -> RowPage[GroupSummary]:
-    """Return a page of the groups, by name: those that were made, and those that have offsets or members."""
+    """Return a page of the groups, by name."""
     call.demand(Action.INSPECT)
     groups = call.context.groups
     wanted = (group for group in groups if query.system or not groups.is_system(group.name))

@@ -61,7 +61,7 @@ def rest(broker: BrokerProcess) -> Iterator[Rest]:
 
 
 def test_who_is_nobody_may_do_nothing(guarded: BrokerProcess) -> None:
-    """E-03: every operation asks for a login; the document and its page are for everybody."""
+    """E-05: every operation asks for a login; the document and its page are for everybody."""
     with Rest(guarded.http) as nobody:
         for operation in OPERATIONS:
             path = operation.path.format(**dict.fromkeys(operation.takes.path, "1"))
@@ -74,7 +74,7 @@ def test_who_is_nobody_may_do_nothing(guarded: BrokerProcess) -> None:
 
 
 def test_rights_are_those_of_other_protocols(guarded: BrokerProcess) -> None:
-    """E-03: the reader reads and consumes, and changes nothing; the writer writes to its topics, and reads nothing."""
+    """E-05: the reader reads and consumes, and changes nothing; the writer writes to its topics, and reads nothing."""
     with Rest(guarded.http, READER) as reader, Rest(guarded.http, WRITER) as writer:
         (sent,) = writer.publish(TOPIC, "x")
         assert reader.get(f"/messages/{sent['offset_id']}")["body"] == "x"
@@ -101,7 +101,7 @@ def test_rights_are_those_of_other_protocols(guarded: BrokerProcess) -> None:
 
 
 def test_wrong_logins_are_counted(tmp_path: Path) -> None:
-    """E-03: as on all ports: after some, right ones from there are refused too."""
+    """E-05: as on all ports: after some, right ones from there are refused too."""
     users = write_users(tmp_path / "users.yaml")
     flags = ("--users-file", str(users), "--failed-logins-per-minute", "3")
     with BrokerProcess(tmp_path / "data", *flags) as broker, Rest(broker.http) as rest:
@@ -115,7 +115,7 @@ def test_wrong_logins_are_counted(tmp_path: Path) -> None:
 
 
 def test_changes_are_in_the_log(guarded: BrokerProcess) -> None:
-    """E-03: who, from where, and what; looking and publishing are not."""
+    """E-05: who, from where, and what; looking and publishing are not."""
     with Rest(guarded.http, ADMIN) as admin:
         before = guarded.stderr()
         admin.put("/topics/audited", {})
@@ -141,7 +141,7 @@ def test_changes_are_in_the_log(guarded: BrokerProcess) -> None:
     ],
 )
 def test_a_page_of_another_site_gets_nothing(rest: Rest, headers: dict[str, str]) -> None:
-    """E-03: neither through the browser's rules nor by a name that leads here."""
+    """E-05: neither through the browser's rules nor by a name that leads here."""
     for method, data in (("GET", None), ("PUT", b"{}")):
         answer = rest.send(method, f"{ROOT}/topics/evil", data, headers)
         assert (answer.status, answer.content["code"]) == (403, 16), answer
@@ -149,7 +149,7 @@ def test_a_page_of_another_site_gets_nothing(rest: Rest, headers: dict[str, str]
 
 
 def test_pages_of_the_broker_itself_may(rest: Rest) -> None:
-    """E-03: by number or as localhost."""
+    """E-05: by number or as localhost."""
     port = rest.address.rpartition(":")[2]
     for host in (rest.address, f"localhost:{port}", f"[::1]:{port}"):
         headers = {"Host": host, "Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
@@ -158,7 +158,7 @@ def test_pages_of_the_broker_itself_may(rest: Rest) -> None:
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""])
 def test_only_json_is_a_body(rest: Rest, kind: str) -> None:
-    """E-03: a form of another site can send all other types without being asked whether it may."""
+    """E-05: a form of another site can send all other types without being asked whether it may."""
     answer = rest.send("POST", f"{ROOT}/topics/forms/messages", b'{"body":"x"}', {"Content-Type": kind})
     assert (answer.status, answer.headers["content-type"]) == (415, "application/problem+json")
     assert rest.refused(404, "GET", "/topics/forms")["code"] == 17
@@ -169,7 +169,7 @@ def test_only_json_is_a_body(rest: Rest, kind: str) -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names(rest: Rest, broker: BrokerProcess, name: str) -> None:
-    """E-03: are refused, or kept as they are; nothing of them is in a header, and no line of the log is made of them."""
+    """E-05: are refused, or kept as they are; nothing of them is in a header, and no line of the log is made of them."""
     before = len(broker.stderr().splitlines())
     made = 0
     for method, path, body in (
@@ -195,13 +195,13 @@ def test_hostile_names(rest: Rest, broker: BrokerProcess, name: str) -> None:
     [b"", b"{", b"[]", b"null", b'{"body":1}', b'{"body":"\xff"}', b'{"body":"\\ud800"}', b"[" * 100_000, b'{"body":"x"}x'],
 )
 def test_bodies_that_are_no_json(rest: Rest, data: bytes) -> None:
-    """E-03: 400 with the reason, and the connection goes on."""
+    """E-05: 400 with the reason, and the connection goes on."""
     answer = rest.send("POST", f"{ROOT}/topics/t/messages", data)
     assert (answer.status, answer.content["title"]) == (400, "Bad Request"), answer
 
 
 def test_bodies_that_are_too_large(rest: Rest, broker: BrokerProcess) -> None:
-    """E-03: are refused before they are read; a message over the limit as everywhere."""
+    """E-05: are refused before they are read; a message over the limit as everywhere."""
     huge = rest.send("POST", f"{ROOT}/topics/t/messages", None, {"Content-Type": JSON, "Content-Length": str(1 << 40)})
     assert (huge.status, "over the limit" in huge.content["detail"]) == (413, True)
     with Rest(broker.http) as another:
@@ -212,7 +212,7 @@ def test_bodies_that_are_too_large(rest: Rest, broker: BrokerProcess) -> None:
 
 
 def test_what_is_not_there(rest: Rest) -> None:
-    """E-09: paths and methods that do not exist are problems, too."""
+    """E-32: paths and methods that do not exist are problems, too."""
     assert rest.refused(404, "GET", "/nothing")["code"] == 3
     answer = rest.ask("DELETE", "/topics")
     assert (answer.status, answer.headers["allow"]) == (405, "GET, OPTIONS")

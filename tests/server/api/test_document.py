@@ -29,13 +29,13 @@ def document(rest: Rest) -> dict[str, Any]:
 
 
 def test_it_is_valid(document: dict[str, Any]) -> None:
-    """E-09: OpenAPI 3.1, references included."""
+    """E-32: OpenAPI 3.1, references included."""
     OpenAPIV31SpecValidator(document).validate()
     assert document["openapi"].startswith("3.1.")
 
 
 def test_it_has_every_operation(document: dict[str, Any]) -> None:
-    """E-09: with a sentence, its parameters, and the form of errors."""
+    """E-32: with a sentence, its parameters, and the form of errors."""
     found = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
     assert found == {(operation.method, f"{ROOT}{operation.path}") for operation in OPERATIONS}
     for path, methods in document["paths"].items():
@@ -49,7 +49,7 @@ def test_it_has_every_operation(document: dict[str, Any]) -> None:
 
 
 def test_limits_in_it_are_those_that_are_checked(rest: Rest, document: dict[str, Any]) -> None:
-    """E-09: there is one definition: one beyond the document's limit is refused, and the limit is not."""
+    """E-32: there is one definition: one beyond the document's limit is refused, and the limit is not."""
     parameters = document["paths"][f"{ROOT}/topics"]["get"]["parameters"]
     (limit,) = [each["schema"] for each in parameters if each["name"] == "limit"]
     assert rest.get("/topics", limit=limit["maximum"])["rows"] == []
@@ -61,7 +61,7 @@ def test_limits_in_it_are_those_that_are_checked(rest: Rest, document: dict[str,
 
 
 def test_its_page_needs_nothing_else(rest: Rest, document: dict[str, Any]) -> None:
-    """E-09: no script, nothing from elsewhere; every path and type is on it, and ``/api`` leads there."""
+    """E-32: no script, nothing from elsewhere; every path and type is on it, and ``/api`` leads there."""
     answer = rest.send("GET", "/api/docs")
     text = answer.data.decode()
     assert (answer.status, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")

@@ -14,7 +14,7 @@ SAMPLE = 1500
 
 
 def test_no_request_is_an_error_of_the_broker() -> None:
-    """E-09: nothing that the document allows, or nearly does, is answered by 500, or by what the document does not have."""
+    """E-32: nothing that the document allows, or nearly does, is answered by 500, or by what the document does not have."""
     result = run(seed=7, count=SAMPLE)
     assert result.cases == SAMPLE
     assert min(result.details[f"of {status}"] for status in (200, 400, 404)) > SAMPLE / 50
@@ -47,7 +47,7 @@ DOCUMENT: Mapping[str, Any] = {
     ],
 )
 def test_an_answer_that_is_not_as_described_is_found(status: int, kind: str, data: bytes) -> None:
-    """E-09: the check can fail."""
+    """E-32: the check can fail."""
     requests = Requests(DOCUMENT, random.Random(0))
     requests.check("good", RestAnswer(200, {"content-type": "application/json"}, b'{"name":1}'), {"responses": ANSWERS})
     with pytest.raises(Violation):

@@ -69,7 +69,7 @@ def all_pages(rest: Rest, path: str, **query: object) -> list[dict[str, Any]]:
 
 
 def test_topics(rest: Rest, admin: Admin) -> None:
-    """E-09: made, changed, listed in pages, looked for and deleted, as the registry and the client see it."""
+    """E-32: made, changed, listed in pages, looked for and deleted, as the registry and the client see it."""
     made = rest.put("/topics/t-made", {"partitions": 3, "dedupe_window_ms": 5000})
     assert (made["partitions"], made["writable"], made["dedupe_window_ms"]) == (3, True, 5000)
     assert [(view.read_partitions, view.permission_text) for view in admin.topic_config("t-made")] == [(3, "RW")]
@@ -88,7 +88,7 @@ def test_topics(rest: Rest, admin: Admin) -> None:
 
 
 def test_the_ends_of_partitions(rest: Rest, client: Client, admin: Admin) -> None:
-    """E-09: as the client's."""
+    """E-32: as the client's."""
     rest.put("/topics/t-ends", {"partitions": 2})
     with client.producer() as producer:
         for _ in range(3):
@@ -150,7 +150,7 @@ def test_many_messages(rest: Rest, client: Client) -> None:
 
 
 def test_reading_from_a_place_and_waiting(rest: Rest, broker: BrokerProcess) -> None:
-    """E-09: from an offset, a time, by tag; a wait ends with the next message, or with nothing."""
+    """E-32: from an offset, a time, by tag; a wait ends with the next message, or with nothing."""
     rest.put("/topics/m-read", {"partitions": 1})
     first, *_ = rest.publish("m-read", "0", "1", tag="a")
     time.sleep(0.002)
@@ -188,7 +188,7 @@ def test_a_priority_is_a_partition(rest: Rest) -> None:
 
 
 def test_timers(rest: Rest, admin: Admin, broker: BrokerProcess, client: Client) -> None:
-    """E-09: a delay and a time, the same rows as the client's, and cancelling by the handles of both."""
+    """E-12: a delay and a time, the same rows as the client's, and cancelling by the handles of both."""
     due_ms = round((datetime.now(UTC) + timedelta(hours=1)).timestamp() * 1000)
     (late,) = rest.publish("timed", "x", deliver_at_ms=due_ms)
     (later,) = rest.publish("timed", "yy", delay_ms=7_200_000)
@@ -209,7 +209,7 @@ def test_timers(rest: Rest, admin: Admin, broker: BrokerProcess, client: Client)
 
 
 def test_recurring_messages(rest: Rest, admin: Admin, broker: BrokerProcess) -> None:
-    """E-09: defined, listed as the client lists them, and ended."""
+    """E-13: defined, listed as the client lists them, and ended."""
     rest.put("/topics/jobs", {})
     for name, cron in (("nightly", "0 2 * * *"), ("weekly", "@weekly"), ("yearly", "@yearly")):
         rest.put(f"/recurring/{name}", {"cron": cron, "topic": "jobs", "body": "go"})
@@ -226,7 +226,7 @@ def test_recurring_messages(rest: Rest, admin: Admin, broker: BrokerProcess) -> 
 
 
 def test_groups(rest: Rest, admin: Admin, client: Client) -> None:
-    """E-09: made, changed, shown with members, lag as the client says, and deleted."""
+    """E-32: made, changed, shown with members, lag as the client says, and deleted."""
     made = rest.put("/groups/g-made", {"retry_max_times": 3, "attributes": {"max_in_flight": "7"}})
     assert (made["retry_max_times"], made["attributes"], made["connected"]) == (3, {"max_in_flight": "7"}, [])
     (view,) = [group for group in admin.groups() if group.name == "g-made"]
@@ -256,7 +256,7 @@ def test_groups(rest: Rest, admin: Admin, client: Client) -> None:
 
 
 def test_a_reset_is_shown_before_it_is_made(rest: Rest, admin: Admin) -> None:
-    """E-09: the same changes as the client's, which the preview does not make."""
+    """E-04: the same changes as the client's, which the preview does not make."""
     rest.put("/topics/r-topic", {"partitions": 2})
     rest.publish("r-topic", *"abcd")
     rest.post("/groups/r-group/offsets", {"topic": "r-topic", "offsets": {"0": 2}})
@@ -277,7 +277,7 @@ def test_a_reset_is_shown_before_it_is_made(rest: Rest, admin: Admin) -> None:
 
 
 def test_leases(rest: Rest, admin: Admin, broker: BrokerProcess) -> None:
-    """E-09: taken, finished, given back, extended; the same rows as the client's; a stale receipt is refused."""
+    """E-08: taken, finished, given back, extended; the same rows as the client's; a stale receipt is refused."""
     rest.put("/topics/l-topic", {"partitions": 1})
     rest.publish("l-topic", *"abc")
     path = "/groups/l-group/leases"
@@ -339,7 +339,7 @@ def test_dead_letters(rest: Rest, cli: Cli) -> None:
 
 
 def test_transactions(rest: Rest, admin: Admin, broker: BrokerProcess) -> None:
-    """E-09: half messages as the client lists them, and an operator's decision."""
+    """E-32: half messages as the client lists them, and an operator's decision."""
     rest.put("/topics/orders", {"partitions": 1})
     with Producer(broker) as producer:
         begun = [producer.half(str(number).encode()) for number in range(3)]
@@ -363,7 +363,7 @@ def test_transactions(rest: Rest, admin: Admin, broker: BrokerProcess) -> None:
 
 
 def test_the_broker(rest: Rest, admin: Admin, broker: BrokerProcess, client: Client) -> None:
-    """E-09: its state, its settings with their origin, its connections; and a setting that changes."""
+    """E-29: its state, its settings with their origin, its connections; and a setting that changes."""
     state, info = rest.get("/broker"), admin.broker_info(broker.address)
     assert (state["broker"], state["role"], state["ready"], state["reasons"]) == (BROKER, "master", True, [])
     assert (state["address"], state["log_begin"]) == (broker.address, int(info["commitLogMinOffset"]))
@@ -386,7 +386,7 @@ def test_the_broker(rest: Rest, admin: Admin, broker: BrokerProcess, client: Cli
 
 
 def test_findings(rest: Rest) -> None:
-    """E-09: a group whose messages wait while nobody consumes is found, and is not when it has them all."""
+    """E-04: a group whose messages wait while nobody consumes is found, and is not when it has them all."""
     rest.put("/topics/f-topic", {"partitions": 1})
     rest.publish("f-topic", "x")
     rest.post("/groups/f-group/offsets", {"topic": "f-topic", "offsets": {"0": 0}})
@@ -403,7 +403,7 @@ def test_findings(rest: Rest) -> None:
 
 
 def test_no_operation_is_left_out() -> None:
-    """E-09: each has a test here, or streams (``test_streams``)."""
+    """E-32: each has a test here, or streams (``test_streams``)."""
     text = Path(__file__).read_text("utf-8")
     for operation in OPERATIONS:
         last = operation.path.rpartition("/")[2] if not operation.path.endswith("}") else operation.path.split("/")[1]

@@ -49,7 +49,7 @@ def resident_kb(broker: BrokerProcess) -> int:
 
 
 def test_a_tail_has_what_is_published_from_now_on(rest: Rest) -> None:
-    """E-09: of all partitions, each in its order, and only what the filter wants; nobody waits after its reader has left."""
+    """E-04: of all partitions, each in its order, and only what the filter wants; nobody waits after its reader has left."""
     rest.put("/topics/tailed", {"partitions": 3})
     rest.publish("tailed", "before", tag="a")
     events = rest.events("/topics/tailed/tail", tags="a")
@@ -70,7 +70,7 @@ def test_a_tail_has_what_is_published_from_now_on(rest: Rest) -> None:
 
 
 def test_live_figures(rest: Rest) -> None:
-    """E-09: the state of the broker, again and again."""
+    """E-01: the state of the broker, again and again."""
     rest.put("/topics/counted", {"partitions": 1})
     events = rest.events("/broker/live", interval_ms=500)
     next(events)
@@ -82,13 +82,13 @@ def test_live_figures(rest: Rest) -> None:
 
 
 def test_a_tail_that_cannot_begin(rest: Rest) -> None:
-    """E-09: is refused as any request; one of more partitions than it can follow, too."""
+    """E-15: is refused as any request; one of more partitions than it can follow, too."""
     assert rest.refused(404, "GET", "/topics/nothing/tail")["code"] == 17
     assert "partitions" in rest.refused(400, "GET", "/topics/BenchmarkTest/tail")["detail"]
 
 
 def test_a_reader_that_does_not_read(rest: Rest, broker: BrokerProcess) -> None:
-    """E-32: costs the broker no memory, whatever is published; and what it has missed waits in the log."""
+    """E-15: costs the broker no memory, whatever is published; and what it has missed waits in the log."""
     rest.put("/topics/slow", {"partitions": 1})
     body = "x" * 100_000
     with ExitStack() as stack:
@@ -107,7 +107,7 @@ def test_a_reader_that_does_not_read(rest: Rest, broker: BrokerProcess) -> None:
 
 
 def test_streams_keep_nothing_else_waiting(broker: BrokerProcess) -> None:
-    """E-32: as many streams as there may be; one request more is told so, and metrics and health are as ever."""
+    """E-02: as many streams as there may be; one request more is told so, and metrics and health are as ever."""
     with ExitStack() as stack:
         rest = stack.enter_context(Rest(broker.http))
         rest.put("/topics/crowd", {"partitions": 1})
@@ -133,7 +133,7 @@ def test_streams_keep_nothing_else_waiting(broker: BrokerProcess) -> None:
 
 
 def test_who_loses_the_right_loses_the_stream(tmp_path: Path) -> None:
-    """E-03: with the reason, before the next message."""
+    """E-06: with the reason, before the next message."""
     users = write_users(tmp_path / "users.yaml")
     with BrokerProcess(tmp_path / "data", "--users-file", str(users)) as broker, Rest(broker.http, ADMIN) as admin:
         admin.put(f"/topics/{TOPIC}", {"partitions": 1})
@@ -151,7 +151,7 @@ def test_who_loses_the_right_loses_the_stream(tmp_path: Path) -> None:
 
 
 def test_one_connection_carries_many_requests(broker: BrokerProcess) -> None:
-    """E-32: a program that publishes connects once; requests that follow at once are answered in their order."""
+    """MY-032: a program that publishes connects once; requests that follow at once are answered in their order."""
     host, _, port = broker.http.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=SOCKET_TIMEOUT_S) as connection:
         requests = [f"GET {ROOT}/topics?limit={number} HTTP/1.1\r\nHost: {broker.http}\r\n\r\n" for number in range(1, 6)]
