@@ -54,7 +54,7 @@ class Server(Configurable, Protocol):
 
     @property
     def site(self) -> Site | None:
-        """What answers HTTP requests beside metrics and health, as it is now; ``None`` when nothing does."""
+        """The answers to HTTP requests beside metrics and health, as they are now; ``None`` when there are none."""
         ...
 
     @property

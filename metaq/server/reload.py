@@ -48,7 +48,7 @@ class Owner(Configurable, Protocol):
 
     @property
     def origins(self) -> Origins:
-        """Where the settings came from."""
+        """The origins of the settings."""
         ...
 
 

@@ -123,7 +123,8 @@ class Requests:
             most = MOST_WAIT_MS
         if name in ("partitions", "limit"):
             most = min(most, 32)
-        return self._chance.choice((least, min(most, least + self._chance.randrange(5)), most))
+        drawn: int = self._chance.choice((least, min(most, least + self._chance.randrange(5)), most))
+        return drawn
 
     def _string(self, name: str, schema: Mapping[str, Any]) -> str:
         chance = self._chance

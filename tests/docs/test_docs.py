@@ -20,6 +20,7 @@ from metaq.protocol.remoting.attributes import GROUP_ATTRIBUTES
 from metaq.protocol.text.lines import READERS
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.protocol.text.replies import BAD_REQUEST, CONFLICT, ERROR, FORBIDDEN, MOVED, NOT_FOUND, OK, UNAVAILABLE
+from metaq.server.api.openapi import document as document_of_the_api
 from metaq.server.http.http import OWN
 from metaq.server.http.metrics import OF_BROKERS
 from metaq.store.checkpoint import LIVE_SIZE
@@ -124,6 +125,9 @@ def test_settings_that_a_document_names_exist(document: str) -> None:
     named = set(re.findall(rf"`(\w+_(?:{SUFFIXES}))`", text_of(document)))
     statistics = {name for fence in SESSIONS for name in re.findall(r"^(\w+) ", fence.text, re.MULTILINE)}
     known = set(FIELDS) | set(declared(TopicSettings)) | set(GROUP_ATTRIBUTES)
+    if document == "docs/rest.md":
+        schemas = document_of_the_api()["components"]["schemas"]
+        known |= {field for schema in schemas.values() for field in schema.get("properties", ())} | {"wait_ms"}
     if document == "docs/api.md":
         known |= {one.name for member in api.everything() if member.is_function for one in member.parameters}
     assert named - known - statistics - METRICS == set()

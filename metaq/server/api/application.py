@@ -31,7 +31,7 @@ from metaq.server.services.call import ANSWER_S, Call, Interior
 logger = logging.getLogger(__name__)
 
 ANSWER_MOST_S: Final = ANSWER_S + 30.0
-"""How long a request may take, a wait for messages included, until its answer is read."""
+"""The longest that a request may take, its wait for messages included, until its answer is read."""
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _JSON: Final = "application/json"
 _LONGEST_QUERY: Final = 8192

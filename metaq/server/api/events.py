@@ -12,7 +12,7 @@ from metaq.server.services.call import Call
 from metaq.server.services.messages import StoredMessage
 
 STEP_S: Final = 30.0
-"""How long a row may take to come and to be read; a stream that has none says so every ``QUIET_S`` (services.messages)."""
+"""The longest that a row may take to come and to be read; a tail without messages says so more often."""
 _QUIET: Final = b": nothing new\n\n"
 
 

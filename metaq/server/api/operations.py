@@ -22,7 +22,7 @@ class Operation(NamedTuple):
     service: Callable[..., Any]
     tag: str
     is_change: bool
-    """Whether it changes the broker for others than its caller: then the log names who called it."""
+    """True when it changes the broker for others than its caller: then the log names who called it."""
 
     @property
     def id(self) -> str:
@@ -31,7 +31,7 @@ class Operation(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """What it does, in a sentence."""
+        """Its description, in a sentence or two."""
         return " ".join((inspect.getdoc(self.service) or "").split())
 
     @property

@@ -28,7 +28,7 @@ _BY_CODE: Final[dict[int, HTTPStatus]] = {int(code): status for code, status in 
 
 
 class ProblemDetails(Output, frozen=True):
-    """Why a request failed."""
+    """The reason why a request failed."""
 
     title: Annotated[str, Meta(description="The name of the status.")]
     status: int

@@ -1,4 +1,4 @@
-"""What the HTTP port serves below ``/api``: the application, made when it is asked for first, and the bounds of its work.
+"""The API as the HTTP port has it: an application that is made when it is asked for first, and the bounds of its work.
 
 Metrics and health never come here, so they are answered whatever the API does.
 """

@@ -121,7 +121,7 @@ class ReplicaServer:
 
     @property
     def site(self) -> Site:
-        """What answers HTTP requests, from the current broker."""
+        """The API of the current broker."""
         return self.broker.site
 
     @property

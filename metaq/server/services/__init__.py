@@ -1,1 +1,1 @@
-"""What users of the HTTP port ask of this broker, as typed rows: the API writes them as JSON, pages as HTML."""
+"""Answers to the users of the HTTP port as typed rows, which the API writes as JSON, and pages as HTML."""

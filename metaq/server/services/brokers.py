@@ -65,7 +65,7 @@ class BrokerFacts(Output, frozen=True):
 
 
 class WatchQuery(Input, frozen=True):
-    """How often the state is wanted."""
+    """The pace of a stream of states."""
 
     interval_ms: Annotated[int, Meta(ge=500, le=10_000)] = 1000
 
@@ -139,13 +139,13 @@ class ReplicaFacts(Output, frozen=True):
 
 
 class HandOverInput(Input, frozen=True):
-    """Which replica becomes master."""
+    """The replica that becomes master."""
 
     replica: Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 
 
 class Severity(enum.Enum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     WARNING = "warning"
     PROBLEM = "problem"
@@ -161,7 +161,7 @@ class BrokerFinding(Output, frozen=True):
 
 
 class BrokerFindings(Output, frozen=True):
-    """What is wrong with this broker now; empty when nothing is."""
+    """All that is wrong with this broker now; empty when nothing is."""
 
     rows: list[BrokerFinding]
 

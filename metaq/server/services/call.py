@@ -30,12 +30,12 @@ from metaq.server.wire.session import Buffer
 from metaq.store.files.filecache import Read
 
 ANSWER_S: Final = 30.0
-"""How long a handler may take."""
+"""The longest that a handler may take."""
 AT_ONCE: Final = 32
 """Requests that one call begins before other greenlets run."""
 _LANGUAGE: Final = "HTTP"
 _UNBOUNDED: Final = 1 << 30
-"""What is answered inside of the process is read at once; ``metaq.server.api.site`` bounds how many calls there are."""
+"""Answers inside of the process are read at once, and ``metaq.server.api.site`` bounds how many calls there are."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Interior:
     cancels: Cancels
     """Cancels of delayed messages."""
     origins: Callable[[], Origins]
-    """Where the settings come from."""
+    """Returns the origins of the settings."""
 
 
 class Call:

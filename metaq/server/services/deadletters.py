@@ -25,21 +25,21 @@ MOST_REPLAYED = 256
 
 
 class DeadQuery(Input, frozen=True):
-    """Where a page of dead letters begins."""
+    """The begin and the length of a page of dead letters."""
 
     offset: Annotated[Number, Meta(description="The `next` of the page before.")] = 0
     limit: Annotated[int, Meta(ge=1, le=256)] = 32
 
 
 class ReplayTarget(enum.Enum):
-    """Where dead letters are sent."""
+    """The place to which dead letters are sent."""
 
     TOPIC = "topic"
     GROUP = "group"
 
 
 class ReplayInput(Input, frozen=True):
-    """Which dead letters are sent again, and where to."""
+    """The dead letters to send again, and where to."""
 
     offset_ids: Annotated[list[OffsetId], Meta(min_length=1, max_length=MOST_REPLAYED)]
     to: Annotated[ReplayTarget, Meta(description="The topic that they came from, for all its groups, or this group only.")] = (
@@ -56,7 +56,7 @@ class Replayed(Output, frozen=True):
 
 
 class ReplayResult(Output, frozen=True):
-    """What became of dead letters."""
+    """The dead letters of a request, each with what became of it."""
 
     sent: int
     letters: list[Replayed]

@@ -36,7 +36,7 @@ END_MS = -1
 
 
 class GroupsQuery(NamesQuery, frozen=True):
-    """Which groups are wanted."""
+    """The groups that are wanted."""
 
     system: Annotated[bool, Meta(description="Also those that belong to the broker.")] = False
 
@@ -85,13 +85,13 @@ class GroupSettingsInput(Input, frozen=True):
 
 
 class LagQuery(Input, frozen=True):
-    """Of which topic the lag is wanted."""
+    """The topic whose lag is wanted."""
 
     topic: Annotated[str, Meta(max_length=255, description="By default all topics of the group.")] = ""
 
 
 class PartitionLag(Output, frozen=True):
-    """How far a group is in one partition."""
+    """The progress of a group in one partition."""
 
     topic: str
     partition: int
@@ -104,7 +104,7 @@ class PartitionLag(Output, frozen=True):
 
 
 class GroupLag(Output, frozen=True):
-    """How far a group is."""
+    """The progress of a group."""
 
     group: str
     lag: int
@@ -119,14 +119,14 @@ class OffsetsInput(Input, frozen=True):
 
 
 class ResetTo(enum.Enum):
-    """Where a reset leads to, without an offset or a time."""
+    """The ends of a partition, to which a reset leads without an offset or a time."""
 
     FIRST = "first"
     LAST = "last"
 
 
 class ResetInput(Input, frozen=True):
-    """Where a group goes on in a topic: exactly one of `to`, `time_ms` and `offset`."""
+    """The place where a group goes on in a topic: exactly one of `to`, `time_ms` and `offset`."""
 
     topic: Name
     to: Annotated[ResetTo | None, Meta(description="The oldest message, or the end.")] = None
@@ -147,7 +147,7 @@ class OffsetMove(Output, frozen=True):
 
 
 class ResetResult(Output, frozen=True):
-    """What a reset changes, or would change."""
+    """The changes that a reset makes, or would make."""
 
     group: str
     topic: str

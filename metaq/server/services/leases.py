@@ -36,7 +36,7 @@ ReceiptText = Annotated[str, Meta(min_length=1, max_length=512, description="The
 
 
 class LeaseInput(Input, frozen=True):
-    """Which messages a consumer wants, and for how long."""
+    """The messages that a consumer wants, and the time for which it does."""
 
     topic: Name
     limit: Annotated[int, Meta(ge=1, le=MOST_LEASED)] = 1
@@ -82,7 +82,7 @@ class ExtendInput(AckInput, frozen=True):
 
 
 class LeasesQuery(Input, frozen=True):
-    """Of which topic leases are wanted."""
+    """The topic whose leases are wanted."""
 
     topic: Annotated[str, Meta(max_length=255, description="By default all topics of the group.")] = ""
     after: After = ""
@@ -106,14 +106,14 @@ class LeasedPartition(Output, frozen=True):
 
 
 class OpenQuery(Input, frozen=True):
-    """Where a page of open messages begins."""
+    """The begin and the length of a page of open messages."""
 
     after: Annotated[Number | None, Meta(description="The `next` of the page before.")] = None
     limit: Annotated[int, Meta(ge=1, le=MOST_PAGE)] = MOST_PAGE
 
 
 class OpenState(enum.Enum):
-    """What an open message does."""
+    """The states of an open message."""
 
     LEASED = "leased"
     DELAYED = "delayed"

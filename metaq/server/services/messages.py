@@ -36,7 +36,7 @@ MOST_TAILED = 64
 TAILED_AT_ONCE = 32
 """Messages of one partition, before the next partition has its turn."""
 QUIET_S = 5.0
-"""How long a tail without messages says nothing; only a write shows that its reader has left."""
+"""The longest that a tail without messages says nothing; only a write shows that its reader has left."""
 
 
 class StoredMessage(Output, frozen=True):
@@ -61,7 +61,7 @@ class StoredMessage(Output, frozen=True):
 
 
 class ReadQuery(Input, frozen=True):
-    """Where reading begins: at an offset or a time, by default at the oldest message."""
+    """The place where reading begins: an offset or a time, by default the oldest message."""
 
     offset: Annotated[Number | None, Meta(description="An offset; one before the oldest message means that one.")] = None
     time_ms: Annotated[UnixMs | None, Meta(description="The first message that was stored then or later.")] = None
@@ -71,7 +71,7 @@ class ReadQuery(Input, frozen=True):
 
 
 class TailQuery(Input, frozen=True):
-    """Which messages a tail has."""
+    """The messages that a tail has."""
 
     tags: Annotated[str, Meta(max_length=1024, description="A filter, as `paid || refunded`; `*` is all.")] = EVERYTHING
 
@@ -86,7 +86,7 @@ class MessagesRead(Output, frozen=True):
 
 
 class SearchQuery(Input, frozen=True):
-    """What is looked for: exactly one of `key` and `id`."""
+    """The messages that are looked for: exactly one of `key` and `id`."""
 
     key: Annotated[str, Meta(max_length=4096)] = ""
     id: Annotated[str, Meta(max_length=255, description="The id that the sender made.")] = ""

@@ -14,11 +14,11 @@ T = TypeVar("T")
 
 
 class Input(Struct, forbid_unknown_fields=True, frozen=True):
-    """What a user sends; names that are not declared are refused."""
+    """An input of a user; names that are not declared are refused."""
 
 
 class Output(Struct, frozen=True):
-    """What a user is answered."""
+    """A row, or another answer to a user."""
 
 
 class RowPage(Output, Generic[T], frozen=True):
@@ -46,7 +46,7 @@ UnixMs = Annotated[int, Meta(ge=0, le=_INT64, description="A time, as millisecon
 
 
 class NamesQuery(Input, frozen=True):
-    """Which names of a list are wanted."""
+    """The names of a list that are wanted."""
 
     search: Search = ""
     after: After = ""

@@ -83,14 +83,14 @@ class RefusedMessage(Output, frozen=True):
 
 
 class MessageOutcome(Output, frozen=True):
-    """What became of one of many messages: one of both is there."""
+    """One of many messages, stored or refused: one of both is there."""
 
     published: Published | None = None
     refused: RefusedMessage | None = None
 
 
 class PublishedMany(Output, frozen=True):
-    """What became of many messages, in their order."""
+    """Many messages, each stored or refused, in their order."""
 
     published: int
     refused: int

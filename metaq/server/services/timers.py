@@ -21,7 +21,7 @@ HandleText = Annotated[str, Meta(min_length=1, max_length=1024, description="The
 
 
 class TimersQuery(Input, frozen=True):
-    """Where a page begins."""
+    """The begin and the length of a page."""
 
     after: After = ""
     limit: Annotated[int, Meta(ge=1, le=MOST_PAGE)] = MOST_PAGE
@@ -68,7 +68,7 @@ class RecurringInput(Input, frozen=True):
 
 
 class FirstRun(Output, frozen=True):
-    """When a recurring message comes first."""
+    """The first time of a recurring message."""
 
     due_ms: UnixMs
 

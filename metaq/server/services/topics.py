@@ -24,7 +24,7 @@ from metaq.store.queues.consumequeue import ConsumeQueue
 
 
 class TopicsQuery(NamesQuery, frozen=True):
-    """Which topics are wanted."""
+    """The topics that are wanted."""
 
     system: Annotated[bool, Meta(description="Also those that belong to the broker.")] = False
 
@@ -46,7 +46,7 @@ class TopicSummary(Output, frozen=True):
 
 
 class PartitionEnds(Output, frozen=True):
-    """Where one partition begins and ends."""
+    """The begin and the end of one partition."""
 
     partition: int
     begin: Annotated[int, Meta(description="The offset of the oldest message.")]

@@ -28,7 +28,7 @@ Key = Annotated[str, Meta(min_length=1, max_length=512, description="Of a branch
 
 
 class TransactionsQuery(Input, frozen=True):
-    """Which transactions are wanted."""
+    """The transactions that are wanted."""
 
     state: Annotated[
         UndecidedState, Meta(description="XA branches that are `prepared`, those an operator decided, or `half` messages.")
@@ -73,7 +73,7 @@ class TransactionDetail(TransactionInDoubt, frozen=True):
 
 
 class Decided(enum.Enum):
-    """What an operator decides."""
+    """The decisions of an operator."""
 
     COMMIT = "commit"
     ROLLBACK = "rollback"
