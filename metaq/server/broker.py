@@ -448,7 +448,7 @@ class Broker:
 
     def _withdraw(self) -> None:
         """Take this broker out of the registries, so that clients turn to others."""
-        self.metrics.leaves = True
+        self.metrics.leaves = self.site.stopped = True
         if self._zookeeper is not None:
             self._zookeeper.stop()
         self.registration.stop()

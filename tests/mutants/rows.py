@@ -3,6 +3,7 @@
 from typing import Final
 
 from tests.mutants.mutant import Mutant
+from tests.mutants.rows_api import API
 from tests.mutants.rows_clients import CLIENT, TOOLS
 from tests.mutants.rows_cluster import BROKER, REGISTRIES, REPLICAS, USERS
 from tests.mutants.rows_leases import LEASES
@@ -19,4 +20,5 @@ MUTANTS: Final[list[Mutant]] = [
     *USERS,
     *CLIENT,
     *TOOLS,
+    *API,
 ]

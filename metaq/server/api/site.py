@@ -34,13 +34,16 @@ class ApiSite:
         self._application: Application | None = None
         self._making = BoundedSemaphore(1)
         self._calls = 0
+        self.stopped = False
+        """True when the store is about to be closed: no more requests are taken."""
         self.bodies_bytes = 0
         """Bytes of the bodies that requests have now."""
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterator[bytes]:
         """Yield the answer; the request counts until its last byte is written, or its client is gone."""
-        if self._calls >= MOST_CALLS:
-            yield _busy(start_response)
+        if self.stopped or self._calls >= MOST_CALLS:
+            why = "the broker stops" if self.stopped else f"{MOST_CALLS} requests are in progress"
+            yield _busy(start_response, f"{why}; retry after {RETRY_MS} ms")
             return
         body = _Body(self)
         self._calls += 1
@@ -72,8 +75,7 @@ class _Body:
         self.size = size
 
 
-def _busy(start_response: StartResponse) -> bytes:
-    reason = f"{MOST_CALLS} requests are in progress; retry after {RETRY_MS} ms"
+def _busy(start_response: StartResponse, reason: str) -> bytes:
     content = {"title": "Service Unavailable", "status": 503, "detail": reason, "code": 2, "retriable": True}
     body = orjson.dumps({**content, "type": "about:blank"})
     length = ("Content-Length", str(len(body)))

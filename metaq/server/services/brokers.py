@@ -22,10 +22,15 @@ from metaq.server.access.permissions import Action
 from metaq.server.remoting.session import RemotingSession
 from metaq.server.services.call import Call
 from metaq.server.services.rows import Done, Input, NamesQuery, Output, RowPage, UnixMs, page_of
+from metaq.server.services.topics import number_of_messages
 from metaq.server.wire.session import Session
 
 DEFAULT = "default"
 CHANGED = "changed while it runs"
+AT_ONCE = 200
+"""Groups, each in one topic, that are looked at before other greenlets run for"""
+REST_S = 0.001
+"""seconds; with a sleep of 0, connections would not go on."""
 NAMED = 5
 """Names in one finding."""
 
@@ -283,35 +288,30 @@ def _findings(call: Call) -> Iterator[BrokerFinding]:
     usage = context.store.disk.usage(context.settings.data).ratio
     if usage > context.store.settings.retention.clean_ratio:
         yield _warning("disk", f"{usage:.0%} of the disk are used", "free some, or lower keep_hours")
-    stuck = [group.name for group in context.groups if _is_stuck(call, group.name)]
+    stuck = _stuck(call)
     if stuck:
         yield _warning(
             "groups", f"no consumer is connected, and messages wait: {_some(stuck)}", "metaq group why-not-consuming GROUP"
         )
-    dead = [
-        key.topic.removeprefix(DEAD_PREFIX) for key, queue in context.store.queues.items() if _has_dead(call, key.topic, queue)
-    ]
+    topics = [topic.name for topic in context.topics if topic.name.startswith(DEAD_PREFIX)]
+    dead = [name.removeprefix(DEAD_PREFIX) for name in topics if number_of_messages(call, name)]
     if dead:
         yield _warning("dead letters", f"groups have given up messages: {_some(dead)}", "metaq dlq show GROUP")
     if context.store.indexing.paused is not None:
         yield _warning("keys", f"no keys are entered: {context.store.indexing.paused}", "messages are not found by key for now")
 
 
-def _is_stuck(call: Call, group: str) -> bool:
-    """Return whether messages wait for a group that has offsets and no connected member."""
-    context = call.context
-    if context.clients.consumer_group(group) is not None or context.groups.is_system(group):
-        return False
-    for topic in context.offsets.topics_of(group):
-        for number, offset in context.offsets.of(group, topic).items():
-            queue = context.store.queues.get(TopicPartition(topic, number))
-            if queue is not None and queue.readable > offset:
-                return True
-    return False
-
-
-def _has_dead(call: Call, topic: str, queue: Any) -> bool:
-    return topic.startswith(DEAD_PREFIX) and call.context.store.first(queue, call.interior.read)[0] < queue.readable
+def _stuck(call: Call) -> list[str]:
+    """Return the groups for which messages wait, and of which no member is connected."""
+    context, found = call.context, set[str]()
+    for number, (group, topic, offsets) in enumerate(list(context.offsets), 1):
+        if group not in found and context.clients.consumer_group(group) is None and not context.groups.is_system(group):
+            queues = ((context.store.queues.get(TopicPartition(topic, at)), offset) for at, offset in offsets.items())
+            if any(queue is not None and queue.readable > offset for queue, offset in list(queues)):
+                found.add(group)
+        if number % AT_ONCE == 0:
+            gevent.sleep(REST_S)
+    return sorted(found)
 
 
 def _some(names: list[str]) -> str:

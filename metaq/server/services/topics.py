@@ -110,8 +110,7 @@ def put_topic(call: Call, topic: Name, body: TopicSettingsInput) -> TopicDetail:
         attributes=write_changes(_changes(body)) or None,
     )
     call.ask(Request.UPDATE_AND_CREATE_TOPIC, header)
-    made = call.context.topics.get(topic)
-    assert made is not None, f"the topic {topic} was made"
+    made = topic_of(call, topic)
     ends = [_ends(call, made, number) for number in range(made.all_partitions)]
     return TopicDetail(**_summary(call, made), ends=ends, groups=[])
 
@@ -151,7 +150,6 @@ def _changes(body: TopicSettingsInput) -> dict[str, str]:
 
 
 def _summary(call: Call, topic: Topic) -> dict[str, Any]:
-    spans = (_span(call, queue) for number in range(topic.all_partitions) if (queue := _queue(call, topic, number)) is not None)
     return {
         "topic": topic.name,
         "partitions": topic.partitions,
@@ -163,8 +161,14 @@ def _summary(call: Call, topic: Topic) -> dict[str, Any]:
         "priority_max_wait_ms": topic.priority_max_wait_ms,
         "dedupe_window_ms": topic.dedupe_window_ms,
         "system": call.context.topics.is_system(topic.name),
-        "messages": sum(end - begin for begin, end in spans),
+        "messages": _messages(call, topic),
     }
+
+
+def _messages(call: Call, topic: Topic) -> int:
+    """Return how many messages of a topic readers can see."""
+    queues = (_queue(call, topic, number) for number in range(topic.all_partitions))
+    return sum(end - begin for begin, end in (_span(call, queue) for queue in queues if queue is not None))
 
 
 def _queue(call: Call, topic: Topic, number: int) -> ConsumeQueue | None:
@@ -187,5 +191,5 @@ def _ends(call: Call, topic: Topic, number: int) -> PartitionEnds:
 
 def number_of_messages(call: Call, name: str) -> Number:
     """Return how many messages of a topic readers can see; 0 when it does not exist."""
-    queues = (queue for key, queue in call.context.store.queues.items() if key.topic == name)
-    return sum(end - begin for begin, end in (_span(call, queue) for queue in queues))
+    topic = call.context.topics.get(name)
+    return 0 if topic is None else _messages(call, topic)

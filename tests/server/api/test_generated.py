@@ -10,7 +10,7 @@ from tests.crash.command import Violation
 from tests.crash.rest import Requests, run
 from tests.support.rest import RestAnswer
 
-SAMPLE = 1500
+SAMPLE = 700
 
 
 def test_no_request_is_an_error_of_the_broker() -> None:

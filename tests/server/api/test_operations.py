@@ -385,6 +385,28 @@ def test_the_broker(rest: Rest, admin: Admin, broker: BrokerProcess, client: Cli
     assert rest.refused(400, "POST", "/broker/replicas/handover", {"replica": 2})["code"] == 3
 
 
+def test_replicas(tmp_path: Path) -> None:
+    """E-32: the state of a replica as the client has it; its API goes on when its role changes."""
+    with BrokerProcess(tmp_path / "data", "--replication-listen", "127.0.0.1:0") as broker, Rest(broker.http) as rest:
+        with connect(broker.registry) as client:
+            view = client.admin().replicas().status(broker.address)
+            assert view is not None
+            shown = rest.get("/broker/replicas")
+            assert (shown["role"], shown["replica"], shown["in_sync"]) == (view.role, view.replica, list(view.in_sync))
+            assert (shown["replication"], shown["slaves"], shown["epoch"]) == (view.replication, [], view.epoch)
+            assert "elected" in rest.refused(400, "POST", "/broker/replicas/handover", {"replica": 2})["detail"]
+            rest.publish("kept", "x")
+            client.admin().replicas().demote(broker.address, "127.0.0.1:9")
+
+        def is_slave() -> bool:
+            answer = rest.ask("GET", "/broker")
+            return answer.status == 200 and answer.content["role"] == "slave"
+
+        wait_until(is_slave, DEADLINE_S, "it is a slave")
+        assert rest.refused(503, "POST", "/topics/kept/messages", {"body": "y"})["code"] == 14
+        assert rest.get("/topics/kept")["messages"] == 1
+
+
 def test_findings(rest: Rest) -> None:
     """E-04: a group whose messages wait while nobody consumes is found, and is not when it has them all."""
     rest.put("/topics/f-topic", {"partitions": 1})
