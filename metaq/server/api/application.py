@@ -18,6 +18,7 @@ from falcon import App, Request, Response
 from metaq.address import parse_address
 from metaq.errors import AccessDenied, BadRequest, ConfigError, MetaqError
 from metaq.protocol.remoting.codes import Response as Code
+from metaq.server.access.permissions import Action, denied
 from metaq.server.api.events import events
 from metaq.server.api.openapi import EVENTS, document
 from metaq.server.api.operations import OPERATIONS, ROOT, Operation
@@ -34,6 +35,7 @@ ANSWER_MOST_S: Final = ANSWER_S + 30.0
 """The longest that a request may take, its wait for messages included, until its answer is read."""
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _JSON: Final = "application/json"
+_ANYTHING: Final = (Action.INSPECT, Action.PUBLISH, Action.SUBSCRIBE, Action.CONSUME)
 _LONGEST_QUERY: Final = 8192
 
 
@@ -104,6 +106,8 @@ class _Responder:
         principal = principal_of(authentication, request.env)
         request.context.is_known |= principal.named
         request.context.by = principal.name
+        if not any(map(principal.may_somewhere, _ANYTHING)):  # then neither its body nor anything else of it is read
+            raise denied(principal, Action.INSPECT)
         address = address_of(request.env), int(request.env.get("REMOTE_PORT") or 0)
         call = Call(self._interior, principal, address)
         try:

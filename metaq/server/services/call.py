@@ -32,7 +32,9 @@ from metaq.store.files.filecache import Read
 ANSWER_S: Final = 30.0
 """The longest that a handler may take."""
 AT_ONCE: Final = 32
-"""Requests that one call begins before other greenlets run."""
+"""Messages, or other things of some 50 µs each, that one call works on before others run for"""
+REST_S: Final = 0.001
+"""seconds; with a sleep of 0, connections would not go on."""
 _LANGUAGE: Final = "HTTP"
 _UNBOUNDED: Final = 1 << 30
 """Answers inside of the process are read at once, and ``metaq.server.api.site`` bounds how many calls there are."""
@@ -122,9 +124,13 @@ class Call:
         opaques = []
         for number, (fields, body) in enumerate(requests, 1):
             opaques.append(inside.begin(code, dict(fields), body))
-            if number % AT_ONCE == 0:
-                gevent.sleep(0)
+            self.rest_after(number)
         return inside.wait(opaques, ANSWER_S + wait_s)
+
+    def rest_after(self, number: int) -> None:
+        """Let others run after each ``AT_ONCE`` of many things, which are counted from 1."""
+        if number % AT_ONCE == 0:
+            gevent.sleep(REST_S)
 
 
 def failed(answer: RemotingCommand) -> RequestFailed:

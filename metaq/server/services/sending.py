@@ -110,7 +110,10 @@ def publish(call: Call, topic: Name, body: MessageInput) -> Published:
 
 def publish_many(call: Call, topic: Name, body: MessagesInput) -> PublishedMany:
     """Store messages one by one; say of each where it is, or why it was refused."""
-    requests = [_request(call, topic, message) for message in body.messages]
+    requests = []
+    for number, message in enumerate(body.messages, 1):  # all are looked at before the first is stored
+        requests.append(_request(call, topic, message))
+        call.rest_after(number)
     answers = call.ask_all(Request.SEND_MESSAGE_V2, [(fields, data) for _, fields, data in requests])
     outcomes = [_outcome(topic, ident, answer) for (ident, _, _), answer in zip(requests, answers, strict=True)]
     refused = sum(outcome.refused is not None for outcome in outcomes)
