@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final, cast
-from urllib.parse import urlsplit
 
 import falcon
 import msgspec
@@ -33,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 ANSWER_MOST_S: Final = ANSWER_S + 30.0
 """The longest that a request may take, its wait for messages included, until its answer is read."""
-_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _JSON: Final = "application/json"
 _ANYTHING: Final = (Action.INSPECT, Action.PUBLISH, Action.SUBSCRIBE, Action.CONSUME)
 _LONGEST_QUERY: Final = 8192
@@ -123,7 +121,7 @@ class _Responder:
         call.end()
         response.set_header("Cache-Control", "no-store")
         response.data = self._encoder.encode(result)
-        if self._operation.is_change:
+        if self._operation.is_change and getattr(result, "applied", True):  # a preview changes nothing
             self._note(request)
 
     def _note(self, request: Request) -> None:
@@ -170,20 +168,21 @@ def check_origin(request: Request, interior: Interior) -> None:
     """
     host = request.get_header("Host") or ""
     origin = request.get_header("Origin")
-    if request.get_header("Sec-Fetch-Site") == "cross-site" or (origin is not None and urlsplit(origin).netloc != host):
+    if request.get_header("Sec-Fetch-Site") == "cross-site" or (origin is not None and origin.partition("://")[2] != host):
         raise AccessDenied("a page of another site may not call this broker")
     if not interior.endpoint.authentication.has_users and not _is_own(host, interior):
         raise AccessDenied(f"without users, this broker answers to a number or to localhost, and not to {host[:100]!r}")
 
 
 def _is_own(host: str, interior: Interior) -> bool:
-    name = urlsplit(f"//{host}").hostname if host else None
-    if name in (None, "localhost", interior.context.host.lower()):
+    name, _, port = host.lower().rpartition(":")
+    name = name if name and port.isdecimal() else host.lower()
+    if name in ("", "localhost", interior.context.host.lower()):
         return True
     try:
-        ipaddress.ip_address(str(name))
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
     except ValueError:
-        return _listens(str(name), interior)
+        return _listens(name, interior)
     return True
 
 

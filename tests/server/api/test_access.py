@@ -119,6 +119,7 @@ def test_changes_are_in_the_log(guarded: BrokerProcess) -> None:
         admin.put("/topics/audited", {})
         admin.publish("audited", "x")
         admin.get("/topics/audited")
+        admin.post(f"/groups/{GROUP}/offsets/reset", {"topic": "audited", "to": "first"})
         admin.delete("/topics/audited")
     lines = [line for line in guarded.stderr().removeprefix(before).splitlines() if "api change" in line]
     assert ["operation=put_topic" in lines[0], "operation=delete_topic" in lines[1], len(lines)] == [True, True, 2]
@@ -136,6 +137,9 @@ def test_changes_are_in_the_log(guarded: BrokerProcess) -> None:
         {"Sec-Fetch-Site": "cross-site"},
         {"Host": "evil.example:8124"},
         {"Host": "localhost.evil.example"},
+        {"Host": "["},
+        {"Host": "127.0.0.1.evil.example:80"},
+        {"Origin": "http://["},
     ],
 )
 def test_a_page_of_another_site_gets_nothing(rest: Rest, headers: dict[str, str]) -> None:
