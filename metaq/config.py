@@ -93,7 +93,7 @@ class Settings:
     )
     http_listen: str = declare(
         "",
-        description='HOST:PORT for metrics, health and REST; by default on loopback, the port after that of listen; "none": off',
+        description='HOST:PORT of metrics, health, REST; by default on loopback, the port after that of listen; "none": off',
     )
     registries: str = declare(
         "", description="registries to register with, HOST:PORT;HOST:PORT; without this setting the broker runs its own"

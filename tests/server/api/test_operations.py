@@ -377,7 +377,8 @@ def test_the_broker(rest: Rest, admin: Admin, broker: BrokerProcess, client: Cli
     assert (changed["keep_hours"]["value"], changed["keep_hours"]["origin"]) == (5, "changed while it runs")
     assert admin.broker_config(broker.address)["fileReservedTime"] == "5"
     rest.refused(400, "PATCH", "/broker/settings", {})
-    with client.consumer("g-topic", "connected"):
+    rest.put("/topics/b-topic", {})
+    with client.consumer("b-topic", "connected"):
         wait_until(
             lambda: any(row["client_id"] for row in rest.get("/broker/connections")["rows"]), DEADLINE_S, "a client is shown"
         )
