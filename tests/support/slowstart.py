@@ -41,6 +41,10 @@ class Slow:
         """Itself."""
         return self
 
+    @property
+    def site(self) -> None:
+        """Nothing but metrics and health."""
+
     def reasons(self) -> list[str]:
         return []
 
