@@ -24,14 +24,11 @@ from metaq.server.api.operations import OPERATIONS, ROOT, Operation
 from metaq.server.api.page import page_of_document
 from metaq.server.api.problems import CONTENT_TYPE, ProblemDetails, problem_of, problem_with
 from metaq.server.api.site import ADMITTED, Application
-from metaq.server.http.http import address_of, principal_of
-from metaq.server.http.httpserver import DEADLINE
-from metaq.server.services.call import ANSWER_S, Call, Interior
+from metaq.server.http.http import DEADLINE, address_of, principal_of
+from metaq.server.services.call import Call, Interior
 
 logger = logging.getLogger(__name__)
 
-ANSWER_MOST_S: Final = ANSWER_S + 30.0
-"""The longest that a request may take, its wait for messages included, until its answer is read."""
 _JSON: Final = "application/json"
 _ANYTHING: Final = (Action.INSPECT, Action.PUBLISH, Action.SUBSCRIBE, Action.CONSUME)
 _LONGEST_QUERY: Final = 8192
@@ -96,7 +93,6 @@ class _Responder:
         self._interior = interior
 
     def __call__(self, request: Request, response: Response, **path: str) -> None:
-        request.env[DEADLINE].within(ANSWER_MOST_S)
         authentication = self._interior.endpoint.authentication
         request.context.is_known = True  # as long as the reason is not who asks
         check_origin(request, self._interior)

@@ -12,14 +12,16 @@ from gevent.lock import BoundedSemaphore
 
 from metaq.engine.pool import run_in_pool
 from metaq.errors import Overloaded
-from metaq.server.http.http import Environ, StartResponse
-from metaq.server.services.call import Interior
+from metaq.server.http.http import DEADLINE, Environ, StartResponse
+from metaq.server.services.call import ANSWER_S, Interior
 
 MOST_CALLS: Final = 128
 """Requests at once, streams of events included."""
 MOST_BODIES_BYTES: Final = 64 * 1024 * 1024
 """Bytes of the bodies of all requests at once."""
 RETRY_MS: Final = 1000
+ANSWER_MOST_S: Final = ANSWER_S + 30.0
+"""The longest that a request may take, its wait for messages included, until its answer is read."""
 ADMITTED: Final = "metaq.admitted"
 """The name in a request's environment of a function that is called with the size of a body before it is read."""
 Application = Callable[[Environ, StartResponse], Iterable[bytes]]
@@ -45,6 +47,7 @@ class ApiSite:
             why = "the broker stops" if self.stopped else f"{MOST_CALLS} requests are in progress"
             yield _busy(start_response, f"{why}; retry after {RETRY_MS} ms")
             return
+        environ[DEADLINE].within(ANSWER_MOST_S)
         body = _Body(self)
         self._calls += 1
         try:

@@ -111,6 +111,8 @@ StartResponse = Callable[..., Any]
 Site = Callable[[Environ, StartResponse], Iterable[bytes]]
 """The WSGI application that answers what is below ``SITE``."""
 SITE: Final = "/api"
+DEADLINE: Final = "metaq.deadline"
+"""The name in a request's environment under which its ``Deadline`` is (``metaq.server.http.httpserver``)."""
 UNAUTHORIZED: Final = "401 Unauthorized"
 UNAVAILABLE: Final = "503 Service Unavailable"
 

@@ -14,6 +14,7 @@ import gevent
 from gevent import pywsgi, socket
 
 from metaq.replication.peers import TLS, Certificate
+from metaq.server.http.http import DEADLINE
 
 logger = logging.getLogger(__name__)
 
@@ -21,8 +22,6 @@ MOST_CONNECTIONS: Final = 256
 """Half of them for streams of events (``metaq.server.api.site``); each takes some 40 KB."""
 CONNECTION_S: Final = 10.0
 """Prometheus's own default timeout."""
-DEADLINE: Final = "metaq.deadline"
-"""The name in a request's environment under which its ``Deadline`` is."""
 
 
 class Deadline:
