@@ -7,6 +7,8 @@ from metaq.errors import BadRequest, ConfigError
 
 LOOPBACK: Final = "127.0.0.1"
 HIGHEST_PORT: Final = 65535
+REGISTRY_PORT: Final = 9876
+"""Where a registry listens unless it is told otherwise."""
 
 
 class Address(NamedTuple):

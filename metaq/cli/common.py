@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 from click.core import ParameterSource
 
-from metaq.address import HIGHEST_PORT, Address, parse_address
+from metaq.address import HIGHEST_PORT, REGISTRY_PORT, Address, parse_address
 from metaq.cli.contexts import CONTEXT_VARIABLE, NamedAccess, contexts_file, read_contexts
 from metaq.cli.numbers import IntRange
 from metaq.errors import BadRequest, MetaqError, RouteNotFound, RouteProblem
@@ -26,7 +26,6 @@ SYSTEM_GROUP: Final = re.compile(r"CID_RMQ_SYS_.*|CID_ONS.*|TOOLS_CONSUMER|FILTE
 
 BROKER_PORT: Final = 8123
 DEFAULT_BROKER: Final = f"127.0.0.1:{BROKER_PORT}"
-REGISTRY_PORT: Final = 9876
 DEFAULT_REGISTRY: Final = f"127.0.0.1:{REGISTRY_PORT}"
 
 # Exit codes beside 0; described in the help of `metaq`.

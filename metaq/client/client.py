@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack, overload
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from metaq.address import parse_address
+from metaq.address import REGISTRY_PORT, parse_address
 from metaq.client import checks
 from metaq.client.admin.admin import Admin
 from metaq.client.connecting.access import Access, Tls
@@ -39,7 +39,6 @@ T = TypeVar("T")
 
 SCHEME: Final = "metaq"
 ZOOKEEPER_SCHEME: Final = "zk"
-DEFAULT_PORT: Final = 9876
 DEFAULT_TIMEOUT_S: Final = 10.0
 
 in_process: Final[dict[str, MakeTransport]] = {}
@@ -132,7 +131,7 @@ def _through_zookeeper(hosts: str, timeout_s: float, instance: str, access: Acce
 
 def _registries(address: str) -> list[str]:
     parts = filter(None, map(str.strip, re.split("[;,]", address)))
-    found = [str(parse_address(part, default_port=DEFAULT_PORT)) for part in parts]
+    found = [str(parse_address(part, default_port=REGISTRY_PORT)) for part in parts]
     if not found:
         raise BadRequest(f"{address!r} is not the address of a registry; write host:port")
     return found

@@ -7,12 +7,11 @@ from typing import Final
 
 import click
 
-from metaq.address import Address, parse_address
+from metaq.address import REGISTRY_PORT, Address, parse_address
 from metaq.cli.common import (
     BROKER_PORT,
     FAILED,
     PASSWORD_VARIABLE,
-    REGISTRY_PORT,
     AddressParameter,
     command_login,
     examples,
