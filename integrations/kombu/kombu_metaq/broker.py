@@ -1,0 +1,142 @@
+"""The brokers as one connection of kombu uses them: topics for queues and exchanges, sends, leases."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from kombu_metaq.leases import LeaseReader
+from kombu_metaq.terms import QueueTerms, SendTerms
+from metaq.client import Client, ConsumeFrom, Producer
+from metaq.client.admin.views import GroupView
+from metaq.errors import Refused, RouteNotFound, RouteProblem
+from metaq.protocol.remoting.codes import Response
+
+logger = logging.getLogger(__name__)
+
+DEDUPE_MS: Final = 10 * 60 * 1000
+"""For so long a message is not stored again that was sent again because no answer came."""
+MOST_LEASE_MS: Final = 30 * 24 * 3_600_000
+"""The longest time for which a task may run without coming again; brokers alone allow 12 hours."""
+ABSENT_S: Final = 1.0
+"""How long a topic that was not there is not asked for again."""
+MOST_BATCH: Final = 32
+HOLD_S: Final = 15.0
+MOST_ABSENT: Final = 10_000
+"""Names of absent topics that are remembered: with reply queues each program that asks brings one."""
+
+
+class Broker:
+    """The brokers behind one address, as one connection of kombu uses them."""
+
+    def __init__(self, client: Client, visibility_timeout: float, ring: Callable[[], None]) -> None:
+        self._client = client
+        self._invisible_s = visibility_timeout
+        self._ring = ring
+        self._producer: Producer | None = None
+        self._present: set[str] = set()
+        self._absent: dict[str, float] = {}
+        self._leases: dict[str, LeaseReader] = {}
+
+    def check(self) -> None:
+        """Raise ``RouteNotFound`` when no registry answers, or none knows a broker."""
+        if not self._client.admin().masters():
+            raise RouteNotFound("", RouteProblem.NO_LIVE_MASTER, "the registry answers, and no broker is registered there")
+
+    # -- topics -------------------------------------------------------------------------------------------------------
+
+    def has_topic(self, topic: str) -> bool:
+        """Return whether a topic is there; that it is not may be a second old."""
+        if topic in self._present:
+            return True
+        if time.monotonic() < self._absent.get(topic, 0.0):
+            return False
+        try:
+            self._client.admin().route(topic)
+        except RouteNotFound as error:
+            if error.reason is not RouteProblem.TOPIC_ABSENT:
+                raise
+            if len(self._absent) >= MOST_ABSENT:
+                self._absent.clear()
+            self._absent[topic] = time.monotonic() + ABSENT_S
+            return False
+        self._present.add(topic)
+        return True
+
+    def make_queue(self, topic: str, terms: QueueTerms) -> None:
+        """Create the topic of a queue, and its group, unless the topic is there: who runs the broker may have made it."""
+        if self.has_topic(topic):
+            return
+        admin = self._client.admin()
+        try:
+            admin.update_group(GroupView(topic, retry_max_times=terms.deliveries, max_invisible_ms=MOST_LEASE_MS))
+        except Refused as error:
+            if error.code != Response.NO_PERMISSION:
+                raise
+            logger.warning("not an administrator, so the group has the broker's limits group=%s reason=%s", topic, error)
+        admin.create_topic(topic, terms.levels, priority=terms.levels > 1, dedupe_window_ms=DEDUPE_MS)
+        self._present.add(topic)
+
+    def make_log(self, topic: str) -> None:
+        """Create the topic of an exchange, unless it is there."""
+        if not self.has_topic(topic):
+            self._client.admin().create_topic(topic, 1, dedupe_window_ms=DEDUPE_MS)
+            self._present.add(topic)
+
+    def delete_queue(self, topic: str) -> None:
+        """Delete the topic of a queue with its messages, and its group."""
+        reader = self._leases.pop(topic, None)
+        if reader is not None:
+            reader.close()
+        admin = self._client.admin()
+        admin.delete_topic(topic)
+        admin.delete_group(topic)
+        self._present.discard(topic)
+
+    def size(self, topic: str) -> int:
+        """Return the number of messages of a queue that can be given now, or are to come."""
+        admin = self._client.admin()
+        lags = admin.group_lag(topic, topic)
+        known = {view.queue: view for view in lags}
+        total = 0
+        for queue in admin.queues(topic):
+            view = known.get(queue.queue)
+            if view is None:
+                total += queue.end - queue.begin
+            else:
+                total += view.lag - (view.leased.in_flight if view.leased is not None else 0)
+        return total
+
+    def purge(self, topic: str) -> int:
+        """Finish all messages of a queue, and return how many there were."""
+        count = self.size(topic)
+        self._client.admin().reset_offset(topic, topic, ConsumeFrom.LAST, apply=True)
+        return count
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def send(self, topic: str, body: bytes, terms: SendTerms) -> None:
+        """Send a message, and return when it is stored; a transient one when it is written to the connection."""
+        if self._producer is None:
+            self._producer = self._client.producer()
+        tag, priority, due, once = terms.tag, terms.priority, terms.due, terms.once
+        if terms.is_transient:
+            self._producer.send_oneway(topic, body, tag=tag, priority=priority, deliver_at=due, dedupe_id=once)
+        else:
+            self._producer.send(topic, body, tag=tag, priority=priority, deliver_at=due, dedupe_id=once)
+
+    def leases(self, topic: str) -> LeaseReader:
+        """Return the reader of a queue, which begins with the first call."""
+        reader = self._leases.get(topic)
+        if reader is None:
+            consumer = self._client.lease_consumer(
+                topic, topic, batch=MOST_BATCH, invisible=self._invisible_s, wait=HOLD_S, from_first=True
+            )
+            reader = self._leases[topic] = LeaseReader(consumer, self._ring)
+        return reader
+
+    def close(self) -> None:
+        """Leave all groups, and close the client."""
+        for reader in self._leases.values():
+            reader.close()
+        self._client.close()

@@ -1,0 +1,345 @@
+"""kombu's own programs on a broker: queues, exchanges, acks, prefetch, priorities, times."""
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from kombu import Connection, Consumer, Exchange, Producer, Queue
+from kombu.exceptions import ChannelError, OperationalError
+from kombu_metaq.names import queue_topic
+from kombu_support import broker, url
+
+import metaq
+from tests.support.broker import BrokerProcess, wait_until
+from tests.support.users import ADMIN, USERS, write_users
+
+__all__ = ["broker", "url"]  # fixtures
+
+COME_S: Final = 60.0
+NONE_S: Final = 0.3
+LEASE_S: Final = 1.5
+
+
+@pytest.fixture
+def connect(url: str) -> Iterator[Callable[..., Connection]]:
+    """Make connections, which are closed at the end."""
+    made: list[Connection] = []
+
+    def new(**options: Any) -> Connection:
+        connection = Connection(url, transport_options={"visibility_timeout": LEASE_S, **options})
+        made.append(connection)
+        return connection
+
+    yield new
+    for connection in made:
+        connection.release()
+
+
+class Got:
+    """A consumer that keeps its messages."""
+
+    def __init__(self, connection: Connection, *queues: Queue, prefetch: int = 0, no_ack: bool = False) -> None:
+        self.connection = connection
+        self.messages: list[Any] = []
+        self.consumer = Consumer(connection.channel(), list(queues), callbacks=[self._take], no_ack=no_ack)
+        if prefetch:
+            self.consumer.qos(prefetch_count=prefetch)
+        self.consumer.consume()
+
+    def _take(self, body: Any, message: Any) -> None:
+        self.messages.append(message)
+
+    @property
+    def bodies(self) -> list[Any]:
+        return [message.payload for message in self.messages]
+
+    def wait_for(self, count: int) -> list[Any]:
+        """Return the bodies when so many messages have come."""
+        end = time.monotonic() + COME_S
+        while len(self.messages) < count:
+            assert time.monotonic() < end, self.bodies
+            self.drain(1.0)
+        return self.bodies
+
+    def drain(self, timeout_s: float = NONE_S) -> None:
+        """Take what comes until nothing has come for so long."""
+        try:
+            while True:
+                self.connection.drain_events(timeout=timeout_s)
+                timeout_s = 0.0
+        except TimeoutError:
+            pass
+
+
+def publish(connection: Connection, queue: Queue, *bodies: Any, **options: Any) -> None:
+    producer = Producer(connection.default_channel)
+    for body in bodies:
+        producer.publish(body, exchange="", routing_key=queue.name, declare=[queue], **options)
+
+
+def test_messages_are_consumed_in_order_acked_and_gone(connect: Callable[..., Connection]) -> None:
+    queue = Queue("letters")
+    connection = connect()
+    publish(connection, queue, *range(5))
+    assert connection.default_channel.queue_declare("letters", passive=True).message_count == 5
+    got = Got(connection, queue)
+    assert got.wait_for(5) == [0, 1, 2, 3, 4]
+    for message in got.messages:
+        assert not message.delivery_info["redelivered"]
+        message.ack()
+    wait_until(lambda: connection.default_channel.queue_declare("letters").message_count == 0, COME_S, "all are done")
+    connection.release()
+    assert connect().default_channel.basic_get("letters") is None
+
+
+def test_what_is_not_acked_comes_again_when_the_channel_is_closed(connect: Callable[..., Connection]) -> None:
+    queue = Queue("letters")
+    first, second = connect(), connect()
+    publish(first, queue, "a", "b")
+    got = Got(first, queue)
+    got.wait_for(2)
+    got.messages[0].ack()
+    first.release()
+    again = Got(second, queue)
+    assert again.wait_for(1) == ["b"]
+    assert again.messages[0].delivery_info["redelivered"]
+
+
+def test_a_lease_lasts_while_its_consumer_works(connect: Callable[..., Connection]) -> None:
+    queue = Queue("letters")
+    first, second = connect(), connect()
+    publish(first, queue, "slow")
+    slow, idle = Got(first, queue), None
+    slow.wait_for(1)
+    idle = Got(second, queue)
+    idle.drain(3 * LEASE_S)
+    assert idle.bodies == []
+    slow.messages[0].ack()
+
+
+def test_rejects_come_again_or_become_dead_letters(broker: BrokerProcess, url: str, connect: Callable[..., Connection]) -> None:
+    queue = Queue("letters")
+    connection = connect()
+    publish(connection, queue, "again")
+    got = Got(connection, queue)
+    got.wait_for(1)
+    got.messages[0].requeue()
+    assert got.wait_for(2) == ["again", "again"]
+    got.messages[1].reject()
+    group = queue_topic(url.rpartition("/")[2], "letters")
+    with metaq.connect(broker.registry) as client:
+        wait_until(lambda: len(client.admin().dead_letters(group)) == 1, COME_S, "it is a dead letter")
+
+
+def test_what_kombu_has_not_written_becomes_a_dead_letter(
+    broker: BrokerProcess, url: str, connect: Callable[..., Connection]
+) -> None:
+    queue = Queue("letters")
+    connection = connect()
+    topic = queue_topic(url.rpartition("/")[2], "letters")
+    publish(connection, queue, "before")
+    with metaq.connect(broker.registry) as client:
+        client.producer().send(topic, b"[1]")
+        publish(connection, queue, "after")
+        assert Got(connection, queue, no_ack=True).wait_for(2) == ["before", "after"]
+        wait_until(lambda: len(client.admin().dead_letters(topic)) == 1, COME_S, "it is a dead letter")
+
+
+def test_no_more_messages_are_taken_than_prefetched(connect: Callable[..., Connection]) -> None:
+    queue = Queue("letters")
+    first, second = connect(), connect()
+    publish(first, queue, *range(6))
+    few, others = Got(first, queue, prefetch=2), None
+    few.wait_for(2)
+    few.drain()
+    assert few.bodies == [0, 1]
+    others = Got(second, queue)
+    assert others.wait_for(4) == [2, 3, 4, 5]
+    publish(first, queue, "next")
+    few.messages[0].ack()
+    others.messages.clear()
+    end = time.monotonic() + COME_S
+    while len(few.messages) < 3 and not others.messages:
+        assert time.monotonic() < end
+        few.drain()
+        others.drain()
+    assert [*few.bodies[2:], *others.bodies] == ["next"]
+
+
+def test_what_comes_of_several_queues_beyond_the_prefetch_goes_to_others(connect: Callable[..., Connection]) -> None:
+    queues = [Queue(name) for name in "abc"]
+    first, second = connect(), connect()
+    for queue in queues:
+        queue(first.default_channel).declare()
+    one = Got(first, *queues, prefetch=1)
+    one.drain()
+    for queue in queues:
+        publish(first, queue, queue.name)
+    one.wait_for(1)
+    others = Got(second, *queues)
+    end = time.monotonic() + COME_S
+    while len(others.messages) < 2:
+        assert time.monotonic() < end
+        one.drain()
+        others.drain()
+    assert sorted([*one.bodies, *others.bodies]) == ["a", "b", "c"]
+
+
+def test_greater_priorities_come_first(connect: Callable[..., Connection]) -> None:
+    queue = Queue("levels", max_priority=9)
+    connection = connect()
+    priorities = [0, 5, 9, 1, 5, 20]
+    for number, priority in enumerate(priorities):
+        publish(connection, queue, [priority, number], priority=priority)
+    got = Got(connection, queue, prefetch=1)
+    for count in range(1, len(priorities) + 1):
+        got.wait_for(count)
+        got.messages[-1].ack()
+    assert got.bodies[2:] == [[5, 1], [5, 4], [1, 3], [0, 0]]
+    assert sorted(got.bodies[:2]) == [[9, 2], [20, 5]]
+
+
+def test_a_message_with_an_eta_comes_then_and_not_earlier(connect: Callable[..., Connection]) -> None:
+    queue = Queue("letters")
+    connection = connect()
+    eta = datetime.now(UTC) + timedelta(seconds=2)
+    publish(connection, queue, "later", headers={"eta": eta.isoformat()})
+    publish(connection, queue, "now")
+    got = Got(connection, queue, no_ack=True)
+    assert got.wait_for(2) == ["now", "later"]
+    assert datetime.now(UTC) >= eta
+
+
+def test_fanout_reaches_queues_of_other_connections(connect: Callable[..., Connection]) -> None:
+    news = Exchange("news", type="fanout")
+    readers = [Got(connect(), Queue(f"reader-{n}", news, auto_delete=True, durable=False), no_ack=True) for n in range(2)]
+    lasting = Queue("lasting", news)
+    sender = connect()
+    lasting(sender.default_channel).declare()
+    Producer(sender.default_channel).publish("flood", exchange=news, declare=[news])
+    assert [reader.wait_for(1) for reader in readers] == [["flood"], ["flood"]]
+    assert Got(connect(), lasting).wait_for(1) == ["flood"]
+
+
+def test_topics_choose_by_patterns(connect: Callable[..., Connection]) -> None:
+    media = Exchange("media", type="topic")
+    everything = Got(connect(), Queue("all", media, routing_key="#", exclusive=True, durable=False), no_ack=True)
+    videos = Queue("videos", media, routing_key="media.*.video")
+    sender = connect()
+    videos(sender.default_channel).declare()
+    producer = Producer(sender.default_channel)
+    for key in ("media.a.video", "media.a.text", "media.video"):
+        producer.publish(key, exchange=media, routing_key=key, declare=[media])
+    assert everything.wait_for(3) == ["media.a.video", "media.a.text", "media.video"]
+    got = Got(connect(), videos)
+    got.wait_for(1)
+    got.drain()
+    assert got.bodies == ["media.a.video"]
+
+
+def test_a_direct_exchange_leads_to_queues_with_its_key(connect: Callable[..., Connection]) -> None:
+    work = Exchange("work", type="direct")
+    left, right = Queue("left", work, routing_key="l"), Queue("right", work, routing_key="r")
+    sender = connect()
+    producer = Producer(sender.default_channel, exchange=work)
+    for key in "lrl":
+        producer.publish(key, routing_key=key, declare=[left, right])
+    assert Got(connect(), left).wait_for(2) == ["l", "l"]
+    assert Got(connect(), right).wait_for(1) == ["r"]
+
+
+def test_a_reply_queue_gets_what_is_sent_to_its_name_before_it_is_consumed(connect: Callable[..., Connection]) -> None:
+    replies = Queue("replies-1", durable=True, auto_delete=True, expires=60)
+    replies(connect().default_channel).declare()
+    stranger = connect()
+    Producer(stranger.default_channel).publish("result", exchange="", routing_key="replies-1")
+    got = Got(connect(), replies, no_ack=True)
+    assert got.wait_for(1) == ["result"]
+
+
+def test_temporary_queues_leave_no_topic_behind(broker: BrokerProcess, connect: Callable[..., Connection]) -> None:
+    connection = connect()
+    got = Got(connection, Queue("gone", Exchange("gossip", type="fanout"), auto_delete=True))
+    got.consumer.cancel()
+    with metaq.connect(broker.registry) as client:
+        assert not [topic for topic in client.admin().topics() if topic.endswith("|gone")]
+        assert [topic for topic in client.admin().topics() if topic.endswith("|gossip|exchange")]
+
+
+def test_virtual_hosts_are_apart(broker: BrokerProcess, connect: Callable[..., Connection]) -> None:
+    queue = Queue("letters")
+    publish(connect(), queue, "mine")
+    with Connection(f"metaq://{broker.registry}/elsewhere") as other:
+        publish(other, queue, "theirs")
+        assert Got(other, queue, no_ack=True).wait_for(1) == ["theirs"]
+
+
+def test_queues_can_be_emptied_deleted_and_asked_for(connect: Callable[..., Connection]) -> None:
+    queue = Queue("letters")
+    connection = connect()
+    channel = connection.default_channel
+    with pytest.raises(ChannelError, match="NOT_FOUND"):
+        channel.queue_declare("letters", passive=True)
+    publish(connection, queue, *range(3))
+    assert queue(channel).purge() == 3
+    publish(connection, queue, "new")
+    message = queue(channel).get()
+    assert message.payload == "new"
+    message.ack()
+    queue(channel).delete()
+    assert not channel._has_queue("letters")
+
+
+def test_a_publish_that_is_repeated_is_stored_once(connect: Callable[..., Connection]) -> None:
+    queue = Queue("letters")
+    connection = connect()
+    channel = connection.default_channel
+    queue(channel).declare()
+    properties = {"delivery_mode": 2}
+    for _ in range(2):  # as kombu does after an answer that did not come
+        message = channel.prepare_message("once", content_type="text/plain", content_encoding="utf-8", properties=properties)
+        channel.basic_publish(message, "", "letters")
+    got = Got(connection, queue, no_ack=True)
+    got.wait_for(1)
+    got.drain()
+    assert got.bodies == ["once"]
+
+
+def test_no_broker_is_an_error_that_says_so() -> None:
+    nowhere = Connection("metaq://127.0.0.1:1//", transport_options={"timeout": 1})
+    with nowhere, pytest.raises(OperationalError, match=r"127\.0\.0\.1:1"):
+        nowhere.ensure_connection(max_retries=1, interval_start=0)
+
+
+def test_several_registries_are_several_urls(broker: BrokerProcess, url: str) -> None:
+    queue = Queue("letters")
+    with Connection(f"metaq://127.0.0.1:1/{url.rpartition('/')[2]};{url}") as connection:
+        publish(connection, queue, "found")
+        assert Got(connection, queue, no_ack=True).wait_for(1) == ["found"]
+
+
+def test_users_need_rights_to_the_names_of_a_virtual_host(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clerk = '  clerk: {secret: clerk-secret-1, topics: {"shop|*": PUB|SUB|CREATE}, groups: {"shop|*": SUB}}'
+    users = write_users(tmp_path / "users.yaml", f"{USERS}{clerk}\n")
+    queue, news = Queue("letters"), Exchange("news", type="fanout")
+    with BrokerProcess(tmp_path / "data", "--users-file", str(users)) as broker:
+
+        def logged_in(user: str, secret: str, virtual_host: str = "shop") -> Connection:
+            return Connection(f"metaq://{user}:{secret}@{broker.registry}/{virtual_host}", transport_options={"timeout": 5})
+
+        with logged_in("clerk", "clerk-secret-1") as connection:
+            publish(connection, queue, "allowed")
+            assert Got(connection, queue, no_ack=True).wait_for(1) == ["allowed"]
+            reader = Got(connection, Queue("reader", news, exclusive=True, durable=False), no_ack=True)
+            Producer(connection.default_channel).publish("heard", exchange=news, declare=[news])
+            assert reader.wait_for(1) == ["heard"]
+        assert "not an administrator" in caplog.text
+        with logged_in("clerk", "clerk-secret-1", "other") as elsewhere, pytest.raises(metaq.Refused, match="clerk may not"):
+            publish(elsewhere, queue, "not there")
+        with logged_in("clerk", "wrong") as stranger, pytest.raises(metaq.Refused):
+            publish(stranger, queue, "never")
+        with logged_in(ADMIN.name, ADMIN.secret, "third") as admin:
+            publish(admin, queue, "everywhere")

@@ -1,0 +1,102 @@
+"""Names of topics, the terms of queues, the times of tasks, and the bell."""
+
+import select
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from kombu_metaq.bell import Bell
+from kombu_metaq.names import MOST_CHARACTERS, exchange_topic, queue_topic, tag_of
+from kombu_metaq.terms import MOST_DELIVERIES, due_of, terms_of
+
+from metaq.client import checks
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("virtual_host", "queue", "topic"),
+    [("/", "celery", "celery"), ("/", "a.b c", "a%2Eb%20c"), ("/", "100%", "100%25"), ("prod", "é", "prod|%C3%A9")],
+)
+def test_a_queue_has_a_topic_that_shows_its_name(virtual_host: str, queue: str, topic: str) -> None:
+    assert queue_topic(virtual_host, queue) == topic
+
+
+def test_no_two_names_are_one_topic() -> None:
+    names = ["a", "b", "a|b", "a%7Cb", "", "exchange", "a|exchange"]
+    hosts = ["/", "a", "b", "a|b"]
+    queues = [queue_topic(host, name) for host in hosts for name in names if name]
+    exchanges = [exchange_topic(host, name) for host in hosts for name in names]
+    assert len({*queues, *exchanges}) == len(queues) + len(exchanges)
+
+
+def test_a_long_name_is_cut_and_stays_its_own() -> None:
+    one, other = (queue_topic("/", f"{'é' * 100}{end}") for end in "ab")
+    assert len(one) == len(other) == MOST_CHARACTERS
+    assert one != other
+    for name in (one, exchange_topic("/", "x.y"), exchange_topic("a", "")):
+        checks.topic(name)
+        checks.group(name)
+
+
+def test_tags_can_be_chosen_by_consumers() -> None:
+    for key in ("", "*", "a||b", " a ", "media.video"):
+        checks.tag(tag_of(key))
+
+
+@pytest.mark.parametrize(
+    ("declared", "is_temporary"),
+    [
+        ({"durable": True}, False),
+        ({"durable": True, "auto_delete": True}, False),
+        ({"durable": False, "auto_delete": True}, True),
+        ({"durable": True, "auto_delete": True, "arguments": {"x-expires": 1000}}, True),
+        ({"durable": True, "arguments": {"x-expires": 1000}}, False),
+        ({"durable": False, "exclusive": True}, True),
+    ],
+)
+def test_queues_that_vanish_with_their_consumer_are_temporary(declared: dict[str, Any], is_temporary: bool) -> None:
+    terms = terms_of(**{"exclusive": False, "auto_delete": False, "arguments": None, **declared})
+    assert terms.is_temporary is is_temporary
+
+
+def test_arguments_say_how_many_levels_and_deliveries_there_are() -> None:
+    arguments = {"x-max-priority": 9, "x-delivery-limit": 3}
+    terms = terms_of(durable=True, exclusive=False, auto_delete=False, arguments=arguments)
+    assert (terms.levels, terms.deliveries) == (10, 3)
+    plain = terms_of(durable=True, exclusive=False, auto_delete=False, arguments={"x-max-priority": None})
+    assert (plain.levels, plain.deliveries) == (1, MOST_DELIVERIES)
+
+
+def test_only_a_time_to_come_delays_a_message() -> None:
+    later = NOW + timedelta(days=90)
+    assert due_of({"eta": later.isoformat()}, NOW) == later
+    assert due_of({"eta": later.replace(tzinfo=None).isoformat()}, NOW) == later
+    for eta in (None, NOW.isoformat(), "soon", 5):
+        assert due_of({"eta": eta}, NOW) is None
+    assert due_of({}, NOW) is None
+
+
+def test_the_bell_wakes_who_waits_or_waits_next() -> None:
+    bell = Bell()
+    bell.ring()
+    bell.wait(60.0)
+    thread = threading.Thread(target=bell.wait, args=(60.0,))
+    thread.start()
+    bell.ring()
+    thread.join(60.0)
+    assert not thread.is_alive()
+
+
+def test_the_bell_makes_its_descriptor_readable_until_it_is_answered() -> None:
+    bell = Bell()
+    descriptor = bell.fileno()
+    for _ in range(3):
+        bell.ring()
+        bell.ring()
+        assert select.select([descriptor], [], [], 60.0)[0]
+        bell.answer()
+        assert not select.select([descriptor], [], [], 0.0)[0]
+    bell.close()
+    bell.ring()
