@@ -48,6 +48,9 @@ OPENTELEMETRY = ["opentelemetry-distro>=0.51b0", "opentelemetry-instrumentation-
 # `make docs`: decision 19. mkdocs 2 will not know its plugins.
 SITE = ["mkdocs>=1.6,<2", "mkdocs-material>=9.7,<10"]
 
+# Celery on integrations/kombu, and Redis, which keeps the tests' results and is what rates are compared with.
+CELERY = ["celery>=5.5", "redis>=5.0"]
+
 # What docs/recipes.md works with.
 RECIPES = ["django>=5.2", "fastapi>=0.115", "gunicorn>=23.0", "httpx2>=2.0"]
 
@@ -250,6 +253,7 @@ setup(
         "transaction": TRANSACTION,
         "zookeeper": ZOOKEEPER,
         "dev": [
+            *CELERY,
             *COMPRESSION,
             *DEPLOY,
             *INTEGRATIONS,
