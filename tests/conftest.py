@@ -22,8 +22,13 @@ from xdist.scheduler import LoadScopeScheduling
 ROOT: Final = Path(__file__).parents[1]
 TESTS: Final = Path(__file__).parent.name
 PACKAGES: Final = ROOT / ".ci" / "packages"
-TOGETHER: Final = ("tests/spark/", "tests/packaging/test_distribution.py", "tests/packaging/test_bare.py")
-"""Places whose tests share a Spark session, or a package that is built."""
+TOGETHER: Final = (
+    "tests/spark/",
+    "tests/packaging/test_distribution.py",
+    "tests/packaging/test_bare.py",
+    "integrations/kombu/tests/test_kombu_celery.py",
+)
+"""Places whose tests share a Spark session, a package that is built, or a worker of Celery."""
 LONG_FOLDERS: Final = (
     "spark",
     "deploy",

@@ -97,7 +97,7 @@ def test_messages_are_consumed_in_order_acked_and_gone(connect: Callable[..., Co
 
 def test_what_is_not_acked_comes_again_when_the_channel_is_closed(connect: Callable[..., Connection]) -> None:
     queue = Queue("letters")
-    first, second = connect(), connect()
+    first, second = connect(visibility_timeout=3600), connect()
     publish(first, queue, "a", "b")
     got = Got(first, queue)
     got.wait_for(2)
