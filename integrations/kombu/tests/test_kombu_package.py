@@ -1,7 +1,6 @@
 """The distribution: it is built, installed beside the core's, and makes the scheme known by itself; and imports little."""
 
 import shutil
-import statistics
 import subprocess
 import sys
 import tomllib
@@ -53,13 +52,13 @@ def test_it_has_the_licence_and_the_dependencies_of_its_kind() -> None:
 
 
 def test_the_transport_imports_little_and_not_the_client() -> None:
-    """In processor time, the median of some starts: other programs may be busy."""
+    """In processor time, the least of some starts: other programs may be busy."""
     paths = ":".join([str(FOLDER), str(ROOT)])
     costs = [
         float(subprocess.check_output([sys.executable, "-c", COST], env=clean_environment(PYTHONPATH=paths), text=True))
         for _ in range(RUNS)
     ]
-    assert statistics.median(costs) < MOST_MS, costs
+    assert min(costs) < MOST_MS, costs
     shown = "import sys, kombu_metaq.transport; print('metaq.client' in sys.modules, 'celery' in sys.modules)"
     answer = subprocess.check_output([sys.executable, "-c", shown], env=clean_environment(PYTHONPATH=paths), text=True)
     assert answer == "False False\n"
