@@ -64,7 +64,10 @@ def open_seen(store: MessageStore, folder: Path, engine: EngineName, windows: Wi
     """
     index, reason = open_ordered(folder, engine, filters_in_memory=True)
     try:
-        if reason is None and index.covered is not None and (reason := _misfit(store.log, index, windows)) is not None:
+        if reason is None and index.covered is not None and (reason := _misfit(store.log, index)) is not None:
+            index = _anew(index, folder, engine)
+        elif index.covered is not None and not windows.items() <= windows_in(index).items():
+            logger.info("index of ids read again for other windows topics=%d", len(windows))
             index = _anew(index, folder, engine)
         seen = SeenIds(index, store.log, windows, run)
     except IndexFailed as error:
@@ -76,13 +79,11 @@ def open_seen(store: MessageStore, folder: Path, engine: EngineName, windows: Wi
     return seen, IdReader(store.log, max(seen.covered, _place_of(store.log, since_ms)), windows)
 
 
-def _misfit(log: CommitLog, index: Ordered, windows: Windows) -> str | None:
-    """Return why an index does not fit the log and the windows."""
+def _misfit(log: CommitLog, index: Ordered) -> str | None:
+    """Return why an index does not fit the log."""
     assert index.covered is not None
     if not has_end(log, index.covered):
         return f"it covers the log up to {index.covered.log_offset}, where this log has no record, or another one"
-    if not windows.items() <= windows_in(index).items():
-        return "topics have other windows than when it was made"
     return None
 
 

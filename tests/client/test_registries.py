@@ -1,13 +1,19 @@
 """A client and several registries: which one it asks, how often, and what it does when that one goes away."""
 
 import contextlib
-from typing import Final
+import logging
+import math
+from typing import Final, cast
 
 import pytest
 
 from metaq.client.connecting import core
 from metaq.client.connecting.core import Core
-from metaq.protocol.remoting.codes import Request
+from metaq.client.connecting.routing import Routes
+from metaq.client.connecting.transport import RemotingRequest, Transport
+from metaq.errors import NotConnected, RouteNotFound
+from metaq.protocol.remoting.codes import JSON, RESPONSE_FLAG, VERSION, Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
 from tests.support.broker import wait_until
 from tests.support.fakeremoting import FakeRemoting, route_to
 
@@ -46,3 +52,25 @@ def test_registries_are_chosen_at_random() -> None:
             client.close()
         assert one.requests
         assert two.requests
+
+
+class Sometimes:
+    """A transport that reaches nobody as long as there is an outage."""
+
+    outage = True
+
+    def call(self, address: str, request: RemotingRequest, deadline: float) -> RemotingCommand:
+        if self.outage:
+            raise NotConnected(f"nobody listens at {address}")
+        return RemotingCommand(Response.TOPIC_NOT_EXIST, 0, RESPONSE_FLAG, {}, b"", None, "PYTHON", VERSION, JSON)
+
+
+def test_an_outage_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """It is asked about some times a second. When the registry has answered in between, the next one is logged, too."""
+    caplog.set_level(logging.INFO)
+    transport = Sometimes()
+    routes = Routes(["127.0.0.1:1"], cast(Transport, transport))
+    for transport.outage in (True, True, False, True, True):
+        with contextlib.suppress(RouteNotFound):
+            assert routes.refresh("orders", math.inf) is None
+    assert [record.msg.partition(" address")[0] for record in caplog.records] == ["registry does not answer"] * 2

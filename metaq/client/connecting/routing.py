@@ -51,6 +51,8 @@ class Routes:
         self._transport = transport
         self.renew()  # makes the guard of what follows
         self._chosen = ""
+        self._silent: set[str] = set()
+        """The registries that have not answered the last question."""
         if registries:
             self.use(registries)
         self._topics: dict[str, _Known] = {}
@@ -90,12 +92,17 @@ class Routes:
                 address = self._chosen
             limit = min(deadline, time.monotonic() + _REGISTRY_TIMEOUT_S)
             try:
-                return self._transport.call(address, request, limit)
+                answer = self._transport.call(address, request, limit)
             except ClientError as error:
                 port = "; is that the port of a registry, by default 9876?" if isinstance(error, RequestTimeout) else ""
                 failures.append(f"{error}{port}")
                 self._next_registry(address)
-                logger.info("registry does not answer address=%s turn=%s reason=%s", address, turn, error)
+                if address not in self._silent:  # an outage is asked about some times a second
+                    self._silent.add(address)
+                    logger.info("registry does not answer address=%s turn=%s reason=%s", address, turn, error)
+            else:
+                self._silent.discard(address)
+                return answer
         details = f"Tried {', '.join(self.registries)}: {'; '.join(failures)}"
         raise RouteNotFound(topic, RouteProblem.REGISTRY_UNREACHABLE, details)
 
