@@ -202,7 +202,7 @@ def show_broker(call: Call) -> BrokerFacts:
 
 
 def watch_broker(call: Call, query: WatchQuery) -> Iterator[BrokerFacts | None]:
-    """Yield the state of this broker again and again."""
+    """Stream the state of this broker."""
     call.demand(Action.INSPECT)
     return _watch(call, query.interval_ms / 1000)
 
