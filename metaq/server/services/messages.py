@@ -205,10 +205,8 @@ def wait_for(call: Call, readers: Mapping[PartitionReader, int], seconds: float)
 
 
 def tail(call: Call, topic: Name, query: TailQuery) -> Iterator[StoredMessage | None]:
-    """Stream the messages of a topic as they come, of each partition in its order.
-
-    Yield ``None`` when nothing has come for a while.
-    """
+    """Stream the messages of a topic as they come, of each partition in its order."""
+    # the iterator yields None when nothing has come for a while
     known = topic_of(call, topic, Action.SUBSCRIBE)
     if known.read_partitions > MOST_TAILED:
         raise BadRequest(f"the topic {topic} has {known.read_partitions} partitions; a tail follows {MOST_TAILED} at most")
