@@ -22,13 +22,15 @@ from xdist.scheduler import LoadScopeScheduling
 ROOT: Final = Path(__file__).parents[1]
 TESTS: Final = Path(__file__).parent.name
 PACKAGES: Final = ROOT / ".ci" / "packages"
+SPARK: Final = "tests/spark/"
+"""The place whose tests share a session of Spark."""
 TOGETHER: Final = (
-    "tests/spark/",
+    "tests/interop/",
     "tests/packaging/test_distribution.py",
     "tests/packaging/test_bare.py",
     "integrations/kombu/tests/test_kombu_celery.py",
 )
-"""Places whose tests share a Spark session, a package that is built, or a worker of Celery."""
+"""Places where the slow tests of a file share a client of another language, a package that is built, or a worker of Celery."""
 LONG_FOLDERS: Final = (
     "spark",
     "deploy",
@@ -107,8 +109,8 @@ def longest_first(item: pytest.Item) -> tuple[float, int]:
     """Order slow tests by the limit that they set themselves, others by their folders."""
     limit = item.get_closest_marker("timeout")
     is_slow = item.get_closest_marker("slow") is not None
-    top, below, *_ = item.path.relative_to(ROOT).parts
-    folder = below if top == TESTS else top
+    parts = item.path.relative_to(ROOT).parts if item.path.is_relative_to(ROOT) else ("", "")
+    folder = parts[parts[0] == TESTS]
     return (
         -float(limit.args[0]) if is_slow and limit is not None else 0.0,
         LONG_FOLDERS.index(folder) if folder in LONG_FOLDERS else len(LONG_FOLDERS),
@@ -123,8 +125,10 @@ class Scheduler(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        together = next((place for place in TOGETHER if file.startswith(place)), None)
-        return together or (nodeid if self.config.getoption("markexpr") == "slow" else file)
+        if file.startswith(SPARK):
+            return SPARK
+        is_alone = self.config.getoption("markexpr") == "slow" and not file.startswith(TOGETHER)
+        return nodeid if is_alone else file
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -104,6 +104,7 @@ def test_status_without_replicas(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "data")
 
 
+@pytest.mark.slow
 def test_promote_and_demote(cluster: Cluster, cli: Cli) -> None:
     """SG-083, MQ-069, MY-006, P26: nothing changes without --yes; the old master comes back as a slave of the new one."""
     master, slave = cluster.pair()

@@ -4,6 +4,8 @@ import random
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 import metaq.client.xa
 from metaq.client import Outcome, connect
 from metaq.protocol.remoting.codes import Request
@@ -38,6 +40,7 @@ def half(broker: BrokerProcess, *bodies: bytes) -> list[str]:
         return [producer.send("orders", body).sent.id for body in bodies]
 
 
+@pytest.mark.slow
 def test_what_was_put_again_is_no_younger(tmp_path: Path) -> None:
     """MQ-107, RD-105: when the segment that it was in goes, an undecided transaction keeps its age and its names."""
     flags = ("--segment-bytes", "65536", "--max-body-bytes", "8192", "--check-after-ms", "3600000")

@@ -46,6 +46,7 @@ def nothing_yet(suggested: int) -> Script:
     return answer
 
 
+@pytest.mark.slow
 def test_a_replica_is_read_from_when_that_is_advised_and_never_written_to() -> None:
     """SG-083, SG-071: also when the master that sent the consumer there is gone; messages go to the master or nowhere."""
     queue = MessageQueue("T", "a", 0)

@@ -385,6 +385,7 @@ def routed(permission: int, addresses: dict[int, str]) -> Script:
     return lambda request: Reply(body=encode_route(route))
 
 
+@pytest.mark.slow
 def test_a_topic_without_a_live_master() -> None:
     """P14, SG-083: a replica alone takes no messages."""
     script = routed(6, {1: "127.0.0.1:9"})

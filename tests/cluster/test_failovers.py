@@ -50,6 +50,7 @@ def check_promises(result: Result) -> None:
     assert all(result.details[name] for name in ("delivered", "cancelled", "acked", "leased again", "ids answered again"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_nothing_is_lost_with_the_power() -> None:
     """F-FAIL, F-HA: of one machine or of several, as far as one is left that held it, or the disks had it."""

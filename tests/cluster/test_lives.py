@@ -43,6 +43,7 @@ def running_in(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_failure_names_its_seed_and_ends_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """F-FAIL: nothing of the others is left, and everything of the one that failed."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))

@@ -82,6 +82,7 @@ def trouble(proxy: Proxy, rng: random.Random) -> str:
     return f"{kind} {direction}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_trouble_loses_nothing(tmp_path: Path, seed: int) -> None:
     """F-PART: the slave's log is a prefix all along, in sync again within ten seconds, and has all that was acknowledged."""
@@ -131,6 +132,7 @@ def test_acknowledgements_that_are_held_back_lose_nothing(tmp_path: Path) -> Non
         assert {id_: found.get(id_) for id_, _ in load.acknowledged} == dict(load.acknowledged)
 
 
+@pytest.mark.slow
 def test_a_copy_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
     """P06: a log whose begin has aged out is copied over many connections; what has come is not asked for again."""
     few = ("--keep-hours", "0.0001", "--retention-interval-ms", "3600000", "--min-in-sync", "1")

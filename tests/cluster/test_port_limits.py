@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from metaq.replication.feeder import HELLO_TIMEOUT_S, MOST_NAMELESS, MOST_SLAVES
 from metaq.replication.frames import CONTROL, FRAME, LENGTH, MAGIC, Hello
 from tests.cluster.traffic import try_put
@@ -41,6 +43,7 @@ def connections(master: ReplicaProcess, count: int, said: bytes) -> Iterator[lis
         yield held
 
 
+@pytest.mark.slow
 def test_who_says_nothing_keeps_no_slave_away(tmp_path: Path) -> None:
     """F-HA-GARBAGE: silent connections and hellos that never end; a slave is in sync within the time that those may take."""
     with Cluster(tmp_path, "--min-in-sync", "1") as cluster:
@@ -70,6 +73,7 @@ def test_who_begins_with_tls_keeps_no_slave_away(tmp_path: Path) -> None:
         assert "Traceback" not in master.stderr()
 
 
+@pytest.mark.slow
 def test_a_hello_may_take_its_time_but_not_longer(tmp_path: Path) -> None:
     """F-HA-GARBAGE: a byte now and then does not keep a connection open."""
     with Cluster(tmp_path, "--min-in-sync", "1") as cluster:

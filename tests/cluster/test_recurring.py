@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from metaq.store.recovery.verify import verify
 from metaq.timers.inspecting import TimerInspection
 from tests.cluster.test_roles import ALONE, restart_as_slave
@@ -19,6 +21,7 @@ def wait_more(replica: ReplicaProcess, number: int) -> None:
         wait_until(lambda: count(client, TOPIC) >= wanted, DEADLINE_S, f"{number} more runs are delivered")
 
 
+@pytest.mark.slow
 def test_each_run_is_delivered_once_over_failovers(tmp_path: Path) -> None:
     """E-13, F-FAIL, T-11: no due time is left out and none comes twice, there and back; the promoted one can end it."""
     with Cluster(tmp_path, *ALONE, "--sweep-interval-ms", "10") as cluster:

@@ -154,6 +154,7 @@ def test_what_was_undecided_is_decided_at_the_promoted_one(tmp_path: Path) -> No
 # -- logs that differ -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_only_the_old_master_had_is_cut(tmp_path: Path) -> None:
     """F-FAIL, P08: its log is cut where the new one's epoch begins, over several segments, and it follows."""
     with Cluster(tmp_path, *SMALL, *ALONE) as cluster:
@@ -190,6 +191,7 @@ def test_what_only_the_old_master_had_is_cut(tmp_path: Path) -> None:
         assert {name: data for name, data in theirs.items() if name in ours} == ours
 
 
+@pytest.mark.slow
 def test_what_stood_where_the_new_master_had_no_room_is_cut(tmp_path: Path) -> None:
     """F-FAIL, P08: its epoch began a segment, since the begin of it did not fit; a smaller message of the old one did."""
     with Cluster(tmp_path, *SMALL, *ALONE) as cluster:

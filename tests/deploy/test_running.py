@@ -147,6 +147,7 @@ def test_only_what_changes_is_touched(pair: Pair) -> None:
     assert pair.fab.run_any("status").code == 0
 
 
+@pytest.mark.slow
 def test_a_release_that_does_not_run_is_none(pair: Pair, wheels: Path, tmp_path: Path) -> None:
     """E-18: one whose command cannot be called never gets to be one; others can read what is installed, and no settings."""
     a, b = pair.hosts

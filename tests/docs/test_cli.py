@@ -26,6 +26,7 @@ def leaves() -> Iterator[tuple[str, click.Command]]:
             yield f"metaq {name}", command
 
 
+@pytest.mark.slow
 def test_examples(broker: BrokerProcess) -> None:
     """E-04: one after the other against one broker, each line as it stands there."""
     found = fences(DOCUMENT, "console")

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.interop.clients import ClientProcess, go_command, java_command
-from tests.interop.java5 import VERSIONS, Java5, java5_command
+from tests.interop.java5 import NEWEST, OLDER, Java5, java5_command
 from tests.support.broker import BrokerProcess
 
 pytest.register_assert_rewrite("tests.interop.scenarios")
@@ -53,7 +53,7 @@ def client(spawn: Spawn, program: tuple[str, ...], broker: BrokerProcess) -> Cli
     return spawn(program, broker.registry)
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+@pytest.fixture(scope="module", params=[*(pytest.param(version, marks=pytest.mark.slow) for version in OLDER), NEWEST])
 def version(request: pytest.FixtureRequest) -> str:
     """The version of RocketMQ's Java client 5."""
     chosen: str = request.param

@@ -18,8 +18,8 @@ from tests.support.admin import ask, connect
 from tests.support.broker import BrokerProcess
 
 JAVA5: Final = Path(__file__).parent / "rocketmq_java5"
-VERSIONS: Final = ("5.3.3", "5.4.0")
-NEWEST: Final = VERSIONS[-1]
+OLDER: Final = ("5.3.3",)
+NEWEST: Final = "5.4.0"
 COPY_JARS: Final = "dependency:copy-dependencies"
 ALL_QUEUES: Final = 0
 """Every member pops all queues (popShareQueueNum)."""

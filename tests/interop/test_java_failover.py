@@ -169,6 +169,7 @@ def test_metaq_clients_read_from_the_slave(scene: Scene, tmp_path: Path) -> None
     assert all(times == 1 for body, times in Counter(scene.received).items() if body in sent)
 
 
+@pytest.mark.slow
 def test_metaq_clients_go_on_with_the_next_master(scene: Scene, tmp_path: Path) -> None:
     """MQ-022, MQ-034, MQ-043, F-COMPAT: the master is killed and a slave elected; nothing acknowledged is missed, offsets go
     on, and the killed one, which comes back as a slave, disturbs nobody."""
@@ -245,6 +246,7 @@ class RocketMq:
         self.consumer.wait_for_bodies("c", bodies, DEADLINE_S)
 
 
+@pytest.mark.slow
 def test_rocketmq_clients_read_from_the_slave(scene: Scene, program: tuple[str, ...], tmp_path: Path) -> None:
     """SG-083, F-COMPAT: while there is no master, a push consumer gets from the slave what it has not had, and a new one
     gets everything; then all go on."""
@@ -276,6 +278,7 @@ def test_rocketmq_clients_read_from_the_slave(scene: Scene, program: tuple[str, 
     clients.wait_received(*after)
 
 
+@pytest.mark.slow
 def test_rocketmq_clients_go_on_with_the_next_master(scene: Scene, program: tuple[str, ...], tmp_path: Path) -> None:
     """SG-055, SG-134, F-COMPAT: a stream of sends meets a failover; everything acknowledged is consumed, and the killed one,
     which comes back as a slave, disturbs nobody."""

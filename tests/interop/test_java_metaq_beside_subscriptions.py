@@ -89,6 +89,7 @@ def converse(class_path: str, folder: Path, *, is_beside: bool) -> tuple[bytes, 
         return neutral(said, names), neutral(told, names)
 
 
+@pytest.mark.slow
 def test_no_byte_differs_beside_subscriptions(tmp_path: Path) -> None:
     """A-20: what the client says and is told is the same, byte for byte, when others have subscribed to the topic: one in its
     own group, one that acks, one that never does."""

@@ -70,6 +70,7 @@ def test_java(tmp_path: Path) -> None:
         run_java(tmp_path, broker.registry)
 
 
+@pytest.mark.slow
 @pytest.mark.partner("java", "mvn")
 def test_java_with_tls(tmp_path: Path) -> None:
     """RD-021, RD-024: the same with compact headers, and the properties shown; the certificate is checked."""

@@ -142,6 +142,7 @@ def test_another_producer_answers_for_one_that_was_killed(
     assert sorted(client.bodies("orphaned")) == stored(client, topic) == [b"last", b"orphan"]
 
 
+@pytest.mark.slow
 def test_a_broker_that_was_killed_asks(spawn: Spawn, program: tuple[str, ...], tmp_path: Path) -> None:
     """RD-105, SG-068: SIGKILL between half message and outcome, which nobody hears; it is asked for after the restart."""
     with BrokerProcess(tmp_path / "data", *ASKING_SOON, durability="disk") as broker:

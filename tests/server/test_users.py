@@ -166,6 +166,7 @@ def test_commands_as_a_user(broker: BrokerProcess, certificates: Certificates) -
     assert "wrong-secret" not in wrong.stderr
 
 
+@pytest.mark.slow
 def test_commands_that_edit_users(tmp_path: Path) -> None:
     """E-05, E-06: what they write is what a broker reads; passwords are neither arguments nor shown."""
     file = tmp_path / "users.yaml"

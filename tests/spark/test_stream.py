@@ -120,6 +120,7 @@ def test_a_stream_is_the_log_in_batches_of_a_limited_size(
         assert offsets == list(range(len(offsets)))
 
 
+@pytest.mark.slow
 def test_a_query_goes_on_where_its_checkpoint_says(spark: "SparkSession", tmp_path: Path, checkpoint: str) -> None:
     """P47: starting options count only for a new query; the last message is read, and nothing is read again."""
     with BrokerProcess(tmp_path / "data") as broker:
@@ -256,6 +257,7 @@ def test_progress_and_checkpoint_tell_offsets_as_kafka_does(
     assert json.loads((Path(checkpoint) / "offsets" / "0").read_text().splitlines()[-1]) == wanted
 
 
+@pytest.mark.slow
 def test_offsets_of_a_group_are_committed_as_next_offsets(spark: "SparkSession", broker: BrokerProcess, tmp_path: Path) -> None:
     """P47: by a listener after each batch, the last one too; by the option one batch later."""
     ends = {}

@@ -63,6 +63,7 @@ def test_a_broker_that_restarts_or_dies_is_left_for_its_slave(broker: BrokerProc
     assert len(offsets(broker, part(0, 10, DEAD, broker.address))) == 10
 
 
+@pytest.mark.slow
 def test_what_is_gone_is_told_or_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """P48: what ages out after the plan was made: the range, and not one message more."""
     with BrokerProcess(tmp_path / "data", *AGING) as broker:

@@ -93,6 +93,7 @@ def test_acks_of_one_pop_are_one_event(consumer: Consumer) -> None:
     assert bodies(consumer.popped()[:5]) == ["0", "1", "4", "30", "32"]
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.integers(0, 2 * MESSAGES - 1), st.sampled_from(["none"] * len(CHANGES) + list(CHANGES))),

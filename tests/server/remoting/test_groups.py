@@ -94,6 +94,7 @@ def test_a_goodbye_takes_a_client_out(broker: BrokerProcess, name: str, join: Jo
     assert first.members() == []
 
 
+@pytest.mark.slow
 def test_a_silent_client_is_forgotten(tmp_path: Path, join: Join) -> None:
     """SG-089, RD-104: its connection is closed and the others are told, while they go on with their heartbeats."""
     with BrokerProcess(tmp_path / "data", "--client-expiry-ms", "8000", "--client-scan-ms", "50") as broker:
