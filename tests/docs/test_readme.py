@@ -152,7 +152,7 @@ def test_the_two_commands_are_there() -> None:
     assert commands == ["run", "test"]
     recipes = dict(re.findall(r"^(\w+):.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     assert recipes["run"].endswith(f"metaq serve --data data --listen {ADDRESS.replace(' ', ':')}\n")
-    assert "-m pytest " in recipes["test"]
+    assert recipes["test"] == '\t$(PYTEST) -m "not slow"\n'
 
 
 def test_make_run_says_what_it_does() -> None:

@@ -18,6 +18,8 @@ from packaging.licenses import InvalidLicenseExpression, canonicalize_license_ex
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+SEVERAL: Final = "Dual License"
+"""What a package says whose classifiers name the licences to choose from."""
 PACKAGE: Final = "metaq-broker"
 DEVELOPMENT: Final = "dev"
 SHORT: Final = 40
@@ -53,9 +55,11 @@ def licence_of(metadata: Mapping[str, str], classifiers: Iterable[str]) -> str:
     if expression := metadata.get("License-Expression"):
         return expression
     short = metadata.get("License", "").strip()
-    names = [short] if 0 < len(short) <= SHORT and "\n" not in short else []
-    names += [found for line in classifiers if (found := line.rpartition(" :: ")[2]) and line.startswith("License :: ")]
-    return SPDX.get(names[0], names[0]) if names else ""
+    if 0 < len(short) <= SHORT and "\n" not in short and short != SEVERAL:
+        return SPDX.get(short, short)
+    found = [line.rpartition(" :: ")[2] for line in classifiers if line.startswith("License :: ")]
+    names = [SPDX.get(name, name) for name in found]
+    return " OR ".join(names if short == SEVERAL else names[:1])
 
 
 def collect(extras: Iterable[str]) -> dict[str, Component]:

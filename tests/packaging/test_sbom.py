@@ -103,6 +103,8 @@ def test_the_parts_refer_to_each_other(bill: dict[str, Any]) -> None:
         ({"License": "Apache 2.0"}, ["License :: OSI Approved :: MIT License"], "Apache-2.0"),
         ({"License": "Redistribution and use in source and binary forms, with or without modification"},
          ["Typing :: Typed", "License :: OSI Approved :: BSD License"], "BSD"),
+        ({"License": "Dual License"},
+         ["License :: OSI Approved :: BSD License", "License :: OSI Approved :: Apache Software License"], "BSD OR Apache-2.0"),
         ({}, ["Typing :: Typed"], ""),
     ],
 )  # fmt: skip
