@@ -60,6 +60,16 @@ class Place:
         self.app.close()
 
 
+def outcome(result: Any) -> Any:
+    """Return what a task has returned, or raise what it has raised.
+
+    Its state is asked for: Celery's client of Redis waits for a message, and misses one that comes before it has subscribed, as
+    it does after it has sent a chain or a chord.
+    """
+    wait_until(result.ready, DONE_S, f"a result of {result}", 0.02)
+    return result.get(timeout=DONE_S)
+
+
 class Worker:
     """``celery worker`` in a group of processes of its own."""
 
