@@ -52,5 +52,5 @@ def test_nothing_is_left(shell: Shell, tmp_path: Path) -> None:
     with shell:
         shell.play(page(("console", "$ sleep 1000 &\n$ echo $! > pid\n")))
         pid = (tmp_path / "pid").read_text().strip()
-        assert runs(pid)
+        wait_until(lambda: runs(pid), DEADLINE_S, "it has begun")
     wait_until(lambda: not runs(pid), DEADLINE_S, "it has ended")
