@@ -22,7 +22,7 @@ from metaq.client.connecting.transport import ClientAnswer
 from metaq.client.consuming.running import running_info
 from metaq.client.leasing.lease import Lease, back_off_s
 from metaq.client.leasing.polling import Demand, Polls
-from metaq.client.leasing.requests import REJECT_MS, LeaseTerms
+from metaq.client.leasing.requests import LeaseTerms
 from metaq.client.leasing.settling import Settling, Told
 from metaq.client.retries import Retry
 from metaq.client.serializers import decoded
@@ -31,6 +31,7 @@ from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.heartbeats import subscription_row
+from metaq.protocol.remoting.leases.pop import REJECT_MS
 
 logger = logging.getLogger(__name__)
 

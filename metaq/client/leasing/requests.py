@@ -26,8 +26,6 @@ from metaq.protocol.remoting.leases.pop import (
 from metaq.protocol.remoting.leases.receipts import Receipt
 from metaq.protocol.subscription import Subscription
 
-REJECT_MS: Final = -1
-"""The invisible time that makes a message a dead letter."""
 EMPTY: Final = frozenset({Response.POLLING_TIMEOUT, Response.PULL_NOT_FOUND})
 """The answers to a pop when there is no message."""
 _MEANS_NOTHING: Final = frozenset({Response.NO_MESSAGE, Response.MESSAGE_ILLEGAL})

@@ -15,6 +15,7 @@ from metaq.protocol.remoting.leases.pop import (
     ALL_QUEUES,
     FROM_END,
     FROM_FIRST,
+    REJECT_MS,
     AckMessage,
     ChangeInvisibleTime,
     PopAnswer,
@@ -27,8 +28,6 @@ from metaq.server.services.call import Call
 from metaq.server.services.messages import WAIT_MS, StoredMessage, as_row
 from metaq.server.services.rows import After, Done, Input, Name, Number, Output, Partition, RowPage, UnixMs
 
-REJECT_MS = -1
-"""The time of a lease that makes its message a dead letter."""
 MOST_LEASED = 32
 """Messages that one request leases."""
 MOST_PAGE = 100

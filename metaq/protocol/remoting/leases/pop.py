@@ -34,6 +34,8 @@ ALL_QUEUES: Final = -1
 FROM_FIRST: Final = 0
 FROM_END: Final = 1
 """The values of ``initMode``: where a group begins that has no offset."""
+REJECT_MS: Final = -1
+"""The invisible time that makes a message a dead letter."""
 
 
 # -- headers ----------------------------------------------------------------------------------------------------------

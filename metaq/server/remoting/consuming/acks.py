@@ -17,6 +17,7 @@ from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import Int32, decode_header, encode_header
 from metaq.protocol.remoting.leases.acks import AckRow, decode_batch_ack
 from metaq.protocol.remoting.leases.pop import (
+    REJECT_MS,
     AckMessage,
     ChangeAnswer,
     ChangeInvisibleTime,
@@ -28,9 +29,6 @@ from metaq.server.remoting.reads import RemotingRead
 from metaq.server.remoting.session import DONE, Answer, Kept, RemotingSession, RequestHandler, failure
 from metaq.server.wire.reads import StoreReads
 from metaq.store.files.filecache import Read
-
-REJECT: Final = -1
-"""The invisible time of a message that should go to the dead letters at once."""
 
 ACK: Final = int(Request.ACK_MESSAGE)
 _new: Final = tuple.__new__
@@ -174,11 +172,11 @@ class AckHandler:
             session.principal, header.consumer_group, header.topic, header.queue_id, header.offset, header.extra_info
         )
         group = self._context.groups.ensure(header.consumer_group)
-        if header.invisible_time == REJECT:
+        if header.invisible_time == REJECT_MS:
             self._reads.start(_Rejection(self, session, request, place, receipt))
             return None
         if not 0 <= header.invisible_time <= group.max_invisible_ms:
-            reason = f"invisibleTime is {header.invisible_time}, not from 0 to {group.max_invisible_ms} ms, or {REJECT}"
+            reason = f"invisibleTime is {header.invisible_time}, not from 0 to {group.max_invisible_ms} ms, or {REJECT_MS}"
             raise RequestFailed(Response.INVALID_PARAMETER, f"{reason} (max_invisible_ms of the group)")
         due_ms = self.leases.due_ms(receipt.pop_ms, header.invisible_time, group.max_invisible_ms)
         given_back = header.invisible_time != receipt.invisible_ms
