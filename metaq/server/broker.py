@@ -47,7 +47,10 @@ from metaq.server.access.authentication import LOOK_S, Authentication
 from metaq.server.api.site import ApiSite
 from metaq.server.endpoint import CommandHandler
 from metaq.server.http.brokermetrics import BrokerMetrics
+from metaq.server.http.sampler import Sampler
+from metaq.server.kept import Kept
 from metaq.server.opened import Opened, open_data
+from metaq.server.registering.cluster import Cluster
 from metaq.server.registering.clusterroutes import ClusterRoutes
 from metaq.server.registering.registration import Registration
 from metaq.server.reload import Origins, Owner
@@ -126,6 +129,7 @@ class Broker:
         self.store, self.recovery, self.addresses = opened.store, opened.recovery, opened.addresses
         self.role, self.epochs, self.peers, self.run = opened.role, opened.epochs, opened.peers, opened.run
         self._endpoint, self._parts, self._owner, self._hub = opened.endpoint, parts, owner or self, get_hub()
+        self.kept = Kept() if owner is None else owner.kept
         store_host = host_bytes(*self.addresses.advertised)
         tables = load_tables(settings, self.store, is_master=self.role.is_master, goes_on=opened.goes_on, run=self.run)
         self.context = self._make_context(tables, store_host)
@@ -162,10 +166,23 @@ class Broker:
         self.metrics = self._make_metrics()
         self.origins = Origins(settings, {})
         reads, reasons, cancels = through_cache(self.run), self.metrics.reasons, self._timing.cancels
-        interior = Interior(self.context, self._endpoint, self.holds, reads, reasons, cancels, lambda: self._owner.origins)
-        self.site = ApiSite(interior)
+        self.site = ApiSite(
+            Interior(
+                self.context,
+                self._endpoint,
+                self.holds,
+                reads,
+                reasons,
+                cancels,
+                lambda: self._owner.origins,
+                self.kept.history,
+                Cluster(self.registration, self.kept.members),
+                self.leasing.figures,
+            )
+        )
         self._take_role()
         self.context.statistics.begin()
+        self._sampler = Sampler(self.metrics)
 
     @classmethod
     def alone(cls, settings: Settings, clock: Clock | None = None, disk: Disk | None = None, *, tell: Tell = nobody) -> Self:
@@ -287,6 +304,7 @@ class Broker:
             registered=self._why_unknown,
             registry=self._registry,
             run=self.run,
+            history=self.kept.history,
         )
 
     def _figures(self, read: Read) -> Mapping[str, object]:
@@ -362,7 +380,9 @@ class Broker:
             OffsetExportHandler(context, later, self._export),
             LeaseAdminHandler(context, self.leasing, later),
             ClientAdminHandler(context, later, self.run),
-            BrokerInfoHandler(context, self.turns, self._schedule.positions, self._figures, clocks, later, advertised, owner),
+            BrokerInfoHandler(
+                context, self.turns, self._schedule.positions, self._figures, clocks, later, advertised, owner, self.kept.history
+            ),
             self._operators,
         ]
 
@@ -427,6 +447,7 @@ class Broker:
 
     def _sample(self) -> None:
         self.context.statistics.sample(self._duties.rest)
+        self._sampler.sample()
 
     def _look_for_silent_clients(self) -> None:
         self.context.clients.expire(self.store.clock.monotonic() - self.settings.client_expiry_ms / 1000)

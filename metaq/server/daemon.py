@@ -82,6 +82,7 @@ def run(
     ``listen``.
     """
     logs.configure(settings.log_level, settings.log_format)
+    logs.keep_recent()
     Hub.SYSTEM_ERROR = (*Hub.SYSTEM_ERROR, AssertionError)  # a failed assertion ends the process
     stopping = Event()
     watchers = [gevent.signal_handler(number, stopping.set) for number in (signal.SIGTERM, signal.SIGINT)]

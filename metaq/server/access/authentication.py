@@ -9,7 +9,7 @@ import hmac
 import logging
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -83,6 +83,11 @@ class Authentication:
     @property
     def has_users(self) -> bool:
         return self._path is not None
+
+    @property
+    def users(self) -> Mapping[str, User]:
+        """The users of the file by name, with their secrets."""
+        return self._users
 
     # -- the file -----------------------------------------------------------------------------------------------------
 

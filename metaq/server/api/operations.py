@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, get_args, get_origin, get_type_hints
 
 from metaq.server.services import brokers, deadletters, groups, leases, messages, sending, timers, topics, transactions
+from metaq.server.services.operating import cluster, history, logs, users
 
 ROOT: Final = "/api/v1"
 
@@ -90,6 +91,7 @@ OPERATIONS: Final = (
     _change("PUT", _GROUP, groups.put_group, "groups"),
     _change("DELETE", _GROUP, groups.delete_group, "groups"),
     _read(f"{_GROUP}/lag", groups.show_lag, "groups"),
+    _read(f"{_GROUP}/lag/history", history.show_lag_history, "groups"),
     _use(f"{_GROUP}/offsets", groups.commit_offsets, "groups"),
     _change("POST", f"{_GROUP}/offsets/reset", groups.reset_offsets, "groups"),
     _use(_LEASES, leases.lease, "leases"),
@@ -98,8 +100,11 @@ OPERATIONS: Final = (
     _use(f"{_LEASES}/extend", leases.extend, "leases"),
     _read(_LEASES, leases.list_leases, "leases"),
     _read(f"{_LEASES}/{{topic}}/{{partition}}", leases.list_open, "leases"),
+    _read("/leases", leases.list_leasing, "leases"),
+    _read("/dead-letters", deadletters.list_dead_groups, "dead letters"),
     _read(_DEAD, deadletters.list_dead, "dead letters"),
     _change("POST", f"{_DEAD}/replay", deadletters.replay_dead, "dead letters"),
+    _change("POST", f"{_DEAD}/discard", deadletters.discard_some, "dead letters"),
     _change("DELETE", _DEAD, deadletters.discard_dead, "dead letters"),
     _read("/timers", timers.list_timers, "timers"),
     _change("DELETE", "/timers/{handle}", timers.cancel_timer, "timers"),
@@ -117,4 +122,8 @@ OPERATIONS: Final = (
     _read("/broker/findings", brokers.find_problems, "broker"),
     _read("/broker/replicas", brokers.show_replicas, "broker"),
     _change("POST", "/broker/replicas/handover", brokers.hand_over, "broker"),
+    _read("/broker/history", history.show_history, "broker"),
+    _read("/broker/logs", logs.show_logs, "broker"),
+    _read("/users", users.list_users, "broker"),
+    _read("/cluster", cluster.show_cluster, "cluster"),
 )

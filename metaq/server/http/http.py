@@ -102,6 +102,10 @@ class Monitored(Protocol):
         """Yield all metrics with their values. ``rest`` is called between the steps of collecting them."""
         ...
 
+    def stalled(self, seconds: float) -> None:
+        """Take note of how late the event loop was, which is measured every ``WATCH_S``."""
+        ...
+
 
 Answer = tuple[str, str, bytes]
 """Status, content type and body."""
@@ -211,7 +215,10 @@ class Monitor:
         while True:
             due = time.monotonic() + WATCH_S
             gevent.sleep(WATCH_S)
-            self._stalls.observe(max(0.0, time.monotonic() - due))
+            late_s = max(0.0, time.monotonic() - due)
+            self._stalls.observe(late_s)
+            if self._monitored is not None:
+                self._monitored().stalled(late_s)
 
     # -- answers ------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,9 @@ from gevent.event import Event
 from gevent.hub import get_hub
 
 from metaq.engine.context import Context
+from metaq.engine.figures.history import History
 from metaq.engine.hold import Holds
+from metaq.engine.leases.figures import LeaseFigures
 from metaq.engine.timers.cancelling import Cancels
 from metaq.errors import Fenced, MetaqError, Overloaded, RequestFailed
 from metaq.protocol.remoting.codes import JSON, RESPONSE_FLAG, VERSION, Request, Response
@@ -23,6 +25,7 @@ from metaq.protocol.remoting.frames import FrameReader, RemotingCommand
 from metaq.protocol.remoting.headers import encode_header
 from metaq.server.access.permissions import Action, Principal, demand
 from metaq.server.endpoint import Endpoint
+from metaq.server.registering.cluster import Cluster
 from metaq.server.reload import Origins
 from metaq.server.remoting.session import RemotingSession, RunHandler
 from metaq.server.wire.memory import Memory
@@ -55,6 +58,11 @@ class Interior:
     """Cancels of delayed messages."""
     origins: Callable[[], Origins]
     """Returns the origins of the settings."""
+    history: History
+    """The figures of the last hours."""
+    cluster: Cluster
+    """The other brokers."""
+    leases: LeaseFigures
 
 
 class Call:

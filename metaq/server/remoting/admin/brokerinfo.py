@@ -10,6 +10,7 @@ import metaq
 from metaq.address import Address
 from metaq.config import MOST_HOURS
 from metaq.engine.context import Context
+from metaq.engine.figures.history import History
 from metaq.engine.figures.statistics import Day
 from metaq.engine.leases.clocks import ConsumerClocks
 from metaq.engine.schedule import LEVEL_SECONDS
@@ -53,6 +54,7 @@ class BrokerInfoHandler:
         later: Later,
         advertised: Address,
         owner: Configurable,
+        history: History,
     ) -> None:
         """Prepare. ``positions`` returns, for each delay level, the ordinal up to which its messages are delivered.
 
@@ -67,6 +69,7 @@ class BrokerInfoHandler:
         self._later = later
         self._advertised = advertised
         self._owner = owner
+        self._history = history
         self._started_ms = context.store.clock.now_ms()
         self._version = 0  # number of changes to the settings since then
 
@@ -173,6 +176,7 @@ class BrokerInfoHandler:
             "brokerVersionDesc": VERSION_NAME,
             "metaqVersion": metaq.__version__,
             "metaqNow": self._store.clock.now_ms(),
+            "metaqLag": round(self._history.now.lag),
             "metaqWritable": self._refusal() or "yes",
             "metaqClocksAhead": fastjson.encode([each._asdict() for each in self._clocks.ahead()]).decode(),
             "brokerActive": "true",

@@ -1,0 +1,195 @@
+"""The history of a broker: its figures over the last hours, in rings of a fixed size in memory.
+
+============  =================================  =========================================================
+ring          samples                            size
+============  =================================  =========================================================
+figures       one each 10 s for 6 hours: 2,160   15 figures of 4 bytes, and 8 bytes for the time: 147 kB
+lags          one a minute for 6 hours: 360      4 bytes for each of 32 groups, and the time: 49 kB
+============  =================================  =========================================================
+
+Numbers have single precision: seven digits, more than a chart shows.
+
+The lag of every group would have no bound. Lags sampled from the time on that someone looks would have no past, which is what
+is looked for. So those groups are kept whose lag was the highest in these hours: nearly always all that there are.
+
+The rings outlive a change of the replica's role. They are lost with the process: Prometheus is for more (docs/metrics.md).
+"""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from heapq import nlargest
+from typing import Final, NamedTuple
+
+SAMPLES: Final = 2160
+LAG_SAMPLES: Final = 360
+LAG_EVERY: Final = 6
+"""Lags are added with each sixth sample."""
+MOST_GROUPS: Final = 32
+
+
+class Figures(NamedTuple):
+    """The figures of one sample. Rates are those since the sample before."""
+
+    put_per_second: float = 0.0
+    """Messages."""
+    put_bytes_per_second: float = 0.0
+    got_per_second: float = 0.0
+    got_bytes_per_second: float = 0.0
+    refused_per_second: float = 0.0
+    """Puts."""
+    processor_ratio: float = 0.0
+    """Processor time of the process by time: 1 is one processor."""
+    lag: float = 0.0
+    """Messages that wait for all groups together."""
+    longest_stall_seconds: float = 0.0
+    """The longest delay of the event loop."""
+    replica_lag_bytes: float = 0.0
+    """Of the slave that lags most; on a slave its own."""
+    disk_used_ratio: float = 0.0
+    log_bytes: float = 0.0
+    connections: float = 0.0
+    gets_waiting: float = 0.0
+    leases_open: float = 0.0
+    timers_pending: float = 0.0
+
+
+_MEANS: Final = frozenset(name for name in Figures._fields if name.endswith("_per_second")) | {"processor_ratio"}
+"""Of several samples in one point, these have the mean; of the others the highest counts, which a chart must not hide."""
+
+
+class Ring:
+    """The newest of the numbers that were added."""
+
+    __slots__ = ("_kept", "_most", "count")
+
+    def __init__(self, kind: str, most: int) -> None:
+        """Keep ``most`` numbers of the type that ``array`` calls ``kind``."""
+        self._kept: array[float] = array(kind)
+        self._most = most
+        self.count = 0
+        """How many were ever added."""
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def add(self, value: float) -> None:
+        if len(self._kept) < self._most:
+            self._kept.append(value)
+        else:
+            self._kept[self.count % self._most] = value
+        self.count += 1
+
+    def newest(self, most: int) -> Sequence[float]:
+        """Return the newest numbers, at most so many, the oldest of them first."""
+        oldest = self.count % self._most if len(self._kept) == self._most else 0
+        return (self._kept[oldest:] + self._kept[:oldest])[-most:] if most else ()
+
+    @property
+    def peak(self) -> float:
+        """The highest number that is kept."""
+        return max(self._kept, default=0.0)
+
+
+class Points(NamedTuple):
+    """The history in a number of points: times of equal length, each with one number for each figure."""
+
+    times_ms: list[int]
+    """When each point ends."""
+    figures: dict[str, list[float]]
+
+
+class GroupPoints(NamedTuple):
+    """The lag of one group."""
+
+    times_ms: list[int]
+    lag: list[int]
+
+
+class History:
+    """The rings of one process."""
+
+    def __init__(self) -> None:
+        self._times = Ring("q", SAMPLES)
+        self._rings = [Ring("f", SAMPLES) for _ in Figures._fields]
+        self._lag_times = Ring("q", LAG_SAMPLES)
+        self._lags: dict[str, Ring] = {}
+        self._stall_s = 0.0
+        self.now = Figures()
+        """The newest sample."""
+
+    # -- adding -------------------------------------------------------------------------------------------------------
+
+    def stalled(self, seconds: float) -> None:
+        """Take note of a delay of the event loop."""
+        self._stall_s = max(self._stall_s, seconds)
+
+    def take_longest_stall(self) -> float:
+        """Return the longest delay since the last call, in seconds."""
+        longest, self._stall_s = self._stall_s, 0.0
+        return longest
+
+    def add(self, at_ms: int, figures: Figures) -> None:
+        """Add one sample."""
+        self.now = figures
+        self._times.add(at_ms)
+        for ring, value in zip(self._rings, figures, strict=True):
+            ring.add(value)
+
+    @property
+    def wants_lags(self) -> bool:
+        """True when the lags of groups are due with the next sample."""
+        return self._times.count % LAG_EVERY == 0
+
+    def add_lags(self, at_ms: int, lags: Mapping[str, int]) -> None:
+        """Add the lags of all groups. A group without one has none."""
+        self._lag_times.add(at_ms)
+        for group, lag in nlargest(MOST_GROUPS, lags.items(), key=lambda item: item[1]):
+            if group not in self._lags and self._makes_room(lag):
+                self._lags[group] = Ring("f", LAG_SAMPLES)
+        for group, ring in self._lags.items():
+            ring.add(lags.get(group, 0))
+
+    def _makes_room(self, lag: int) -> bool:
+        """Return whether there is room for a group with this lag: it takes the place of the one that lagged least."""
+        if len(self._lags) < MOST_GROUPS:
+            return True
+        least = min(self._lags, key=lambda group: self._lags[group].peak)
+        if self._lags[least].peak >= lag:
+            return False
+        del self._lags[least]
+        return True
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def points(self, since_ms: int, most: int) -> Points:
+        """Return the samples from a time on in at most so many points."""
+        times = self._times.newest(SAMPLES)
+        count = sum(time_ms >= since_ms for time_ms in times)
+        width = 1 if count <= most else -(-count // max(1, most - 1))  # one point more when the first one is cut
+        first = self._times.count - count
+        cuts = [*range(-first % width or width, count, width), count] if count else []  # old points stay the same
+        spans = list(zip([0, *cuts], cuts, strict=False))
+        figures = {
+            name: _summed(ring.newest(count), spans, mean=name in _MEANS)
+            for name, ring in zip(Figures._fields, self._rings, strict=True)
+        }
+        newest = times[len(times) - count :]
+        return Points([int(newest[end - 1]) for _, end in spans], figures)
+
+    def lag_of(self, group: str, since_ms: int) -> GroupPoints:
+        """Return the lag of one group from a time on; no points when it is not among those that are kept."""
+        ring = self._lags.get(group)
+        values = () if ring is None else ring.newest(LAG_SAMPLES)
+        times = self._lag_times.newest(len(values))
+        kept = [(int(time_ms), int(lag)) for time_ms, lag in zip(times, values, strict=True) if time_ms >= since_ms]
+        return GroupPoints([time_ms for time_ms, _ in kept], [lag for _, lag in kept])
+
+
+def _summed(values: Sequence[float], spans: Sequence[tuple[int, int]], *, mean: bool) -> list[float]:
+    """Return one number for each span, with the digits that single precision has."""
+    parts = (values[begin:end] for begin, end in spans)
+    return [_rounded(sum(part) / len(part) if mean else max(part)) for part in parts]
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.7g}")

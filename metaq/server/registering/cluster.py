@@ -1,0 +1,224 @@
+"""The other processes of the cluster, masters and slaves, as this broker sees them: each is asked what it is doing.
+
+The registries say which there are. A killed process is no longer among them, so those that were seen are remembered for
+``FORGET_S``, and go on to be asked. All are asked at once, with ``ASK_S`` for each, and one look serves all who look within
+``KEEP_S``: however many pages are open, a process is asked once.
+
+This broker asks as it follows its master: with the user ``cluster_user``, and in TLS if that is configured.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import gevent
+import orjson
+
+from metaq.address import parse_address
+from metaq.errors import BadRequest, MetaqError, Refused, RequestTimeout
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.routes import decode_kv_table
+from metaq.server.registering.outbound import Outbound
+from metaq.server.registering.registration import Registration
+
+ASK_S: Final = 2.0
+KEEP_S: Final = 2.0
+FORGET_S: Final = 3600.0
+MOST_MEMBERS: Final = 256
+"""Processes that are asked; of more in the registries the rest is left out."""
+
+
+class Member(NamedTuple):
+    """A process as registries know it."""
+
+    cluster: str
+    broker: str
+    number: int
+    """``MASTER``, or the number of a slave."""
+    address: str
+
+
+class Report(NamedTuple):
+    """The answers of one process."""
+
+    info: Mapping[str, str]
+    """Statistics by name (28)."""
+    replica: Mapping[str, Any] | None
+    """Its state as a replica (30020); ``None`` when it takes no slaves."""
+
+
+class MemberState(NamedTuple):
+    """The state of a process."""
+
+    member: Member
+    registered: bool
+    """False for one that a registry knew and knows no longer."""
+    report: Report | None
+    """What it answered; ``None`` when it cannot be reached, or refuses."""
+    problem: str | None
+    reached_ms: int | None
+    """When it answered last (Unix time)."""
+
+
+class Look(NamedTuple):
+    """One look at all other processes."""
+
+    states: tuple[MemberState, ...]
+    problem: str | None
+    """Why no registry could be asked: then these are the processes that were seen before."""
+    left_out: int
+    """Processes beyond ``MOST_MEMBERS``."""
+
+
+class _Seen(NamedTuple):
+    """A process that was seen."""
+
+    member: Member
+    listed_s: float
+    """When a registry knew it last, in monotonic seconds."""
+    replica: int | None
+    """Its number, where it said one."""
+    reached_ms: int | None
+
+
+class Members:
+    """The processes that were seen, by address."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Seen] = {}
+
+    def listed(self, members: Mapping[str, Member], now_s: float) -> None:
+        """Take note of the processes that a registry knows, and forget those that none has known for long."""
+        for address, member in members.items():
+            before = self._seen.pop(address, None)
+            self._seen[address] = _Seen(member, now_s, before and before.replica, before and before.reached_ms)
+        old = [address for address, seen in self._seen.items() if now_s - seen.listed_s > FORGET_S]
+        for address in (*old, *list(self._seen)[: max(0, len(self._seen) - 2 * MOST_MEMBERS)]):
+            self._seen.pop(address, None)
+
+    def lost(self, members: Mapping[str, Member]) -> dict[str, Member]:
+        """Return the processes that no registry knows any more."""
+        return {address: seen.member for address, seen in self._seen.items() if address not in members}
+
+    def reached(self, address: str, report: Report, now_ms: int) -> None:
+        """Take note of an answer. What was known of the same replica at another address is forgotten."""
+        seen = self._seen[address]
+        replica = None if report.replica is None else report.replica["replica"]
+        if replica is not None:
+            same = (seen.member.cluster, seen.member.broker, replica)
+            for other, known in list(self._seen.items()):
+                if other != address and (known.member.cluster, known.member.broker, known.replica) == same:
+                    del self._seen[other]
+        self._seen[address] = seen._replace(replica=replica, reached_ms=now_ms)
+
+    def knows(self, address: str) -> bool:
+        return address in self._seen
+
+    def reached_ms(self, address: str) -> int | None:
+        """Return when a process answered last (Unix time)."""
+        return self._seen[address].reached_ms
+
+
+class Cluster:
+    """Looks at the other processes."""
+
+    def __init__(self, registration: Registration, members: Members) -> None:
+        self._registration = registration
+        self._members = members
+        self._looked: Look | None = None
+        self._looked_s = 0.0
+        self._looking: Any = None
+
+    @property
+    def own(self) -> Member:
+        """This process, as it is registered."""
+        key = self._registration.key
+        return Member(key.cluster, key.name, key.number, key.address)
+
+    def look(self) -> Look:
+        """Return the state of all others. It waits for some ``ASK_S`` at most, for the registries and then for the others."""
+        now_s = time.monotonic()
+        if self._looked is not None and now_s - self._looked_s < KEEP_S:
+            return self._looked
+        if self._looking is None:
+            self._looking = gevent.spawn(self._look)
+        looking = self._looking
+        try:
+            looked: Look = looking.get()
+        finally:
+            if looking.dead and self._looking is looking:
+                self._looking = None
+        return looked
+
+    def _look(self) -> Look:
+        known, problem, left_out = self._listed()
+        asked = {**self._members.lost(known), **known}
+        asked.pop(self.own.address, None)
+        answers = [(member, gevent.spawn(self._ask, member)) for member in asked.values()]
+        gevent.joinall([greenlet for _, greenlet in answers])
+        for member, greenlet in answers:
+            if isinstance(greenlet.value, Report):
+                self._members.reached(member.address, greenlet.value, time.time_ns() // 1_000_000)
+        gone = set() if problem else asked.keys() - known.keys()
+        states = tuple(
+            _state(member, greenlet.value, self._members.reached_ms(address), registered=address not in gone)
+            for (address, member), (_, greenlet) in zip(asked.items(), answers, strict=True)
+            if self._members.knows(address)
+        )
+        self._looked, self._looked_s = Look(states, problem, left_out), time.monotonic()
+        return self._looked
+
+    def _listed(self) -> tuple[dict[str, Member], str | None, int]:
+        """Return the processes that a registry knows, why none could be asked, and how many are left out."""
+        try:
+            info = self._registration.cluster_info()
+        except MetaqError as error:
+            return {}, str(error), 0
+        members = [
+            Member(broker.cluster, broker.name, number, address)
+            for broker in info.brokers.values()
+            for number, address in broker.addresses.items()
+        ]
+        known = {member.address: member for member in sorted(members)[:MOST_MEMBERS]}
+        self._members.listed(known, time.monotonic())
+        return known, None, max(0, len(members) - MOST_MEMBERS)
+
+    def _ask(self, member: Member) -> Report | str:
+        """Return what a process says, or why it says nothing."""
+        try:
+            with gevent.Timeout(ASK_S, RequestTimeout(f"no answer within {ASK_S:g} s")):
+                address = parse_address(member.address, setting="the registered address")
+                link = Outbound(address, ASK_S, peers=self._registration.peers)
+                try:
+                    return _report(link)
+                finally:
+                    link.close()
+        except MetaqError as error:
+            return str(error)
+
+
+def _report(link: Outbound) -> Report:
+    """Ask one process. Raise ``ClientError``, or ``BadRequest`` when it is not metaq."""
+    info = decode_kv_table(link.call(Request.GET_BROKER_RUNTIME_INFO, {}).body)
+    try:
+        answer = link.call(Request.REPLICA_STATUS, {})
+    except Refused as error:
+        if error.code != Response.REQUEST_CODE_NOT_SUPPORTED:
+            raise
+        return Report(info, None)
+    return Report(info, read_replica_state(answer.body))
+
+
+def read_replica_state(body: bytes) -> Mapping[str, Any]:
+    """Return the state of a replica (30020). Raise ``BadRequest``."""
+    try:
+        state = orjson.loads(body)
+        return {**state, "replica": int(state["replica"])}
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        raise BadRequest(f"the body is not the state of a replica: {error!r}"[:200]) from error
+
+
+def _state(member: Member, answer: Report | str, reached_ms: int | None, *, registered: bool) -> MemberState:
+    if isinstance(answer, Report):
+        return MemberState(member, registered, answer, None, reached_ms)
+    return MemberState(member, registered, None, answer, reached_ms)
