@@ -70,9 +70,9 @@ API: Final = [
     ),
     M(
         "rest",
-        "server/api/site.py",
-        "if self.stopped or self._calls >= MOST_CALLS:",
-        "if self.stopped or self._calls >= 2 * MOST_CALLS:",
+        "server/http/bounded.py",
+        "if self.stopped or self._calls >= self._bounds.calls:",
+        "if self.stopped or self._calls >= 2 * self._bounds.calls:",
         "server/api/test_streams.py::test_streams_keep_nothing_else_waiting",
     ),
 ]

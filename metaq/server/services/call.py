@@ -40,7 +40,7 @@ REST_S: Final = 0.001
 """seconds; with a sleep of 0, connections would not go on."""
 _LANGUAGE: Final = "HTTP"
 _UNBOUNDED: Final = 1 << 30
-"""Answers inside of the process are read at once, and ``metaq.server.api.site`` bounds how many calls there are."""
+"""Answers inside of the process are read at once, and ``metaq.server.http.bounded`` bounds how many calls there are."""
 
 
 @dataclass(frozen=True)
