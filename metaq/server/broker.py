@@ -166,23 +166,11 @@ class Broker:
         self.metrics = self._make_metrics()
         self.origins = Origins(settings, {})
         reads, reasons, cancels = through_cache(self.run), self.metrics.reasons, self._timing.cancels
-        self.site = BrokerSite(
-            Interior(
-                self.context,
-                self._endpoint,
-                self.holds,
-                reads,
-                reasons,
-                cancels,
-                lambda: self._owner.origins,
-                self.kept.history,
-                Cluster(self.registration, self.kept.members),
-                self.leasing.figures,
-            )
-        )
+        cluster = Cluster(self.registration, self.kept.members)
+        shown = self.context, self._endpoint, self.holds, reads, reasons, cancels, lambda: self._owner.origins
+        self.site = BrokerSite(Interior(*shown, self.kept.history, cluster, self.leasing.figures))
         self._take_role()
         self.context.statistics.begin()
-        self._sampler = Sampler(self.metrics)
 
     @classmethod
     def alone(cls, settings: Settings, clock: Clock | None = None, disk: Disk | None = None, *, tell: Tell = nobody) -> Self:
@@ -380,9 +368,7 @@ class Broker:
             OffsetExportHandler(context, later, self._export),
             LeaseAdminHandler(context, self.leasing, later),
             ClientAdminHandler(context, later, self.run),
-            BrokerInfoHandler(
-                context, self.turns, self._schedule.positions, self._figures, clocks, later, advertised, owner, self.kept.history
-            ),
+            BrokerInfoHandler(context, self.turns, self._schedule.positions, self._figures, clocks, later, advertised, owner),
             self._operators,
         ]
 
@@ -399,14 +385,8 @@ class Broker:
     def start(self) -> None:
         """Accept connections, start the duties, and register the broker."""
         recovery = self.recovery
-        logger.info(
-            "recovered ending=%s walked_from=%d end=%d records=%d gaps=%d",
-            recovery.ending,
-            recovery.walked_from,
-            recovery.end,
-            recovery.records,
-            len(recovery.gaps),
-        )
+        walked = recovery.ending, recovery.walked_from, recovery.end, recovery.records, len(recovery.gaps)
+        logger.info("recovered ending=%s walked_from=%d end=%d records=%d gaps=%d", *walked)
         self._endpoint.start()
         keeper = self._parts.keeper
         keepers = (self._branches, self._check_back, self.epochs, self._timing.keeper, self._lease_keeper)
@@ -417,7 +397,7 @@ class Broker:
             self._duties.every(self.settings.checkpoint_interval_ms / 1000, index.flush)
         self._duties.every(IDLE_SCAN_S, self._endpoint.close_idle)
         self._duties.every(LOOK_S, self.authentication.reload_if_changed)
-        self._duties.every(SAMPLE_S, self._sample)
+        self._duties.every(SAMPLE_S, Sampler(self.metrics, self._duties.rest).sample)
         self._duties.every(self.settings.client_scan_ms / 1000, self._look_for_silent_clients)
         if self.role.is_master:
             self._start_writing()
@@ -444,10 +424,6 @@ class Broker:
     def _save_transactions(self) -> None:
         self.transactions.snapshots.save(self.run)
         self.halves.save(self.run)
-
-    def _sample(self) -> None:
-        self.context.statistics.sample(self._duties.rest)
-        self._sampler.sample()
 
     def _look_for_silent_clients(self) -> None:
         self.context.clients.expire(self.store.clock.monotonic() - self.settings.client_expiry_ms / 1000)

@@ -9,6 +9,7 @@ from metaq.engine.figures.history import Figures
 from metaq.engine.figures.statistics import Sample
 from metaq.server.http.brokermetrics import BrokerMetrics
 from metaq.server.http.scrapes import Slices
+from metaq.store.files.filecache import Rest
 
 LAG_SHARE: Final = 100
 """After the lags of all groups were summed up, as many times as long passes before they are again: 1 % of the time is theirs."""
@@ -27,16 +28,22 @@ class _Counted(NamedTuple):
 class Sampler:
     """Adds samples of one broker to the history."""
 
-    def __init__(self, metrics: BrokerMetrics) -> None:
+    def __init__(self, metrics: BrokerMetrics, rest: Rest) -> None:
+        """Prepare. ``rest`` lets others run, and returns after the end of a turn."""
         self._metrics = metrics
+        self._rest = rest
         self._before = self._counted()
         self._lag = 0
         self._lags_due_s = 0.0
 
     def sample(self) -> None:
-        """Add one sample, after the statistics have taken theirs. Raise ``StoreError`` when the disk cannot be looked at."""
+        """Sample the statistics, and add one sample to the history.
+
+        Raise ``StoreError`` when the disk cannot be looked at.
+        """
         metrics, history = self._metrics, self._metrics.history
         store, context = metrics.context.store, metrics.context
+        context.statistics.sample(self._rest)
         usage = metrics.run(partial(store.disk.usage, store.directory))
         log, health = store.figures(), context.replicas.health()
         self._sum_lags()

@@ -3,7 +3,6 @@
 import enum
 import time
 from collections.abc import Iterator
-from itertools import islice
 from typing import Annotated, Any
 
 import gevent
@@ -12,12 +11,16 @@ from msgspec import Meta
 
 import metaq
 from metaq.address import Address
+from metaq.client.admin.views import read_lines
 from metaq.config import FIELDS
+from metaq.diagnosis.brokerchecks import OF_ALL, OF_MASTERS, BrokerReport
+from metaq.diagnosis.findings import Level, some
 from metaq.errors import BadRequest, RequestFailed
 from metaq.fields import plain
 from metaq.message import DEAD_PREFIX, TopicPartition
 from metaq.protocol.remoting.adminbodies import encode_settings
 from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.routes import decode_kv_table
 from metaq.server.access.permissions import Action
 from metaq.server.remoting.session import RemotingSession
 from metaq.server.services.call import Call
@@ -31,8 +34,6 @@ AT_ONCE = 200
 """Groups, each in one topic, that are looked at before other greenlets run for"""
 REST_S = 0.001
 """seconds; with a sleep of 0, connections would not go on."""
-NAMED = 5
-"""Names in one finding."""
 
 
 class Averages(Output, frozen=True):
@@ -284,28 +285,40 @@ def find_problems(call: Call) -> BrokerFindings:
 
 
 def _findings(call: Call) -> Iterator[BrokerFinding]:
-    context = call.context
+    context, found = call.context, list(_reported(call))
     for reason in call.interior.reasons():
-        yield _problem("ready", reason, "clients cannot work with this broker until this is over")
+        if not any(reason in each.found for each in found):  # the reports have most of them
+            yield _problem("ready", reason, "clients cannot work with this broker until this is over")
+    yield from found
     suspicion = context.store.suspicion.reason
     if suspicion is not None:
         yield _warning(
             "log", f"the log may lack acknowledged messages: {suspicion}", "metaq cluster status, docs/replication.md"
         )
-    usage = context.store.disk.usage(context.settings.data).ratio
-    if usage > context.store.settings.retention.clean_ratio:
-        yield _warning("disk", f"{usage:.0%} of the disk are used", "free some, or lower keep_hours")
     stuck = _stuck(call)
     if stuck:
         yield _warning(
-            "groups", f"no consumer is connected, and messages wait: {_some(stuck)}", "metaq group why-not-consuming GROUP"
+            "groups", f"no consumer is connected, and messages wait: {some(stuck)}", "metaq group why-not-consuming GROUP"
         )
     topics = [topic.name for topic in context.topics if topic.name.startswith(DEAD_PREFIX)]
     dead = [name.removeprefix(DEAD_PREFIX) for name in topics if number_of_messages(call, name)]
     if dead:
-        yield _warning("dead letters", f"groups have given up messages: {_some(dead)}", "metaq dlq show GROUP")
+        yield _warning("dead letters", f"groups have given up messages: {some(dead)}", "metaq dlq show GROUP")
     if context.store.indexing.paused is not None:
         yield _warning("keys", f"no keys are entered: {context.store.indexing.paused}", "messages are not found by key for now")
+
+
+def _reported(call: Call) -> Iterator[BrokerFinding]:
+    """Yield what ``metaq doctor`` finds in the report of this broker."""
+    context = call.context
+    info = decode_kv_table(bytes(call.ask(Request.GET_BROKER_RUNTIME_INFO).body))
+    config = read_lines(bytes(call.ask(Request.GET_BROKER_CONFIG).body))
+    report = BrokerReport(call.broker, str(Address(context.host, context.port)), info, config)
+    for check in (*OF_ALL, *(OF_MASTERS if context.replicas.is_master else ())):
+        for finding in check(report):
+            if finding.level is not Level.OK:
+                make = _problem if finding.level is Level.PROBLEM else _warning
+                yield make(finding.check, finding.found, finding.advice)
 
 
 def _stuck(call: Call) -> list[str]:
@@ -319,11 +332,6 @@ def _stuck(call: Call) -> list[str]:
         if number % AT_ONCE == 0:
             gevent.sleep(REST_S)
     return sorted(found)
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - NAMED
-    return ", ".join(islice(sorted(names), NAMED)) + (f" and {more} more" if more > 0 else "")
 
 
 def _warning(check: str, found: str, advice: str) -> BrokerFinding:

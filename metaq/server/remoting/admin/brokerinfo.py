@@ -10,7 +10,6 @@ import metaq
 from metaq.address import Address
 from metaq.config import MOST_HOURS
 from metaq.engine.context import Context
-from metaq.engine.figures.history import History
 from metaq.engine.figures.statistics import Day
 from metaq.engine.leases.clocks import ConsumerClocks
 from metaq.engine.schedule import LEVEL_SECONDS
@@ -26,7 +25,7 @@ from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import ViewStats, decode_header
 from metaq.protocol.remoting.routes import DataVersion, encode_data_version, encode_kv_table
 from metaq.server.access.permissions import Action, demand
-from metaq.server.reload import Configurable
+from metaq.server.reload import Owner
 from metaq.server.remoting.later import Later
 from metaq.server.remoting.session import DONE, Answer, RemotingSession, RequestHandler
 from metaq.store.files.filecache import Read
@@ -53,12 +52,11 @@ class BrokerInfoHandler:
         clocks: ConsumerClocks,
         later: Later,
         advertised: Address,
-        owner: Configurable,
-        history: History,
+        owner: Owner,
     ) -> None:
         """Prepare. ``positions`` returns, for each delay level, the ordinal up to which its messages are delivered.
 
-        ``transactions`` returns figures by name; ``owner`` has the settings in force.
+        ``transactions`` returns figures by name; ``owner`` has the settings in force, and the history.
         """
         self._context = context
         self._store = context.store
@@ -69,7 +67,6 @@ class BrokerInfoHandler:
         self._later = later
         self._advertised = advertised
         self._owner = owner
-        self._history = history
         self._started_ms = context.store.clock.now_ms()
         self._version = 0  # number of changes to the settings since then
 
@@ -176,7 +173,7 @@ class BrokerInfoHandler:
             "brokerVersionDesc": VERSION_NAME,
             "metaqVersion": metaq.__version__,
             "metaqNow": self._store.clock.now_ms(),
-            "metaqLag": round(self._history.now.lag),
+            "metaqLag": round(self._owner.kept.history.now.lag),
             "metaqWritable": self._refusal() or "yes",
             "metaqClocksAhead": fastjson.encode([each._asdict() for each in self._clocks.ahead()]).decode(),
             "brokerActive": "true",
