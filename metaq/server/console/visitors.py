@@ -1,4 +1,4 @@
-"""Who opens a page: from which site the request comes, and which login its cookie has."""
+"""The visitors of pages: from which site a request comes, and which login its cookie has."""
 
 import logging
 from typing import Final, NamedTuple
