@@ -1,4 +1,4 @@
-"""What a broker answers over HTTP beside metrics and health: its API below ``/api``, and its console."""
+"""All that a broker answers over HTTP beside metrics and health: its API below ``/api``, and its console."""
 
 from collections.abc import Iterable
 from typing import Final

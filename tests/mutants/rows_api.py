@@ -22,7 +22,7 @@ API: Final = [
     M(
         "rest",
         "server/services/groups.py",
-        "_lags(call, group, topic.name)  # who",
+        "lags_of(call, group, topic.name)  # who",
         "pass  # who",
         "server/api/test_operations.py::test_a_reset_is_shown_before_it_is_made",
     ),

@@ -112,6 +112,7 @@ class Visits:
         host, _, port = address.rpartition(":")
         self.address = address
         self.cookie = ""
+        self._cookie_name = f"metaq_login_{port}"
         self.last_cookie: Any = None
         self._connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=SOCKET_TIMEOUT_S)
         if who is not None:
@@ -131,12 +132,13 @@ class Visits:
         data = None if fields is None else urlencode(fields).encode()
         more = {} if data is None else {"Content-Type": FORM}
         if self.cookie:
-            more["Cookie"] = f"metaq_login={self.cookie}"
+            more["Cookie"] = f"{self._cookie_name}={self.cookie}"
         self._connection.request(method, path, data, {**more, **(headers or {})})
         answer = self._connection.getresponse()
         found = {name.lower(): value for name, value in answer.getheaders()}
         if "set-cookie" in found:
             [self.last_cookie] = SimpleCookie(found["set-cookie"]).values()
+            assert self.last_cookie.key == self._cookie_name
             self.cookie = self.last_cookie.value
         return ShownPage(answer.status, found, answer.read())
 

@@ -1,4 +1,4 @@
-"""What pages are made of: the request of a browser, and the kinds of routes that answer one.
+"""The parts of pages: the request of a browser, and the kinds of routes that answer one.
 
 To add a page:
 

@@ -1,4 +1,4 @@
-"""Who opens a page: from which site the request comes, and which login its cookie has."""
+"""The visitors of pages: from which site a request comes, and which login its cookie has."""
 
 import logging
 from typing import Final, NamedTuple
@@ -16,12 +16,18 @@ from metaq.server.services.call import Interior
 
 logger = logging.getLogger(__name__)
 
-COOKIE: Final = "metaq_login"
+COOKIE: Final = "metaq_login_{port}"
+"""Browsers send the cookies of a host to all its ports, where other brokers may be."""
 TOKEN_FIELD: Final = "change_token"  # noqa: S105 - a name
 """The field of a form that proves that a page of this console has it."""
 _POLL: Final = "HTTP_METAQ_POLL"
 """Set by what a page loads by itself, which keeps no login alive."""
 _LONGEST_NEXT: Final = 2048
+_ARRIVAL: Final = (
+    '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="0"><title>metaq</title>'
+    "</head><body></body></html>"
+)
+"""Asks for the same page again: from a link of another site a browser comes without the cookie, and now it sends it."""
 
 
 class Visitor(NamedTuple):
@@ -45,7 +51,7 @@ def visitor_of(request: Request, interior: Interior) -> Visitor | None:
     authentication = interior.endpoint.authentication
     if not authentication.has_users:
         return Visitor(authentication.anonymous, "")
-    token = request.cookies.get(COOKIE, "")
+    token = request.cookies.get(_cookie(request), "")
     principal = authentication.logged_in(token, used=_POLL not in request.env) if token else None
     return None if principal is None else Visitor(principal, token)
 
@@ -58,6 +64,8 @@ def check_change(visitor: Visitor, given: str, interior: Interior) -> None:
 
 def to_login(request: Request) -> falcon.HTTPStatus:
     """Return the answer that leads a browser to the login, and from there back to a page."""
+    if request.method == "GET" and request.env.get("HTTP_SEC_FETCH_SITE") == "cross-site":
+        return falcon.HTTPStatus(200, headers={"Content-Type": "text/html; charset=utf-8"}, text=_ARRIVAL)
     where = link("login", next=address_in(request) if request.method == "GET" else None)
     if request.get_header("HX-Request"):  # else the login would be shown inside of a page
         return falcon.HTTPStatus(401, headers={"HX-Redirect": link("login")})
@@ -88,9 +96,13 @@ def after_login(wanted: str) -> str:
     return wanted if is_own and "\\" not in wanted else f"{ROOT}/"
 
 
+def _cookie(request: Request) -> str:
+    return COOKIE.format(port=request.env["SERVER_PORT"])
+
+
 def _set_cookie(request: Request, response: Response, token: str) -> None:
     response.set_cookie(
-        COOKIE,
+        _cookie(request),
         token,
         max_age=None if token else 0,
         path=ROOT,

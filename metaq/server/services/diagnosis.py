@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 import gevent
 from msgspec import Meta
@@ -93,14 +93,16 @@ def _side(call: Call, group: str, topic: str | None) -> BrokerSide:
     context = call.context
     broker = BrokerView(context.settings.cluster_name, call.broker, MASTER, str(Address(context.host, context.port)))
     known = context.groups.get(group)
-    lags = lags_of(call, group, topic or "")
+    if known is None:
+        return BrokerSide(broker, None, names=tuple(each.name for each in context.groups), members=members_of(call, group))
+    lags = [] if topic is not None and context.topics.get(topic) is None else lags_of(call, group, topic or "")
     if context.topics.get(f"{RETRY_PREFIX}{group}") is not None:
         # asked for by name: a broker otherwise leaves out retries without a committed offset
         lags += lags_of(call, group, f"{RETRY_PREFIX}{group}")
     return BrokerSide(
         broker,
         None,
-        None if known is None else GroupView(group, known.consume_enable, known.consume_broadcast_enable),
+        GroupView(group, known.consume_enable, known.consume_broadcast_enable),
         tuple(each.name for each in context.groups),
         members_of(call, group),
         tuple(sorted(_once(lags), key=lambda lag: lag.queue)),
@@ -114,8 +116,8 @@ def _once(lags: Iterable[LagView]) -> Iterable[LagView]:
 
 def _leases(call: Call, group: str, topic: str | None) -> tuple[LeaseSide, ...]:
     asked = {"group": group} if topic is None else {"group": group, "topic": topic}
-    places = [PlaceRow(**row) for row in _rows(call, Request.LIST_LEASES, asked)]
-    topics = [TopicRow(**row) for row in _rows(call, Request.LEASE_STATS, {"group": group})]
+    places = [PlaceRow(*(row[name] for name in PlaceRow._fields)) for row in _rows(call, Request.LIST_LEASES, asked)]
+    topics = [TopicRow(*(row[name] for name in TopicRow._fields)) for row in _rows(call, Request.LEASE_STATS, {"group": group})]
     return tuple(
         LeaseSide(row, tuple(place for place in places if place.topic == row.topic))
         for row in topics
@@ -123,7 +125,7 @@ def _leases(call: Call, group: str, topic: str | None) -> tuple[LeaseSide, ...]:
     )
 
 
-def _rows(call: Call, code: Request, asked: Mapping[str, str]) -> list[dict[str, object]]:
+def _rows(call: Call, code: Request, asked: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the first page of rows: as many as a person reads."""
     rows, _ = read_leases(bytes(call.ask(code, body=fastjson.encode(dict(asked))).body))
     return rows

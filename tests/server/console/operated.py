@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from metaq.server.console.routes import ROUTES
-from metaq.server.console.visit import ROOT, PageView
+from metaq.server.console.visit import ROOT
+from tests.server.console.planted import shown_paths
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.consumer import Consumer, subscription
 from tests.support.halves import Producer
@@ -60,9 +60,7 @@ def operated(broker: BrokerProcess) -> Iterator[dict[str, str]]:
 
 
 def operated_pages(names: dict[str, str]) -> list[str]:
-    """The paths of the pages for operators, with what was planted; without those of replicas."""
-    own = ("/charts", "/timers", "/recurring", "/new-recurring", "/transactions", "/leases", "/dead-letters", "/connections")
-    more = ("/settings", "/logs", "/users")
-    found = [route.path for route in ROUTES if isinstance(route, PageView) and route.path.startswith((*own, *more))]
+    """The paths of the pages for operators, with what was planted."""
+    others = ("/topics", "/groups", "/messages", "/new-topic", "/new-group", "/search")
     leased = {**names, "topic": DEAD_TOPIC}
-    return [*(f"{ROOT}{path.format(**leased)}" for path in found), f"{ROOT}/cluster"]
+    return [f"{ROOT}{path.format(**leased)}" for path in shown_paths() if path and not path.startswith(others)]

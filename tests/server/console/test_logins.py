@@ -54,6 +54,15 @@ def test_nobody_sees_a_page(broker: BrokerProcess) -> None:
         assert (answer.status, answer.headers["hx-redirect"]) == (401, f"{ROOT}/login")
 
 
+def test_a_link_from_another_site_leads_to_the_page(broker: BrokerProcess) -> None:
+    """E-05: a browser follows it without the cookie; the answer asks for the page again, and then there is one."""
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    with Visits(broker.http) as visits:
+        answer = visits.send("GET", f"{ROOT}/topics", headers=link)
+        assert (answer.status, ("meta", {"http-equiv": "refresh", "content": "0"}) in answer.elements) == (200, True)
+        assert visits.send("GET", f"{ROOT}/topics", headers={**link, "Sec-Fetch-Site": "same-origin"}).status == 303
+
+
 @pytest.mark.parametrize("wanted", ["http://evil.example/", "//evil.example", "/console/\\evil", "/api", "/console/\r\nX: y"])
 def test_a_login_leads_nowhere_else(broker: BrokerProcess, wanted: str) -> None:
     """E-05: only to pages of the console."""

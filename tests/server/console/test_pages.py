@@ -1,7 +1,9 @@
 """Pages that only show: each answers, whatever names, keys and bodies say, and under the rules that a browser enforces."""
 
+import http.client
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final
 
@@ -9,17 +11,19 @@ import pytest
 
 from metaq.server.console.assets import FOLDER
 from metaq.server.console.routes import ROUTES, SECTIONS
+from metaq.server.console.site import BOUNDS
 from metaq.server.console.visit import ROOT, PageView
-from tests.support.broker import BrokerProcess
+from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess, wait_until
 from tests.support.console import ShownPage, Visits
 from tests.support.consumer import Consumer, subscription
-from tests.support.rest import Rest
+from tests.support.rest import Rest, named
 
 HOSTILE: Final = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'</pre></textarea></td>{{7*7}}&amp;"
 TOPIC: Final = "%a%22onload|t"
 """As hostile as a name may be."""
 GROUP: Final = "%3Cg%3E"
 PER_PAGE: Final = 50
+DEADLINE_S: Final = 60.0
 HANDLERS: Final = ("on", "style", "srcdoc")
 TAGS: Final = {"script", "style", "iframe", "object", "embed", "base"}
 
@@ -29,21 +33,11 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """A broker with hostile content: one topic with messages, and a group with a connected member."""
     folder: Path = tmp_path_factory.mktemp("pages")
     with BrokerProcess(folder / "data") as broker, Rest(broker.http) as rest, Consumer(broker, GROUP, HOSTILE) as consumer:
-        rest.put(f"/topics/{quoted(TOPIC)}", {"partitions": 2})
-        rest.put(f"/groups/{quoted(GROUP)}", {})
-        rest.publish(quoted_twice(TOPIC), HOSTILE, keys=["k<b>"], tag="<i>tag</i>", properties={"p<u>": HOSTILE})
+        rest.put(f"/topics/{named(TOPIC)}", {"partitions": 2})
+        rest.put(f"/groups/{named(GROUP)}", {})
+        rest.publish(TOPIC, HOSTILE, keys=["k<b>"], tag="<i>tag</i>", properties={"p<u>": HOSTILE})
         consumer.beat(subscription(TOPIC, "<i>x"))
         yield broker
-
-
-def quoted(name: str) -> str:
-    """A name as it stands in a path."""
-    return name.replace("%", "%25").replace("|", "%7C").replace('"', "%22")
-
-
-def quoted_twice(name: str) -> str:
-    """``Rest.publish`` quotes by itself."""
-    return name
 
 
 @pytest.fixture
@@ -54,7 +48,7 @@ def visits(broker: BrokerProcess) -> Iterator[Visits]:
 
 def newest_id(broker: BrokerProcess, topic: str = TOPIC) -> str:
     with Rest(broker.http) as rest:
-        return str(rest.get(f"/topics/{quoted(topic)}/newest")["rows"][0]["offset_id"])
+        return str(rest.get(f"/topics/{named(topic)}/newest")["rows"][0]["offset_id"])
 
 
 def check_harmless(page: ShownPage) -> None:
@@ -69,8 +63,8 @@ def check_harmless(page: ShownPage) -> None:
 
 def every_page(broker: BrokerProcess) -> list[str]:
     """The paths of all pages, with names that this broker has."""
-    names = {"topic": quoted(TOPIC), "group": quoted(GROUP), "offset_id": newest_id(broker)}
-    return [route.path.format(**names) for route in ROUTES if isinstance(route, PageView)]
+    names = {"topic": named(TOPIC), "group": named(GROUP), "offset_id": newest_id(broker)}
+    return [path.format(**names) for path in shown_paths() if named_in(path) <= names.keys()]
 
 
 def test_every_page_answers_and_is_harmless(broker: BrokerProcess, visits: Visits) -> None:
@@ -91,17 +85,15 @@ def test_hostile_content_is_shown_as_it_is(broker: BrokerProcess, visits: Visits
     message = visits.page(f"/messages/{newest_id(broker)}", **{"as": "text"})
     for shown in (HOSTILE, "k<b>", "<i>tag</i>", "p<u>", TOPIC):
         assert shown in message.text, shown
-    assert HOSTILE.split()[0] in visits.page(f"/topics/{quoted(TOPIC)}/messages").text
-    group = visits.page(f"/groups/{quoted(GROUP)}")
+    assert HOSTILE.split()[0] in visits.page(f"/topics/{named(TOPIC)}/messages").text
+    group = visits.page(f"/groups/{named(GROUP)}")
     assert HOSTILE in group.text and "<i>x" in group.text
 
 
-@pytest.mark.parametrize(
-    "path", [f"/topics?search={HOSTILE}", f"/search?topic={HOSTILE}&key={HOSTILE}", "/groups?search=%22%3E%3Cscript%3E", "/%3Cscript%3E"]
-)  # fmt: skip
+@pytest.mark.parametrize("path", ["/topics?search={}", "/groups?search={}", "/search?topic={}&key={}", "/search?id={}", "/{}"])
 def test_what_an_address_says_is_escaped(visits: Visits, path: str) -> None:
     """E-05: also in the page of an error."""
-    page = visits.send("GET", f"{ROOT}{path}".replace("<", "%3C").replace(">", "%3E").replace(" ", "+").replace('"', "%22"))
+    page = visits.send("GET", f"{ROOT}{path.replace('{}', named(HOSTILE))}")
     assert page.status in (200, 404)
     check_harmless(page)
 
@@ -237,6 +229,28 @@ def test_the_way_in(visits: Visits) -> None:
     assert "does not exist" in visits.page("/topics/nothing", 404).alert
     assert visits.send("DELETE", f"{ROOT}/topics").status == 405
     assert visits.send("HEAD", f"{ROOT}/").status in (200, 405)
+
+
+def test_a_busy_console_keeps_nothing_else_waiting(broker: BrokerProcess, visits: Visits) -> None:
+    """E-09: with as many tails as it takes, metrics, health and the API answer; when one ends, pages do again."""
+    host, _, port = broker.http.rpartition(":")
+    with Rest(broker.http) as rest, ExitStack() as stack:
+        rest.put("/topics/busy", {"partitions": 1})
+        tails = []
+        for _ in range(BOUNDS.calls):
+            tail = stack.enter_context(closing(http.client.HTTPConnection(host, int(port), timeout=SOCKET_TIMEOUT_S)))
+            tail.request("GET", f"{ROOT}/topics/busy/tail/events")
+            tails.append(tail.getresponse())
+        assert {tail.status for tail in tails} == {200}
+        answer = visits.send("GET", f"{ROOT}/topics")
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert [visits.send("GET", path).status for path in ("/healthz", "/readyz", "/metrics")] == [200] * 3
+        assert rest.get("/broker")["ready"]
+        rest.publish("busy", "<b>all</b>")
+        for tail in tails:
+            lines = iter(tail.readline, b"")
+            assert b"&lt;b&gt;all" in next(line for line in lines if b"preview" in line)
+    wait_until(lambda: visits.send("GET", f"{ROOT}/topics").status == 200, DEADLINE_S, "the tails have ended", 0.1)
 
 
 def test_metrics_and_health_stay(visits: Visits) -> None:

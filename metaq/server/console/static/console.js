@@ -1,4 +1,5 @@
-// What pages do beside htmx: follow a stream of messages, and forget the notice of a change. Everything works without it, too.
+// What pages do beside htmx: follow a stream of messages, keep parts that load themselves from disturbing whoever is in them, and
+// forget the notice of a change. Everything else works without it, too.
 "use strict";
 
 const MOST_ROWS = 200;
@@ -17,7 +18,7 @@ function follow(list) {
 
   function start() {
     source = new EventSource(list.dataset.follow);
-    state.textContent = "waiting for messages";
+    state.textContent = "connecting";
     button.textContent = "Pause";
     source.addEventListener("open", () => { state.textContent = "live"; });
     source.addEventListener("error", () => { if (source !== null) state.textContent = "connecting again"; });
@@ -41,6 +42,26 @@ function chooseAll(box) {
   box.addEventListener("change", () => boxes.forEach((each) => { each.checked = box.checked; }));
 }
 
+// Whether somebody stands in a part by keyboard, or has selected text in it: it would be lost.
+function isInUse(part) {
+  const selection = document.getSelection();
+  const selects = selection !== null && !selection.isCollapsed && part.contains(selection.anchorNode);
+  return selects || part.querySelector(":focus-visible") !== null;
+}
+
+function keepPartsQuiet() {
+  let scrolled = [];
+  document.addEventListener("htmx:beforeRequest", (event) => {
+    if (document.hidden || isInUse(event.detail.elt)) event.preventDefault();
+  });
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    scrolled = Array.from(event.detail.target.querySelectorAll(".scroll"), (box) => box.scrollLeft);
+  });
+  document.addEventListener("htmx:afterSettle", () => {
+    document.querySelectorAll("[hx-get] .scroll").forEach((box, number) => { box.scrollLeft = scrolled[number] ?? 0; });
+  });
+}
+
 function forgetNotice() {
   const here = new URL(window.location.href);
   if (!here.searchParams.has("done")) return;
@@ -51,6 +72,7 @@ function forgetNotice() {
 
 document.addEventListener("DOMContentLoaded", () => {
   forgetNotice();
+  keepPartsQuiet();
   document.querySelectorAll("[data-follow]").forEach(follow);
   document.querySelectorAll("[data-choose-all]").forEach(chooseAll);
 });
