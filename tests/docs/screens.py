@@ -14,9 +14,11 @@ from playwright.sync_api import Browser
 
 from metaq.server.console.visit import ROOT
 from tests.docs.examples import ROOT as PROJECT
+from tests.server.console.operated import operated, operated_pages
 from tests.server.console.planted import planted, planted_pages
 from tests.support.broker import BrokerProcess
 from tests.support.chromium import chromium, new_page
+from tests.support.halves import NEVER
 
 IMAGES: Final = PROJECT / "docs" / "images"
 SIZE: Final = {"width": 1180, "height": 760}
@@ -37,13 +39,13 @@ def documented(browser: Browser, http: str, offset_id: str) -> None:
             page.screenshot(path=IMAGES / f"{name}.png")
 
 
-def everything(browser: Browser, http: str, offset_id: str, folder: Path) -> None:
-    """Take all pages into a folder."""
+def everything(browser: Browser, http: str, pages: list[str], folder: Path) -> None:
+    """Take pages into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for size in SIZES:
         for theme in THEMES:
             with new_page(browser, viewport=size, color_scheme=theme) as page:
-                for path in planted_pages(offset_id):
+                for path in pages:
                     page.goto(f"http://{http}{path}")
                     name = path.removeprefix(ROOT).strip("/").replace("/", "-") or "overview"
                     page.screenshot(path=folder / f"{name}-{size['width']}-{theme}.png", full_page=True)
@@ -53,10 +55,11 @@ def main(arguments: list[str]) -> None:
     executable = shutil.which("chromium")
     if executable is None:
         raise SystemExit("this needs chromium")
-    with tempfile.TemporaryDirectory() as name, BrokerProcess(Path(name) / "data") as broker:
-        with planted(broker) as offset_id, chromium(executable) as browser:
+    with tempfile.TemporaryDirectory() as name, BrokerProcess(Path(name) / "data", *NEVER) as broker:
+        with planted(broker) as offset_id, operated(broker) as names, chromium(executable) as browser:
             if arguments:
-                everything(browser, broker.http, offset_id, Path(arguments[0]))
+                pages = [*planted_pages(offset_id), *operated_pages(names)]
+                everything(browser, broker.http, list(dict.fromkeys(pages)), Path(arguments[0]))
             else:
                 documented(browser, broker.http, offset_id)
 

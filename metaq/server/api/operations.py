@@ -21,7 +21,7 @@ from metaq.server.services import (
     tracks,
     transactions,
 )
-from metaq.server.services.operating import cluster, history, logs, users
+from metaq.server.services.operating import cluster, history, logs, stacks, users
 
 ROOT: Final = "/api/v1"
 
@@ -139,6 +139,7 @@ OPERATIONS: Final = (
     _change("POST", "/broker/replicas/handover", brokers.hand_over, "broker"),
     _read("/broker/history", history.show_history, "broker"),
     _read("/broker/logs", logs.show_logs, "broker"),
+    _read("/broker/stacks", stacks.show_stacks, "broker"),
     _read("/users", users.list_users, "broker"),
     _read("/cluster", cluster.show_cluster, "cluster"),
 )

@@ -56,6 +56,7 @@ SECTIONS: Final = {
         Section("Settings", "settings"),
         Section("Log", "logs"),
         Section("Users", "users"),
+        Section("Threads", "stacks"),
     ),
 }
 """By heading, in the order in which they are shown."""

@@ -114,6 +114,13 @@ def test_the_log_is_for_administrators_and_has_no_secret(guarded: BrokerProcess)
         assert secret not in text
 
 
+def test_stacks(guarded: BrokerProcess) -> None:
+    """MQ-111: for administrators."""
+    with Rest(guarded.http, ADMIN) as admin, Rest(guarded.http, READER) as reader:
+        assert "Greenlet" in admin.get("/broker/stacks")["text"]
+        assert reader.refused(403, "GET", "/broker/stacks")["code"] == 16
+
+
 # -- users ------------------------------------------------------------------------------------------------------------
 
 

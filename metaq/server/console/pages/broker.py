@@ -1,10 +1,11 @@
-"""This broker: its clients' connections, its settings with their origin, its log, and its users."""
+"""This broker: its clients' connections, its settings with their origin, its log, its users, and its threads."""
 
 from typing import Any, Final
 
 from metaq.server.console.visit import PAGE_ROWS, GoTo, PageChange, PageView, Route, Visit, link
 from metaq.server.services.brokers import SettingsInput, change_settings, list_connections, show_settings
 from metaq.server.services.operating.logs import LogLevel, LogsQuery, show_logs
+from metaq.server.services.operating.stacks import show_stacks
 from metaq.server.services.operating.users import list_users
 from metaq.server.services.rows import NamesQuery
 
@@ -47,6 +48,10 @@ def _users(visit: Visit) -> dict[str, Any]:
     return {"query": query, "page": list_users(visit.call, query), "has_users": has_users}
 
 
+def _stacks(visit: Visit) -> dict[str, Any]:
+    return {"text": show_stacks(visit.call).text}
+
+
 _SETTINGS: Final = PageView("/settings", "settings.html", _settings)
 ROUTES: Final[tuple[Route, ...]] = (
     PageView("/connections", "connections.html", _connections),
@@ -54,4 +59,5 @@ ROUTES: Final[tuple[Route, ...]] = (
     PageChange(_SETTINGS.path, change_running, _SETTINGS),
     PageView("/logs", "logs.html", _logs),
     PageView("/users", "users.html", _users),
+    PageView("/stacks", "stacks.html", _stacks),
 )

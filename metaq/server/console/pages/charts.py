@@ -2,7 +2,7 @@
 
 from typing import Any, Final, NamedTuple
 
-from metaq.server.console.visit import PageData, PageView, Route, Visit
+from metaq.server.console.visit import PageData, PageView, Route, Visit, link
 from metaq.server.services.operating.history import (
     FiguresHistory,
     HistoryQuery,
@@ -51,7 +51,7 @@ CHARTS: Final = (
     Chart("Puts refused a second", "number", (Line("refused_per_second", "refused"),)),
     Chart("What a slave lacks", "size", (Line("replica_lag_bytes", "most of all slaves"),)),
 )
-LAG: Final = Chart("Messages that wait", "number", (Line("lag", "lag"),))
+LAG: Final = Chart("Lag over the last hours", "number", (Line("lag", "lag"),))
 """Of one group."""
 
 
@@ -75,9 +75,11 @@ def drawn(visit: Visit, charts: tuple[Chart, ...], minutes: int) -> dict[str, An
     return {"minutes": minutes, "spans": SPANS, "charts": [(chart, extremes(chart, history)) for chart in charts]}
 
 
-def lag_extremes(history: LagHistory) -> list[Extremes]:
-    """Return the newest and the highest lag of a group; none while there is no sample."""
-    return [Extremes("lag", history.lag[-1], max(history.lag))] if history.lag else []
+def drawn_lag(visit: Visit, group: str) -> dict[str, Any]:
+    """Return the values with which ``chart_figure.html`` shows the lag of a group."""
+    lag = show_lag_history(visit.call, group, LagHistoryQuery()).lag
+    extremes = [Extremes("lag", lag[-1], max(lag))] if lag else []
+    return {"chart": LAG, "extremes": extremes, "data": link("charts", "groups", group)}
 
 
 def _charts(visit: Visit) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from metaq.errors import BadRequest
 from metaq.protocol.remoting.attributes import GROUP_ATTRIBUTES
+from metaq.server.console.pages.charts import drawn_lag
 from metaq.server.console.pages.topics import check_typed
 from metaq.server.console.visit import PAGE_ROWS, GoTo, PageChange, PageView, Route, Visit, link, time_ms
 from metaq.server.services.diagnosis import DiagnosisQuery, diagnose_group
@@ -37,7 +38,8 @@ def _list(visit: Visit) -> dict[str, Any]:
 def _group(visit: Visit) -> dict[str, Any]:
     group = visit.path["group"]
     shown, lag = show_group(visit.call, group), show_lag(visit.call, group, LagQuery())
-    return {"group": shown, "lag": lag, "leases": any(row.in_flight is not None for row in lag.partitions)}
+    leases = any(row.in_flight is not None for row in lag.partitions)
+    return {"group": shown, "lag": lag, "leases": leases, **drawn_lag(visit, group)}
 
 
 def _why(visit: Visit) -> dict[str, Any]:
