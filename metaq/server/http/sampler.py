@@ -12,7 +12,7 @@ from metaq.server.http.scrapes import Slices
 from metaq.store.files.filecache import Rest
 
 LAG_SHARE: Final = 100
-"""After the lags of all groups were summed up, as many times as long passes before they are again: 1 % of the time is theirs."""
+"""Summing up the lags of all groups takes 1 % of the time at most: as many times as long passes before it is done again."""
 
 
 class _Counted(NamedTuple):

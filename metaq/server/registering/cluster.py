@@ -58,6 +58,8 @@ class MemberState(NamedTuple):
     problem: str | None
     reached_ms: int | None
     """When it answered last (Unix time)."""
+    replica: int | None
+    """Its number, where it ever said one."""
 
 
 class Look(NamedTuple):
@@ -102,7 +104,9 @@ class Members:
 
     def reached(self, address: str, report: Report, now_ms: int) -> None:
         """Take note of an answer. What was known of the same replica at another address is forgotten."""
-        seen = self._seen[address]
+        seen = self._seen.get(address)
+        if seen is None:  # it is another one's other address, and that one has answered
+            return
         replica = None if report.replica is None else report.replica["replica"]
         if replica is not None:
             same = (seen.member.cluster, seen.member.broker, replica)
@@ -111,12 +115,10 @@ class Members:
                     del self._seen[other]
         self._seen[address] = seen._replace(replica=replica, reached_ms=now_ms)
 
-    def knows(self, address: str) -> bool:
-        return address in self._seen
-
-    def reached_ms(self, address: str) -> int | None:
-        """Return when a process answered last (Unix time)."""
-        return self._seen[address].reached_ms
+    def last(self, address: str) -> tuple[int, int | None] | None:
+        """Return when a process answered last (Unix time; 0 when never) and its number; ``None`` when it was forgotten."""
+        seen = self._seen.get(address)
+        return None if seen is None else (seen.reached_ms or 0, seen.replica)
 
 
 class Cluster:
@@ -160,12 +162,12 @@ class Cluster:
             if isinstance(greenlet.value, Report):
                 self._members.reached(member.address, greenlet.value, time.time_ns() // 1_000_000)
         gone = set() if problem else asked.keys() - known.keys()
-        states = tuple(
-            _state(member, greenlet.value, self._members.reached_ms(address), registered=address not in gone)
-            for (address, member), (_, greenlet) in zip(asked.items(), answers, strict=True)
-            if self._members.knows(address)
-        )
-        self._looked, self._looked_s = Look(states, problem, left_out), time.monotonic()
+        states = []
+        for member, greenlet in answers:
+            last = self._members.last(member.address)
+            if last is not None:
+                states.append(_state(member, greenlet.value, last, registered=member.address not in gone))
+        self._looked, self._looked_s = Look(tuple(states), problem, left_out), time.monotonic()
         return self._looked
 
     def _listed(self) -> tuple[dict[str, Member], str | None, int]:
@@ -218,7 +220,6 @@ def read_replica_state(body: bytes) -> Mapping[str, Any]:
         raise BadRequest(f"the body is not the state of a replica: {error!r}"[:200]) from error
 
 
-def _state(member: Member, answer: Report | str, reached_ms: int | None, *, registered: bool) -> MemberState:
-    if isinstance(answer, Report):
-        return MemberState(member, registered, answer, None, reached_ms)
-    return MemberState(member, registered, None, answer, reached_ms)
+def _state(member: Member, answer: Report | str, last: tuple[int, int | None], *, registered: bool) -> MemberState:
+    report, problem = (answer, None) if isinstance(answer, Report) else (None, answer)
+    return MemberState(member, registered, report, problem, last[0] or None, last[1])

@@ -63,7 +63,7 @@ def test_each_shows_all_and_a_lost_master(replicas: list[ReplicaProcess]) -> Non
 
 
 def test_brokers_with_users_and_without_a_registry(tmp_path: Path) -> None:
-    """E-05, E-32: who has a cluster_user is answered; what a broker refuses is said; without a registry all were seen before."""
+    """E-05, E-32: a cluster_user is answered; what a broker refuses is said; without a registry all were seen before."""
     users = write_users(tmp_path / "users.yaml")
     with RegistryProcess(tmp_path / "registry") as registry:
         flags = ("--users-file", str(users), "--registries", registry.address)

@@ -47,13 +47,14 @@ def operated(broker: BrokerProcess) -> Iterator[dict[str, str]]:
             rest.put(f"/topics/{topic}", {"partitions": 1})
         rest.put(f"/groups/{GROUP}", {})
         consumer.beat(subscription(TOPIC, "*"))
-        dead_letters(rest, DEAD_TOPIC, DEAD_GROUP, [f'{{"to":"{name}@example.org"}}' for name in ("ada", "bob", "eve")], keys=["mail-7"])
+        mails = [f'{{"to":"{name}@example.org"}}' for name in ("ada", "bob", "eve")]
+        dead_letters(rest, DEAD_TOPIC, DEAD_GROUP, mails, keys=["mail-7"])
         for number in range(3):
             rest.publish(TOPIC, f"later {number}", delay_ms=HOUR_MS * (number + 1))
         rest.publish(DEAD_TOPIC, "another", delay_ms=HOUR_MS)
         rest.put(f"/recurring/{RECURRING}", {"cron": "0 2 * * *", "topic": TOPIC, "body": "go", "zone": "Europe/Berlin"})
         rest.publish(DEAD_TOPIC, *map(str, range(4)))
-        rest.post(f"/groups/{DEAD_GROUP}/leases", {"topic": DEAD_TOPIC, "limit": 3})
+        rest.post(f"/groups/{DEAD_GROUP}/leases", {"topic": DEAD_TOPIC, "limit": 3, "invisible_ms": HOUR_MS})
         half = producer.half(b"undecided")
         names = {"topic": TOPIC, "group": DEAD_GROUP, "name": RECURRING, "key": half.offset_id, "partition": "0"}
         yield names

@@ -10,7 +10,16 @@ import pytest
 from metaq.engine.figures.history import Figures
 from metaq.server.console.pages.charts import CHARTS
 from metaq.server.console.visit import ROOT
-from tests.server.console.operated import DEAD_GROUP, DEAD_TOPIC, HOUR_MS, RECURRING, TOPIC, dead_letters, operated, operated_pages
+from tests.server.console.operated import (
+    DEAD_GROUP,
+    DEAD_TOPIC,
+    HOUR_MS,
+    RECURRING,
+    TOPIC,
+    dead_letters,
+    operated,
+    operated_pages,
+)
 from tests.server.console.test_pages import HOSTILE, check_harmless
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.console import Visits
@@ -256,9 +265,10 @@ def test_who_only_reads(tmp_path: Path) -> None:
         (letter,) = dead_letters(rest, "t", "g", ["x"])
         rest.publish("t", "later", delay_ms=HOUR_MS)
         with Visits(broker.http, READER) as reader:
-            for path in ("/charts", "/timers", "/leases", "/transactions", "/connections", "/settings", "/cluster", "/dead-letters/g"):
+            looked = ("/charts", "/timers", "/leases", "/transactions", "/connections", "/settings", "/cluster")
+            for path in (*looked, "/dead-letters/g"):
                 reader.page(path)
-            for path in ("/logs", "/users"):
+            for path in ("/logs", "/users", "/stacks"):
                 assert f"{READER.name} may not administer this broker" in reader.page(path, 403).alert
             box = {f"letter.{letter['offset_id']}": "true"}
             page = reader.page("/dead-letters/g")

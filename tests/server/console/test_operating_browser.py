@@ -58,7 +58,7 @@ def test_a_thousand_dead_letters_are_sent_again(page: Page, broker: BrokerProces
     with Rest(broker.http) as rest:
         rest.put("/topics/thousand", {"partitions": 1})
         dead_letters(rest, "thousand", "thousander", [str(number) for number in range(MANY)])
-        page.get_by_role("link", name="Dead letters").click()
+        page.get_by_role("link", name="Dead letters", exact=True).click()
         page.get_by_role("link", name="thousander").click()
         page.get_by_role("link", name="Send all again").click()
         page.get_by_label("discard those that were sent").check()
@@ -83,7 +83,7 @@ def test_a_box_chooses_all(page: Page) -> None:
 
 def test_a_timer_is_cancelled(page: Page, broker: BrokerProcess) -> None:
     """E-12: found by its topic, asked about once more, and gone."""
-    page.get_by_role("link", name="Delayed").click()
+    page.get_by_role("link", name="Delayed", exact=True).click()
     page.get_by_label("Of the topic").fill(DEAD_TOPIC)
     page.get_by_role("button", name="Search").click()
     row = page.get_by_role("row").filter(has_text=DEAD_TOPIC)
@@ -97,7 +97,7 @@ def test_a_timer_is_cancelled(page: Page, broker: BrokerProcess) -> None:
 
 def test_charts_are_drawn(page: Page) -> None:
     """E-32: once there are samples, in both themes, and as wide as the window allows."""
-    page.get_by_role("link", name="Charts").click()
+    page.get_by_role("link", name="Charts", exact=True).click()
     charts = page.locator(".chart canvas")
     expect(charts).to_have_count(page.locator("[data-chart]").count(), timeout=60_000)
     page.emulate_media(color_scheme="dark")

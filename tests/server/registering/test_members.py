@@ -37,7 +37,9 @@ def test_a_replica_that_has_moved_is_not_lost() -> None:
     assert members.lost(by_address(moved)) == by_address(MASTER, SLAVE)
     members.reached(moved.address, replica(1), 2)
     assert members.lost(by_address(moved)) == by_address(SLAVE)
-    assert (members.reached_ms(moved.address), members.reached_ms(SLAVE.address)) == (2, 1)
+    assert (members.last(moved.address), members.last(SLAVE.address), members.last(MASTER.address)) == ((2, 1), (1, 2), None)
+    members.reached(MASTER.address, replica(1), 3)
+    assert members.last(MASTER.address) is None
 
 
 def test_their_number_is_bounded() -> None:

@@ -1,4 +1,4 @@
-"""Charts of the last hours. ``charts.js`` draws what ``/charts/data`` has; below each stands the newest and the highest value."""
+"""Charts of the last hours. ``charts.js`` draws what ``/charts/data`` has; below each stand the newest and highest values."""
 
 from typing import Any, Final, NamedTuple
 

@@ -42,8 +42,8 @@ def _letters(visit: Visit) -> dict[str, Any]:
     group = visit.path["group"]
     read = list_dead(visit.call, group, visit.asked(DeadQuery, limit=PAGE_ROWS))
     rows = [{"message": row, "preview": preview(row.body, row.size)} for row in read.messages]
-    is_more = read.next < read.end
-    return {"group": group, "count": _count(visit), "letters": rows, "next": read.next if is_more else None, "query": visit.query}
+    following = read.next if read.next < read.end else None
+    return {"group": group, "count": _count(visit), "letters": rows, "next": following, "query": visit.query}
 
 
 def _count(visit: Visit) -> int:

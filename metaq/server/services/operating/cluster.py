@@ -52,7 +52,8 @@ def show_cluster(call: Call) -> ClusterView:
     """Ask all brokers of the cluster and their replicas how they are; within some seconds, whoever does not answer."""
     call.demand(Action.INSPECT)
     cluster, look = call.interior.cluster, call.interior.cluster.look()
-    own = MemberState(cluster.own, True, _own_report(call), None, call.context.store.clock.now_ms())
+    report, now_ms, number = _own_report(call), call.context.store.clock.now_ms(), call.context.settings.replica_number
+    own = MemberState(cluster.own, True, report, None, now_ms, None if report.replica is None else number)
     states = [own, *look.states]
     slaves = _slaves(states)
     members = [_member(state, slaves, is_own=state is own) for state in states]
@@ -91,12 +92,12 @@ def _member(state: MemberState, slaves: _Slaves, *, is_own: bool) -> ClusterMemb
     member, report = state.member, state.report
     info: Mapping[str, str] = {} if report is None else report.info
     replica: Mapping[str, Any] = {} if report is None or report.replica is None else report.replica
-    number = replica.get("replica")
+    number = state.replica or member.number or None
     slave = None if number is None else slaves.get((member.broker, number))
     return ClusterMember(
         cluster=member.cluster,
         broker=member.broker,
-        replica=number if number is not None else member.number or None,
+        replica=number,
         role=info.get("role", "master" if member.number == MASTER else "slave"),
         address=member.address,
         own=is_own,

@@ -17,6 +17,6 @@ class Stacks(Output, frozen=True):
 
 
 def show_stacks(call: Call) -> Stacks:
-    """Return the stacks of all threads and greenlets; for administrators: the broker stands still for some tens of milliseconds."""
+    """Return the stacks of all threads and greenlets; for administrators: the broker stands still for some 50 ms meanwhile."""
     call.demand(Action.ADMINISTER)
     return Stacks(text=stacks())
