@@ -33,7 +33,7 @@ def members(rest: Rest) -> dict[int, dict[str, Any]]:
 
 
 def test_each_shows_all_and_a_lost_master(replicas: list[ReplicaProcess]) -> None:
-    """E-32, MQ-104: the same three from each of them; after SIGKILL the others say so within 10 s, and who is back is."""
+    """SG-102: the same three from each of them; after SIGKILL the others say so within 10 s, and who is back is."""
     master, second, third = replicas
     for replica in replicas:
         with Rest(replica.http) as rest:

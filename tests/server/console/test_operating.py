@@ -58,7 +58,7 @@ def rest(broker: BrokerProcess) -> Iterator[Rest]:
 
 
 def test_every_page_answers_and_is_harmless(visits: Visits, names: dict[str, str]) -> None:
-    """MQ-104: with what there is to show, and one heading of the first level."""
+    """MQ-111: with what there is to show, and one heading of the first level."""
     for path in operated_pages(names):
         page = visits.page(path.removeprefix(ROOT))
         check_harmless(page)
@@ -213,7 +213,7 @@ def test_transactions_in_doubt(visits: Visits, rest: Rest, broker: BrokerProcess
 
 
 def test_settings(visits: Visits, rest: Rest, broker: BrokerProcess) -> None:
-    """E-29: with their origin, found by name or value; one of the running broker is changed, the others stay."""
+    """E-29, MQ-111: with their origin, found by name or value; one of the running broker is changed, the others stay."""
     page = visits.page("/settings", search="check_after_ms")
     assert "--check-after-ms" in page.text and "keep_hours" not in page.text
     changed = visits.submit(visits.page("/settings"), "/settings", keep_hours="17")
