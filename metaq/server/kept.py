@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from metaq.engine.figures.history import History
-from metaq.server.registering.cluster import Members
+from metaq.registry.members import Members
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,9 @@ def test_disks(ratio: str, free_gib: float, config: dict[str, str], found: Level
 def test_old_transactions(prepared_s: int, half_s: int, found: list[Level]) -> None:
     """MQ-107: nobody decides what has been undecided for ten minutes, and after an hour that is a problem."""
     ages = {"tx_oldest_prepared_s": str(prepared_s), "half_oldest_s": str(half_s)}
-    assert levels(list(of_masters(check_transactions)(facts(info={"tx_prepared": "3", "half_undecided": "2", **ages})))) == found
+    assert (
+        levels(list(of_masters(check_transactions)(facts(info={"tx_prepared": "3", "half_undecided": "2", **ages})))) == found
+    )
     assert list(of_masters(check_transactions)(facts(info={}))) == []  # another kind of broker
 
 

@@ -3,7 +3,8 @@
 import re
 from bisect import bisect_right
 from collections.abc import Iterable
-from typing import Final, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from metaq.errors import BadRequest
 
@@ -19,13 +20,14 @@ class Span(NamedTuple):
     last: int
 
 
-class Spans(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Spans:
     """Some ordinals, as spans that rise and do not touch."""
 
     spans: tuple[Span, ...] = ()
 
     @classmethod
-    def read(cls, text: str) -> Self:
+    def read(cls, text: str) -> "Spans":
         """Return the spans that a text has. Raise ``BadRequest`` when it is none."""
         if len(text) > MOST_CHARACTERS or not _TEXT.fullmatch(text):
             raise BadRequest(f"{text[:40]!r} is no list of spans as '3 7-9' of at most {MOST_CHARACTERS} characters")
@@ -50,11 +52,11 @@ class Spans(NamedTuple):
         """Return how many there are from ``begin`` on and before ``end``."""
         return sum(max(0, min(last + 1, end) - max(first, begin)) for first, last in self.spans)
 
-    def _joined(self, others: Iterable[Span]) -> Self:
+    def _joined(self, others: Iterable[Span]) -> "Spans":
         found: list[Span] = []
         for first, last in sorted((*self.spans, *others)):
             if found and first <= found[-1].last + 1:
                 found[-1] = Span(found[-1].first, max(last, found[-1].last))
             elif first <= last:
                 found.append(Span(first, last))
-        return self._replace(spans=tuple(found))
+        return Spans(tuple(found))

@@ -11,7 +11,6 @@ from http import HTTPStatus
 from typing import Any, Final, cast
 
 import falcon
-import msgspec
 from falcon import App, Request, Response
 
 import metaq
@@ -49,6 +48,7 @@ from metaq.server.console.visitors import (
 from metaq.server.http.bounded import ADMITTED, Application
 from metaq.server.http.http import DEADLINE, address_of
 from metaq.server.services.call import Call, Interior
+from metaq.server.services.rows import as_json
 
 logger = logging.getLogger(__name__)
 
@@ -236,7 +236,7 @@ class _Console:
     def _send_data(self, data: PageData, request: Request, response: Response, **path: str) -> None:
         visit = self._visit(request, path)
         try:
-            response.data = msgspec.json.encode(data.fetch(visit))
+            response.data = as_json(data.fetch(visit))
         finally:
             visit.call.end()
         response.content_type = "application/json"

@@ -1,7 +1,7 @@
 """The other processes of the cluster, masters and slaves, as this broker sees them: each is asked what it is doing.
 
 The registries say which there are. A killed process is no longer among them, so those that were seen are remembered for
-``FORGET_S``, and go on to be asked. All are asked at once, with ``ASK_S`` for each, and one look serves all who look within
+``FORGET_S`` (``metaq.registry.members``), and go on to be asked. All are asked at once, with ``ASK_S`` for each, and one look serves all who look within
 ``KEEP_S``: however many pages are open, a process is asked once.
 
 This broker asks as it follows its master: with the user ``cluster_user``, and in TLS if that is configured.
@@ -18,24 +18,12 @@ from metaq.address import parse_address
 from metaq.errors import BadRequest, MetaqError, Refused, RequestTimeout
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.routes import decode_kv_table
+from metaq.registry.members import MOST_MEMBERS, Member, Members
 from metaq.server.registering.outbound import Outbound
 from metaq.server.registering.registration import Registration
 
 ASK_S: Final = 2.0
 KEEP_S: Final = 2.0
-FORGET_S: Final = 3600.0
-MOST_MEMBERS: Final = 256
-"""Processes that are asked; of more in the registries the rest is left out."""
-
-
-class Member(NamedTuple):
-    """A process as registries know it."""
-
-    cluster: str
-    broker: str
-    number: int
-    """``MASTER``, or the number of a slave."""
-    address: str
 
 
 class Report(NamedTuple):
@@ -70,55 +58,6 @@ class Look(NamedTuple):
     """Why no registry could be asked: then these are the processes that were seen before."""
     left_out: int
     """Processes beyond ``MOST_MEMBERS``."""
-
-
-class _Seen(NamedTuple):
-    """A process that was seen."""
-
-    member: Member
-    listed_s: float
-    """When a registry knew it last, in monotonic seconds."""
-    replica: int | None
-    """Its number, where it said one."""
-    reached_ms: int | None
-
-
-class Members:
-    """The processes that were seen, by address."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, _Seen] = {}
-
-    def listed(self, members: Mapping[str, Member], now_s: float) -> None:
-        """Take note of the processes that a registry knows, and forget those that none has known for long."""
-        for address, member in members.items():
-            before = self._seen.pop(address, None)
-            self._seen[address] = _Seen(member, now_s, before and before.replica, before and before.reached_ms)
-        old = [address for address, seen in self._seen.items() if now_s - seen.listed_s > FORGET_S]
-        for address in (*old, *list(self._seen)[: max(0, len(self._seen) - 2 * MOST_MEMBERS)]):
-            self._seen.pop(address, None)
-
-    def lost(self, members: Mapping[str, Member]) -> dict[str, Member]:
-        """Return the processes that no registry knows any more."""
-        return {address: seen.member for address, seen in self._seen.items() if address not in members}
-
-    def reached(self, address: str, report: Report, now_ms: int) -> None:
-        """Take note of an answer. What was known of the same replica at another address is forgotten."""
-        seen = self._seen.get(address)
-        if seen is None:  # it is another one's other address, and that one has answered
-            return
-        replica = None if report.replica is None else report.replica["replica"]
-        if replica is not None:
-            same = (seen.member.cluster, seen.member.broker, replica)
-            for other, known in list(self._seen.items()):
-                if other != address and (known.member.cluster, known.member.broker, known.replica) == same:
-                    del self._seen[other]
-        self._seen[address] = seen._replace(replica=replica, reached_ms=now_ms)
-
-    def last(self, address: str) -> tuple[int, int | None] | None:
-        """Return when a process answered last (Unix time; 0 when never) and its number; ``None`` when it was forgotten."""
-        seen = self._seen.get(address)
-        return None if seen is None else (seen.reached_ms or 0, seen.replica)
 
 
 class Cluster:
@@ -160,7 +99,9 @@ class Cluster:
         gevent.joinall([greenlet for _, greenlet in answers])
         for member, greenlet in answers:
             if isinstance(greenlet.value, Report):
-                self._members.reached(member.address, greenlet.value, time.time_ns() // 1_000_000)
+                replica = greenlet.value.replica
+                number = None if replica is None else replica["replica"]
+                self._members.reached(member.address, number, time.time_ns() // 1_000_000)
         gone = set() if problem else asked.keys() - known.keys()
         states = []
         for member, greenlet in answers:
@@ -220,6 +161,6 @@ def read_replica_state(body: bytes) -> Mapping[str, Any]:
         raise BadRequest(f"the body is not the state of a replica: {error!r}"[:200]) from error
 
 
-def _state(member: Member, answer: Report | str, last: tuple[int, int | None], *, registered: bool) -> MemberState:
-    report, problem = (answer, None) if isinstance(answer, Report) else (None, answer)
+def _state(member: Member, answer: Report | str | None, last: tuple[int, int | None], *, registered: bool) -> MemberState:
+    report, problem = (answer, None) if isinstance(answer, Report) else (None, answer or "it could not be asked")
     return MemberState(member, registered, report, problem, last[0] or None, last[1])

@@ -1,10 +1,10 @@
 """The types that inputs and rows of several services share; whatever is declared is checked, and is in the API's document."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Annotated, Any, Final, Generic, TypeVar
 
-from msgspec import Meta, Struct, ValidationError, convert
+from msgspec import Meta, Struct, ValidationError, convert, json
 
 from metaq.errors import BadRequest
 
@@ -53,6 +53,16 @@ def read_input(value: Any, kind: Any, what: str) -> Any:
         return convert(value, kind, strict=False)
     except ValidationError as error:
         raise BadRequest(f"{what}: {error}") from error
+
+
+def as_json(answer: Output) -> bytes:
+    """Return an answer as JSON."""
+    return json.encode(answer)
+
+
+def as_json_lines(rows: Sequence[Output]) -> bytes:
+    """Return rows as JSON, each on a line."""
+    return json.Encoder().encode_lines(rows)
 
 
 class NamesQuery(Input, frozen=True):

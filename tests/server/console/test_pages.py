@@ -207,7 +207,9 @@ def test_why_a_group_does_not_consume(broker: BrokerProcess, visits: Visits) -> 
 def test_files_never_change_under_their_address(visits: Visits) -> None:
     """MQ-104: browsers keep them for ever; others than those of pages are not there."""
     page = visits.page("/topics")
-    addresses = [given.get("src") or given.get("href") or "" for tag, given in page.elements if tag in ("script", "link", "img")]
+    addresses = [
+        given.get("src") or given.get("href") or "" for tag, given in page.elements if tag in ("script", "link", "img")
+    ]
     assert len(addresses) >= 4
     for address in addresses:
         file = visits.send("GET", address)

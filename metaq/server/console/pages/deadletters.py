@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
-import msgspec
-
 from metaq.errors import BadRequest, RequestFailed
 from metaq.message import DEAD_PREFIX
 from metaq.protocol.remoting.codes import Response
@@ -23,7 +21,7 @@ from metaq.server.services.deadletters import (
     list_dead_groups,
     replay_dead,
 )
-from metaq.server.services.rows import NamesQuery
+from metaq.server.services.rows import NamesQuery, as_json_lines
 from metaq.server.services.topics import number_of_messages
 
 _GROUP: Final = "/dead-letters/{group}"
@@ -121,8 +119,7 @@ def _export(visit: Visit) -> tuple[str, Iterator[bytes]]:
     """Return all dead letters of a group as lines of JSON, each as the API shows it."""
     group = visit.path["group"]
     list_dead(visit.call, group, DeadQuery(limit=1))  # raises before the answer begins
-    encoder = msgspec.json.Encoder()
-    return f"{group}-dead-letters.jsonl", (encoder.encode_lines(letters) for letters in all_dead(visit.call, group))
+    return f"{group}-dead-letters.jsonl", map(as_json_lines, all_dead(visit.call, group))
 
 
 _LETTERS: Final = PageView(_GROUP, "dead_letters.html", _letters)

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from metaq.server.registering.cluster import FORGET_S, MOST_MEMBERS, Member, Members, Report
+from metaq.registry.members import FORGET_S, MOST_MEMBERS, Member, Members
 
 MASTER: Final = Member("c", "orders", 0, "10.0.0.1:8123")
 SLAVE: Final = Member("c", "orders", 2, "10.0.0.2:8123")
@@ -10,10 +10,6 @@ SLAVE: Final = Member("c", "orders", 2, "10.0.0.2:8123")
 
 def by_address(*members: Member) -> dict[str, Member]:
     return {member.address: member for member in members}
-
-
-def replica(number: int) -> Report:
-    return Report({}, {"replica": number})
 
 
 def test_a_lost_process_is_remembered_for_an_hour() -> None:
@@ -31,14 +27,14 @@ def test_a_replica_that_has_moved_is_not_lost() -> None:
     """E-32: the same replica of the same broker, at another address; other replicas stay."""
     members, moved = Members(), MASTER._replace(address="10.0.0.9:8123")
     members.listed(by_address(MASTER, SLAVE), 0.0)
-    members.reached(MASTER.address, replica(1), 1)
-    members.reached(SLAVE.address, replica(2), 1)
+    members.reached(MASTER.address, 1, 1)
+    members.reached(SLAVE.address, 2, 1)
     members.listed(by_address(moved), 1.0)
     assert members.lost(by_address(moved)) == by_address(MASTER, SLAVE)
-    members.reached(moved.address, replica(1), 2)
+    members.reached(moved.address, 1, 2)
     assert members.lost(by_address(moved)) == by_address(SLAVE)
     assert (members.last(moved.address), members.last(SLAVE.address), members.last(MASTER.address)) == ((2, 1), (1, 2), None)
-    members.reached(MASTER.address, replica(1), 3)
+    members.reached(MASTER.address, 1, 3)
     assert members.last(MASTER.address) is None
 
 
