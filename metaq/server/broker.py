@@ -166,7 +166,7 @@ class Broker:
         self.metrics = self._make_metrics()
         self.origins = Origins(settings, {})
         reads, reasons, cancels = through_cache(self.run), self.metrics.reasons, self._timing.cancels
-        cluster = Cluster(self.registration, self.kept.members)
+        cluster = Cluster(self.registration, self.kept.processes)
         shown = self.context, self._endpoint, self.holds, reads, reasons, cancels, lambda: self._owner.origins
         self.site = BrokerSite(Interior(*shown, self.kept.history, cluster, self.leasing.figures))
         self._take_role()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from metaq.engine.figures.history import History
-from metaq.registry.members import Members
+from metaq.registry.processes import Processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,5 +12,5 @@ class Kept:
 
     history: History = field(default_factory=History)
     """The figures of the last hours."""
-    members: Members = field(default_factory=Members)
+    processes: Processes = field(default_factory=Processes)
     """The processes of the cluster that were seen."""

@@ -15,11 +15,11 @@ from typing import Final
 from metaq.engine.context import Context
 from metaq.engine.dedupe.dedupe import Dedupe
 from metaq.engine.figures.history import History
-from metaq.engine.figures.lags import Lags, resting
 from metaq.engine.figures.metrics import Family, Metric, Sample
 from metaq.engine.figures.statistics import NOTHING
 from metaq.engine.hold import Holds
 from metaq.engine.leases.figures import LeaseFigures
+from metaq.engine.offsets.lags import Lags, resting
 from metaq.engine.offsets.offsetexport import OffsetExporter
 from metaq.engine.registry import Registry
 from metaq.engine.timers.timers import Timers
@@ -84,7 +84,7 @@ class BrokerMetrics:
 
     def __post_init__(self) -> None:
         self._opened_at = self.context.store.log.end
-        self.lags = Lags(self.context, self.leases)
+        self.lags = Lags(self.context, self.leases.of)
 
     # -- readiness ----------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The other processes of the cluster, masters and slaves, as this broker sees them: each is asked what it is doing.
 
 The registries say which there are. A killed process is no longer among them, so those that were seen are remembered for
-``FORGET_S`` (``metaq.registry.members``), and go on to be asked. All are asked at once, with ``ASK_S`` for each, and one look serves all who look within
+``FORGET_S`` (``metaq.registry.processes``), and go on to be asked. All are asked at once, with ``ASK_S`` for each, and one look serves all who look within
 ``KEEP_S``: however many pages are open, a process is asked once.
 
 This broker asks as it follows its master: with the user ``cluster_user``, and in TLS if that is configured.
@@ -18,7 +18,7 @@ from metaq.address import parse_address
 from metaq.errors import BadRequest, MetaqError, Refused, RequestTimeout
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.routes import decode_kv_table
-from metaq.registry.members import MOST_MEMBERS, Member, Members
+from metaq.registry.processes import MOST_PROCESSES, Process, Processes
 from metaq.server.registering.outbound import Outbound
 from metaq.server.registering.registration import Registration
 
@@ -35,10 +35,10 @@ class Report(NamedTuple):
     """Its state as a replica (30020); ``None`` when it takes no slaves."""
 
 
-class MemberState(NamedTuple):
+class ProcessState(NamedTuple):
     """The state of a process."""
 
-    member: Member
+    process: Process
     registered: bool
     """False for one that a registry knew and knows no longer."""
     report: Report | None
@@ -53,28 +53,28 @@ class MemberState(NamedTuple):
 class Look(NamedTuple):
     """One look at all other processes."""
 
-    states: tuple[MemberState, ...]
+    states: tuple[ProcessState, ...]
     problem: str | None
     """Why no registry could be asked: then these are the processes that were seen before."""
     left_out: int
-    """Processes beyond ``MOST_MEMBERS``."""
+    """Processes beyond ``MOST_PROCESSES``."""
 
 
 class Cluster:
     """Looks at the other processes."""
 
-    def __init__(self, registration: Registration, members: Members) -> None:
+    def __init__(self, registration: Registration, processes: Processes) -> None:
         self._registration = registration
-        self._members = members
+        self._processes = processes
         self._looked: Look | None = None
         self._looked_s = 0.0
         self._looking: Any = None
 
     @property
-    def own(self) -> Member:
+    def own(self) -> Process:
         """This process, as it is registered."""
         key = self._registration.key
-        return Member(key.cluster, key.name, key.number, key.address)
+        return Process(key.cluster, key.name, key.number, key.address)
 
     def look(self) -> Look:
         """Return the state of all others. It waits for some ``ASK_S`` at most, for the registries and then for the others."""
@@ -93,44 +93,44 @@ class Cluster:
 
     def _look(self) -> Look:
         known, problem, left_out = self._listed()
-        asked = {**self._members.lost(known), **known}
+        asked = {**self._processes.lost(known), **known}
         asked.pop(self.own.address, None)
-        answers = [(member, gevent.spawn(self._ask, member)) for member in asked.values()]
+        answers = [(process, gevent.spawn(self._ask, process)) for process in asked.values()]
         gevent.joinall([greenlet for _, greenlet in answers])
-        for member, greenlet in answers:
+        for process, greenlet in answers:
             if isinstance(greenlet.value, Report):
                 replica = greenlet.value.replica
                 number = None if replica is None else replica["replica"]
-                self._members.reached(member.address, number, time.time_ns() // 1_000_000)
+                self._processes.reached(process.address, number, time.time_ns() // 1_000_000)
         gone = set() if problem else asked.keys() - known.keys()
         states = []
-        for member, greenlet in answers:
-            last = self._members.last(member.address)
+        for process, greenlet in answers:
+            last = self._processes.last(process.address)
             if last is not None:
-                states.append(_state(member, greenlet.value, last, registered=member.address not in gone))
+                states.append(_state(process, greenlet.value, last, registered=process.address not in gone))
         self._looked, self._looked_s = Look(tuple(states), problem, left_out), time.monotonic()
         return self._looked
 
-    def _listed(self) -> tuple[dict[str, Member], str | None, int]:
+    def _listed(self) -> tuple[dict[str, Process], str | None, int]:
         """Return the processes that a registry knows, why none could be asked, and how many are left out."""
         try:
             info = self._registration.cluster_info()
         except MetaqError as error:
             return {}, str(error), 0
-        members = [
-            Member(broker.cluster, broker.name, number, address)
+        processes = [
+            Process(broker.cluster, broker.name, number, address)
             for broker in info.brokers.values()
             for number, address in broker.addresses.items()
         ]
-        known = {member.address: member for member in sorted(members)[:MOST_MEMBERS]}
-        self._members.listed(known, time.monotonic())
-        return known, None, max(0, len(members) - MOST_MEMBERS)
+        known = {process.address: process for process in sorted(processes)[:MOST_PROCESSES]}
+        self._processes.listed(known, time.monotonic())
+        return known, None, max(0, len(processes) - MOST_PROCESSES)
 
-    def _ask(self, member: Member) -> Report | str:
+    def _ask(self, process: Process) -> Report | str:
         """Return what a process says, or why it says nothing."""
         try:
             with gevent.Timeout(ASK_S, RequestTimeout(f"no answer within {ASK_S:g} s")):
-                address = parse_address(member.address, setting="the registered address")
+                address = parse_address(process.address, setting="the registered address")
                 link = Outbound(address, ASK_S, peers=self._registration.peers)
                 try:
                     return _report(link)
@@ -161,6 +161,6 @@ def read_replica_state(body: bytes) -> Mapping[str, Any]:
         raise BadRequest(f"the body is not the state of a replica: {error!r}"[:200]) from error
 
 
-def _state(member: Member, answer: Report | str | None, last: tuple[int, int | None], *, registered: bool) -> MemberState:
+def _state(process: Process, answer: Report | str | None, last: tuple[int, int | None], *, registered: bool) -> ProcessState:
     report, problem = (answer, None) if isinstance(answer, Report) else (None, answer or "it could not be asked")
-    return MemberState(member, registered, report, problem, last[0] or None, last[1])
+    return ProcessState(process, registered, report, problem, last[0] or None, last[1])

@@ -34,10 +34,10 @@ def members(rest: Rest) -> dict[int, dict[str, Any]]:
 
 def test_each_shows_all_and_a_lost_master(replicas: list[ReplicaProcess]) -> None:
     """SG-102: the same three from each of them; after SIGKILL the others say so within 10 s, and who is back is."""
-    master, second, third = replicas
+    master, second, _ = replicas
     for replica in replicas:
         with Rest(replica.http) as rest:
-            wait_until(lambda: members(rest).keys() == {1, 2, 3}, DEADLINE_S, "all are registered", 0.2)  # noqa: B023
+            wait_until(lambda: members(rest).keys() == {1, 2, 3}, DEADLINE_S, "all are registered", 0.2)
             found = members(rest)
             assert [number for number, row in found.items() if row["own"]] == [replica.number]
             assert {number: row["role"] for number, row in found.items()} == {1: "master", 2: "slave", 3: "slave"}

@@ -8,7 +8,7 @@ from msgspec import Meta
 from metaq.protocol.remoting.codes import MASTER, Request, Response
 from metaq.protocol.remoting.routes import decode_kv_table
 from metaq.server.access.permissions import Action
-from metaq.server.registering.cluster import MemberState, Report, read_replica_state
+from metaq.server.registering.cluster import ProcessState, Report, read_replica_state
 from metaq.server.services.call import Call
 from metaq.server.services.rows import Output, UnixMs
 
@@ -45,7 +45,7 @@ class ClusterView(Output, frozen=True):
     problem: Annotated[
         str | None, Meta(description="Why no registry answers: then `members` are those that were seen in the last hour.")
     ]
-    left_out: Annotated[int, Meta(description="Members that are too many to be asked.")]
+    left_out: Annotated[int, Meta(description="Processes that are too many to be asked.")]
 
 
 def show_cluster(call: Call) -> ClusterView:
@@ -53,7 +53,7 @@ def show_cluster(call: Call) -> ClusterView:
     call.demand(Action.INSPECT)
     cluster, look = call.interior.cluster, call.interior.cluster.look()
     report, now_ms, number = _own_report(call), call.context.store.clock.now_ms(), call.context.settings.replica_number
-    own = MemberState(cluster.own, True, report, None, now_ms, None if report.replica is None else number)
+    own = ProcessState(cluster.own, True, report, None, now_ms, None if report.replica is None else number)
     states = [own, *look.states]
     slaves = _slaves(states)
     members = [_member(state, slaves, is_own=state is own) for state in states]
@@ -79,27 +79,27 @@ _Slaves = Mapping[tuple[str, int], Mapping[str, Any]]
 """The state of slaves as their masters see them, by broker and replica."""
 
 
-def _slaves(states: Iterable[MemberState]) -> _Slaves:
+def _slaves(states: Iterable[ProcessState]) -> _Slaves:
     found = {}
     for state in states:
         replica = None if state.report is None else state.report.replica
         for slave in () if replica is None else replica["slaves"]:
-            found[state.member.broker, slave["replica"]] = slave
+            found[state.process.broker, slave["replica"]] = slave
     return found
 
 
-def _member(state: MemberState, slaves: _Slaves, *, is_own: bool) -> ClusterMember:
-    member, report = state.member, state.report
+def _member(state: ProcessState, slaves: _Slaves, *, is_own: bool) -> ClusterMember:
+    process, report = state.process, state.report
     info: Mapping[str, str] = {} if report is None else report.info
     replica: Mapping[str, Any] = {} if report is None or report.replica is None else report.replica
-    number = state.replica or member.number or None
-    slave = None if number is None else slaves.get((member.broker, number))
+    number = state.replica or process.number or None
+    slave = None if number is None else slaves.get((process.broker, number))
     return ClusterMember(
-        cluster=member.cluster,
-        broker=member.broker,
+        cluster=process.cluster,
+        broker=process.broker,
         replica=number,
-        role=info.get("role", "master" if member.number == MASTER else "slave"),
-        address=member.address,
+        role=info.get("role", "master" if process.number == MASTER else "slave"),
+        address=process.address,
         own=is_own,
         reachable=report is not None,
         registered=state.registered,

@@ -1,10 +1,10 @@
 """Lags: how many messages groups have not consumed yet, by their offsets or their leases."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from metaq.engine.context import Context
-from metaq.engine.leases.figures import LeaseFigures
+from metaq.leases.figures import PlaceFigures
 from metaq.message import GroupPartition, TopicPartition
 from metaq.store.files.filecache import Rest
 from metaq.store.queues.consumequeue import ConsumeQueue
@@ -15,7 +15,8 @@ T = TypeVar("T")
 class Lags:
     """Reads the lags of one broker's groups. ``rest`` is called between the steps, to let other greenlets run."""
 
-    def __init__(self, context: Context, leases: LeaseFigures) -> None:
+    def __init__(self, context: Context, leases: Callable[[GroupPartition], PlaceFigures | None]) -> None:
+        """Prepare. ``leases`` returns the figures of leases in a partition; ``None`` when nothing is leased there."""
         self._context = context
         self._leases = leases
 
@@ -36,7 +37,7 @@ class Lags:
         return sum(self._in(group, queue, ordinal) for queue, ordinal in self.behind(group, topic, rest))
 
     def _in(self, group: str, queue: ConsumeQueue, ordinal: int) -> int:
-        figures = self._leases.of(GroupPartition(group, queue.topic, queue.partition))
+        figures = self._leases(GroupPartition(group, queue.topic, queue.partition))
         return queue.readable - ordinal if figures is None else figures.lag
 
 

@@ -2,19 +2,19 @@
 
 from typing import Final
 
-from metaq.registry.members import FORGET_S, MOST_MEMBERS, Member, Members
+from metaq.registry.processes import FORGET_S, MOST_PROCESSES, Process, Processes
 
-MASTER: Final = Member("c", "orders", 0, "10.0.0.1:8123")
-SLAVE: Final = Member("c", "orders", 2, "10.0.0.2:8123")
+MASTER: Final = Process("c", "orders", 0, "10.0.0.1:8123")
+SLAVE: Final = Process("c", "orders", 2, "10.0.0.2:8123")
 
 
-def by_address(*members: Member) -> dict[str, Member]:
+def by_address(*members: Process) -> dict[str, Process]:
     return {member.address: member for member in members}
 
 
 def test_a_lost_process_is_remembered_for_an_hour() -> None:
     """E-32: and is no longer lost when a registry knows it again."""
-    members = Members()
+    members = Processes()
     members.listed(by_address(MASTER, SLAVE), 0.0)
     members.listed(by_address(SLAVE), 10.0)
     assert members.lost(by_address(SLAVE)) == by_address(MASTER)
@@ -25,7 +25,7 @@ def test_a_lost_process_is_remembered_for_an_hour() -> None:
 
 def test_a_replica_that_has_moved_is_not_lost() -> None:
     """E-32: the same replica of the same broker, at another address; other replicas stay."""
-    members, moved = Members(), MASTER._replace(address="10.0.0.9:8123")
+    members, moved = Processes(), MASTER._replace(address="10.0.0.9:8123")
     members.listed(by_address(MASTER, SLAVE), 0.0)
     members.reached(MASTER.address, 1, 1)
     members.reached(SLAVE.address, 2, 1)
@@ -40,9 +40,9 @@ def test_a_replica_that_has_moved_is_not_lost() -> None:
 
 def test_their_number_is_bounded() -> None:
     """E-32: the oldest are forgotten first."""
-    members = Members()
-    for number in range(3 * MOST_MEMBERS):
-        members.listed(by_address(Member("c", "b", 0, f"10.0.0.1:{number}")), 0.0)
+    members = Processes()
+    for number in range(3 * MOST_PROCESSES):
+        members.listed(by_address(Process("c", "b", 0, f"10.0.0.1:{number}")), 0.0)
     known = members.lost({})
-    assert len(known) == 2 * MOST_MEMBERS
-    assert f"10.0.0.1:{3 * MOST_MEMBERS - 1}" in known
+    assert len(known) == 2 * MOST_PROCESSES
+    assert f"10.0.0.1:{3 * MOST_PROCESSES - 1}" in known
