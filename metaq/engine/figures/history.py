@@ -143,11 +143,12 @@ class History:
     def add_lags(self, at_ms: int, lags: Mapping[str, int]) -> None:
         """Add the lags of all groups. A group without one has none."""
         self._lag_times.add(at_ms)
-        for group, lag in nlargest(MOST_GROUPS, lags.items(), key=lambda item: item[1]):
-            if group not in self._lags and self._makes_room(lag):
-                self._lags[group] = Ring("f", LAG_SAMPLES)
         for group, ring in self._lags.items():
             ring.add(lags.get(group, 0))
+        for group, lag in nlargest(MOST_GROUPS, lags.items(), key=lambda item: item[1]):
+            if group not in self._lags and self._makes_room(lag):
+                self._lags[group] = ring = Ring("f", LAG_SAMPLES)
+                ring.add(lag)
 
     def _makes_room(self, lag: int) -> bool:
         """Return whether there is room for a group with this lag: it takes the place of the one that lagged least."""

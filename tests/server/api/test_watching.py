@@ -76,7 +76,7 @@ def test_the_history_is_that_of_the_metrics(rest: Rest, broker: BrokerProcess) -
 def test_a_history_without_samples(rest: Rest) -> None:
     """E-32: of a broker that has just started is empty, and what asks for too much is refused."""
     assert rest.get("/broker/history", minutes=1, points=2)["figures"].keys() == set(Figures._fields)
-    assert rest.refused(400, "GET", "/broker/history", minutes=361)["code"] == 13
+    assert rest.refused(400, "GET", "/broker/history", minutes=361)["code"] == 1
 
 
 # -- log --------------------------------------------------------------------------------------------------------------
@@ -160,8 +160,27 @@ def dead_letters(rest: Rest, topic: str, group: str, number: int) -> list[dict[s
     return letters
 
 
-def test_some_letters_are_discarded(rest: Rest, broker: BrokerProcess) -> None:
+@pytest.fixture
+def mortal(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A broker that is killed."""
+    with BrokerProcess(tmp_path / "data") as broker:
+        yield broker
+
+
+def test_some_letters_are_discarded(mortal: BrokerProcess) -> None:
     """E-09: those are neither shown nor counted nor sent again, whoever asks, and after a kill; the others are."""
+    with Rest(mortal.http) as rest:
+        left = discarded(mortal, rest)
+    mortal.restart(same_port=True)
+    with Rest(mortal.http) as again:
+        path = "/groups/x-group/dead-letters"
+        assert again.get(path)["messages"] == left
+        assert again.delete(path) == {"discarded": 2}
+        assert again.get(path)["messages"] == []
+
+
+def discarded(broker: BrokerProcess, rest: Rest) -> list[dict[str, Any]]:
+    """Discard three of five dead letters, and return the others."""
     letters = dead_letters(rest, "x-topic", "x-group", 5)
     path = "/groups/x-group/dead-letters"
     ids = [letter["offset_id"] for letter in letters]
@@ -177,11 +196,7 @@ def test_some_letters_are_discarded(rest: Rest, broker: BrokerProcess) -> None:
     assert (refused["sent"], "no dead letter" in refused["letters"][0]["refused"]) == (0, True)
     assert rest.refused(404, "POST", f"{path}/discard", {"offset_ids": [ids[1]]})["code"] == 22
     assert rest.refused(404, "POST", "/groups/y-group/dead-letters/discard", {"offset_ids": [ids[0]]})["code"] == 22
-    broker.restart(same_port=True)
-    with Rest(broker.http) as again:
-        assert again.get(path)["messages"] == left
-        assert again.delete(path) == {"discarded": 2}
-        assert again.get(path)["messages"] == []
+    return left
 
 
 def test_who_only_reads_discards_nothing(guarded: BrokerProcess) -> None:
