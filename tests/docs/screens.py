@@ -1,7 +1,7 @@
 """Pictures of the console: ``python -m tests.docs.screens`` makes those of docs/console.md, in place of those that are there.
 
-With a folder, ``python -m tests.docs.screens FOLDER``, it takes all pages instead, in both themes and at two widths, for somebody
-to look at. It needs Chromium with fonts, so that no test compares pictures.
+With a folder, ``python -m tests.docs.screens FOLDER``, it takes all pages instead, in both themes and at two widths, to look at.
+It needs Chromium with fonts, so that no test compares pictures.
 """
 
 import shutil
@@ -53,12 +53,16 @@ def main(arguments: list[str]) -> None:
     executable = shutil.which("chromium")
     if executable is None:
         raise SystemExit("this needs chromium")
-    with tempfile.TemporaryDirectory() as name, BrokerProcess(Path(name) / "data") as broker:
-        with planted(broker) as offset_id, chromium(executable) as browser:
-            if arguments:
-                everything(browser, broker.http, offset_id, Path(arguments[0]))
-            else:
-                documented(browser, broker.http, offset_id)
+    with (
+        tempfile.TemporaryDirectory() as name,
+        BrokerProcess(Path(name) / "data") as broker,
+        planted(broker) as offset_id,
+        chromium(executable) as browser,
+    ):
+        if arguments:
+            everything(browser, broker.http, offset_id, Path(arguments[0]))
+        else:
+            documented(browser, broker.http, offset_id)
 
 
 if __name__ == "__main__":

@@ -38,9 +38,7 @@ class DiagnosisQuery(Input, frozen=True):
     """The extent of a diagnosis."""
 
     topic: Annotated[str, Meta(max_length=255, description="By default all topics of the group.")] = ""
-    watch_s: Annotated[
-        int, Meta(ge=0, le=15, description="Seconds to watch whether offsets move; ends early if they do.")
-    ] = 0
+    watch_s: Annotated[int, Meta(ge=0, le=15, description="Seconds to watch whether offsets move; ends early if they do.")] = 0
 
 
 class GroupFinding(Output, frozen=True):

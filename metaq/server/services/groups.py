@@ -272,7 +272,7 @@ def _partition(text: str, partitions: int) -> int:
 
 def lags_of(call: Call, group: str, topic: str) -> list[LagView]:
     """Return the progress of a group in a topic; in all of its topics when ``topic`` is empty."""
-    return readlags_of(bytes(call.ask(Request.GET_CONSUME_STATS, GetConsumeStats(group, topic or None)).body))
+    return read_lags(bytes(call.ask(Request.GET_CONSUME_STATS, GetConsumeStats(group, topic or None)).body))
 
 
 def _lag(view: LagView) -> PartitionLag:
