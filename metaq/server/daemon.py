@@ -78,8 +78,8 @@ def run(
     A signal that arrives during recovery of the store ends it; the next start begins the recovery anew.
 
     Once the server is up, one line goes to standard output: ``metaq ready listen=HOST:PORT … data=DIR pid=N http=HOST:PORT
-    console=http://HOST:PORT/``. The last two are missing when there is no HTTP port, the last one for a registry, too. When ``http_listen`` is not set, the HTTP port is the one after that of
-    ``listen``.
+    console=http://HOST:PORT/``. The last two are missing when there is no HTTP port; a registry has no console. When
+    ``http_listen`` is not set, the HTTP port is the one after that of ``listen``.
     """
     logs.configure(settings.log_level, settings.log_format)
     logs.keep_recent()

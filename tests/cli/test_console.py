@@ -14,7 +14,12 @@ from tests.support.ports import free_ports
 def test_it_opens_the_console(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """E-03: the address in the ready line; without a browser it is printed."""
     opened: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", lambda page: opened.append(page) or len(opened) == 1)
+
+    def opens(page: str) -> bool:
+        opened.append(page)
+        return len(opened) == 1  # the second time there is no browser
+
+    monkeypatch.setattr(webbrowser, "open", opens)
     with BrokerProcess(tmp_path / "data") as broker:
         cli, page = Cli(broker.registry), f"http://{broker.http}/"
         assert f" console={page}\n" in broker.data.with_name("data.stdout").read_text()

@@ -1,7 +1,7 @@
 """Pictures of the console: ``python -m tests.docs.screens`` makes those of docs/console.md, in place of those that are there.
 
-With a folder, ``python -m tests.docs.screens FOLDER``, it takes all pages instead, in both themes and at two widths, for somebody
-to look at. It needs Chromium with fonts, so that no test compares pictures.
+With a folder, ``python -m tests.docs.screens FOLDER``, it takes all pages instead, in both themes and at two widths, to look at.
+It needs Chromium with fonts, so that no test compares pictures.
 """
 
 import shutil
@@ -24,6 +24,7 @@ IMAGES: Final = PROJECT / "docs" / "images"
 SIZE: Final = {"width": 1180, "height": 760}
 SIZES: Final = ({"width": 1280, "height": 900}, {"width": 390, "height": 844})
 THEMES: Final = ("light", "dark")
+CHARTED: Final = (ROOT, f"{ROOT}/charts")
 
 
 def documented(browser: Browser, http: str, offset_id: str) -> None:
@@ -47,6 +48,8 @@ def everything(browser: Browser, http: str, pages: list[str], folder: Path) -> N
             with new_page(browser, viewport=size, color_scheme=theme) as page:
                 for path in pages:
                     page.goto(f"http://{http}{path}")
+                    if path in CHARTED:  # drawn once there are two samples
+                        page.locator("canvas").first.wait_for()
                     name = path.removeprefix(ROOT).strip("/").replace("/", "-") or "overview"
                     page.screenshot(path=folder / f"{name}-{size['width']}-{theme}.png", full_page=True)
 
@@ -55,13 +58,18 @@ def main(arguments: list[str]) -> None:
     executable = shutil.which("chromium")
     if executable is None:
         raise SystemExit("this needs chromium")
-    with tempfile.TemporaryDirectory() as name, BrokerProcess(Path(name) / "data", *NEVER) as broker:
-        with planted(broker) as offset_id, operated(broker) as names, chromium(executable) as browser:
-            if arguments:
-                pages = [*planted_pages(offset_id), *operated_pages(names)]
-                everything(browser, broker.http, list(dict.fromkeys(pages)), Path(arguments[0]))
-            else:
-                documented(browser, broker.http, offset_id)
+    with (
+        tempfile.TemporaryDirectory() as name,
+        BrokerProcess(Path(name) / "data", *NEVER) as broker,
+        planted(broker) as offset_id,
+        operated(broker) as names,
+        chromium(executable) as browser,
+    ):
+        if arguments:
+            pages = [*planted_pages(offset_id), *operated_pages(names)]
+            everything(browser, broker.http, list(dict.fromkeys(pages)), Path(arguments[0]))
+        else:
+            documented(browser, broker.http, offset_id)
 
 
 if __name__ == "__main__":

@@ -142,10 +142,10 @@ class Visits:
             self.cookie = self.last_cookie.value
         return ShownPage(answer.status, found, answer.read())
 
-    def page(self, path: str, status: int = 200, **query: object) -> ShownPage:
+    def page(self, path: str, expected: int = 200, /, **query: object) -> ShownPage:
         """Open a page below ``ROOT``."""
         answer = self.send("GET", f"{ROOT}{path}" + (f"?{urlencode(query)}" if query else ""))
-        assert answer.status == status, (answer.status, answer.alert, answer.data[-400:])
+        assert answer.status == expected, (answer.status, answer.alert, answer.data[-400:])
         assert answer.open == [], "all elements end"
         return answer
 

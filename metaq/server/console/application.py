@@ -155,7 +155,7 @@ class _Console:
         if gone is not None:
             where = gone.path
             if gone.notice:
-                where += f"{'&' if '?' in where else '?'}done={gone.notice}" + (f"&count={gone.count}" if gone.count else "")
+                where += f"{'&' if '?' in where else '?'}done={gone.notice}" + (f"&count={gone.number}" if gone.number else "")
             raise falcon.HTTPStatus(303, headers={"Location": where})
 
     def _act(self, change: PageChange, visit: Visit, request: Request, response: Response) -> GoTo | None:
@@ -187,8 +187,8 @@ class _Console:
     ) -> Iterator[bytes]:
         """Yield values as events, then end the call. An error ends the stream with the event ``problem``.
 
-        Each is written before the next is looked for, so that a slow reader costs one; one that reads nothing for ``_STEP_S`` is
-        dropped.
+        Each is written before the next is looked for, so that a slow reader costs one; a reader that takes none for ``_STEP_S``
+        is dropped.
         """
         deadline = request.env[DEADLINE]
         try:

@@ -1,4 +1,4 @@
-"""The files that pages need: styles, scripts, pictures. Their addresses hold a digest of them, so browsers keep them for ever."""
+"""The files that pages need: styles, scripts, pictures. Their addresses hold digests, so that browsers keep them for ever."""
 
 import hashlib
 from pathlib import Path

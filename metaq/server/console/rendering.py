@@ -83,7 +83,7 @@ def written_time(time_ms: int | None) -> Markup | str:
 def span(seconds: float) -> str:
     """Return a length of time in its two largest units."""
     left = int(seconds)
-    parts = []
+    parts: list[str] = []
     for unit_s, name in _SPANS:
         if left >= unit_s or (unit_s == 1 and not parts):
             parts.append(f"{left // unit_s} {name}")

@@ -11,7 +11,9 @@ BOUNDS: Final = Bounds(calls=64, bodies_bytes=64 * 1024 * 1024, answer_s=ANSWER_
 
 def console_site(interior: Interior) -> BoundedSite:
     """Return the console of the broker with these parts."""
-    return BoundedSite(partial(_made_of, interior), BOUNDS, lambda reason: ("text/plain; charset=utf-8", f"{reason}\n".encode()))
+    return BoundedSite(
+        partial(_made_of, interior), BOUNDS, lambda reason: ("text/plain; charset=utf-8", f"{reason}\n".encode())
+    )
 
 
 def _made_of(interior: Interior) -> Application:

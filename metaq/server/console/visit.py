@@ -63,7 +63,8 @@ class GoTo(NamedTuple):
     path: str
     notice: str = ""
     """A key of ``NOTICES``."""
-    count: int = 0
+    number: int = 0
+    """The ``{count}`` of the notice."""
 
 
 NOTICES: Final = {

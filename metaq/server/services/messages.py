@@ -126,12 +126,13 @@ def read_newest(call: Call, topic: Name, query: NewestQuery) -> RowPage[StoredMe
     found: list[StoredMessage] = []
     for partition, (begin, end) in _newest(call, known, query.limit).items():
         reader = PartitionReader(call, topic, partition)
-        while begin < end:  # one read has fewer messages when they are large
-            part = reader.read(begin, end - begin)
+        at = begin
+        while at < end:  # one read has fewer messages when they are large
+            part = reader.read(at, end - at)
             found += part.messages
-            if part.next <= begin:
+            if part.next <= at:
                 break
-            begin = part.next
+            at = part.next
     newest = sorted(found, key=lambda one: (one.stored_ms, one.partition, one.offset), reverse=True)
     return RowPage(rows=newest[: query.limit], next=None)
 

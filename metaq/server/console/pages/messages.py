@@ -109,7 +109,7 @@ def _found(visit: Visit, query: Mapping[str, str]) -> list[dict[str, Any]] | Non
 
 def _message(visit: Visit) -> dict[str, Any]:
     message = show_message(visit.call, visit.path["offset_id"])
-    data = b64decode(message.body_base64) if message.body is None else message.body.encode()
+    data = b64decode(message.body_base64 or "") if message.body is None else message.body.encode()
     body = shown_body(data, visit.query.get("as", ""))
     try:
         tracks, why = track_message(visit.call, visit.path["offset_id"], visit.asked(NamesQuery, limit=PAGE_ROWS)), ""

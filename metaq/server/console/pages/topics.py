@@ -37,7 +37,9 @@ def _settings(visit: Visit) -> dict[str, Any]:
 
 def _deletion(visit: Visit) -> dict[str, Any]:
     topic = show_topic(visit.call, visit.path["topic"])
-    consequences = [f"Its {topic.messages:,} messages on this broker are deleted. Other brokers and the registries keep theirs."]
+    consequences = [
+        f"Its {topic.messages:,} messages on this broker are deleted. Other brokers and the registries keep theirs."
+    ]
     if topic.groups:
         consequences.append(f"Groups that consume it: {', '.join(topic.groups)}.")
     return {
