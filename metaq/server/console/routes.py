@@ -51,7 +51,7 @@ SECTIONS: Final = {
     ),
     "Consumers": (Section("Groups", "groups"), Section("Leases", "leases"), Section("Dead letters", "dead-letters")),
     "Brokers": (
-        Section("Brokers and replicas", "cluster"),
+        Section("Cluster", "cluster"),
         Section("Connections", "connections"),
         Section("Settings", "settings"),
         Section("Log", "logs"),

@@ -1,8 +1,8 @@
 """The other processes of the cluster, masters and slaves, as this broker sees them: each is asked what it is doing.
 
-The registries say which there are. A killed process is no longer among them, so those that were seen are remembered for
-``FORGET_S`` (``metaq.registry.processes``), and go on to be asked. All are asked at once, with ``ASK_S`` for each, and one look serves all who look within
-``KEEP_S``: however many pages are open, a process is asked once.
+The registries say which there are. A killed process is no longer among them, so those that were seen are remembered
+(``metaq.registry.processes``), and go on to be asked. All are asked at once, with ``ASK_S`` for each, and one look serves all
+who look within ``KEEP_S``: however many pages are open, a process is asked once.
 
 This broker asks as it follows its master: with the user ``cluster_user``, and in TLS if that is configured.
 """

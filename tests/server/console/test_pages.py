@@ -10,9 +10,10 @@ from typing import Final
 import pytest
 
 from metaq.server.console.assets import FOLDER
-from metaq.server.console.routes import ROUTES, SECTIONS
+from metaq.server.console.routes import SECTIONS
 from metaq.server.console.site import BOUNDS
-from metaq.server.console.visit import ROOT, PageView
+from metaq.server.console.visit import ROOT
+from tests.server.console.planted import named_in, shown_paths
 from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess, wait_until
 from tests.support.console import ShownPage, Visits
 from tests.support.consumer import Consumer, subscription

@@ -1,9 +1,10 @@
 """This broker: its clients' connections, its settings with their origin, its log, its users, and its threads."""
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from metaq.server.console.visit import PAGE_ROWS, GoTo, PageChange, PageView, Route, Visit, link
-from metaq.server.services.brokers import SettingsInput, change_settings, list_connections, show_settings
+from metaq.server.services.brokers import SettingRow, SettingsInput, change_settings, list_connections, show_settings
 from metaq.server.services.operating.logs import LogLevel, LogsQuery, show_logs
 from metaq.server.services.operating.stacks import show_stacks
 from metaq.server.services.operating.users import list_users
@@ -21,17 +22,18 @@ def _connections(visit: Visit) -> dict[str, Any]:
 def _settings(visit: Visit) -> dict[str, Any]:
     search = visit.query.get("search", "").strip()
     rows = show_settings(visit.call).rows
-    values = {row.name: row.value for row in rows}
     shown = [row for row in rows if search in row.name or search in str(row.value)]
-    changeable = {name: values[name] for name in SettingsInput.__struct_fields__}
-    return {"rows": shown, "search": search, "changeable": changeable}
+    return {"rows": shown, "search": search, "changeable": _changeable(rows)}
+
+
+def _changeable(rows: Iterable[SettingRow]) -> dict[str, str]:
+    """Return the settings that can change in a running broker, as its form has them."""
+    return {row.name: f"{row.value:g}" for row in rows if row.name in SettingsInput.__struct_fields__}
 
 
 def change_running(visit: Visit) -> GoTo:
     """Change settings of the running broker; those that are as they were are left alone."""
-    values = {row.name: row.value for row in show_settings(visit.call).rows}
-    given = {name: visit.sent.get(name, "") for name in SettingsInput.__struct_fields__}
-    same = {name: None for name, text in given.items() if text == str(values[name])}
+    same = {name: None for name, text in _changeable(show_settings(visit.call).rows).items() if visit.sent.get(name) == text}
     change_settings(visit.call, visit.given(SettingsInput, **same))
     return GoTo(link("settings"), "changed")
 

@@ -14,8 +14,8 @@ from metaq.server.services.rows import NamesQuery, Output, RowPage, page_of
 class Proof(enum.Enum):
     """The ways in which a user proves who it is."""
 
-    SECRET = "secret"
-    PASSWORD = "password"
+    SIGNING = "secret"
+    HASH = "password"
     NONE = "none"
 
 
@@ -37,7 +37,7 @@ def list_users(call: Call, query: NamesQuery) -> RowPage[UserRow]:
 
 
 def _row(name: str, user: User) -> UserRow:
-    proof = Proof.SECRET if user.secret is not None else Proof.PASSWORD if user.password is not None else Proof.NONE
+    proof = Proof.SIGNING if user.secret is not None else Proof.HASH if user.password is not None else Proof.NONE
     return UserRow(
         name=name,
         admin=user.admin,
