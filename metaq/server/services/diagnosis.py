@@ -31,6 +31,8 @@ MOST_TOPICS = 64
 """Topics of a group that are looked at."""
 MOST_READ = 16
 """Partitions of a topic whose newest messages are compared with the filters."""
+MEMBER_S = 3.0
+"""The longest that members have to answer, all together."""
 LOOK_S = 0.5
 
 
@@ -132,7 +134,7 @@ def _rows(call: Call, code: Request, asked: Mapping[str, str]) -> list[dict[str,
 def _works(call: Call, group: str, clients: list[str]) -> dict[str, MemberWork | None]:
     """Return each member's report on itself; ``None`` for a client that does not know the request, or hangs."""
     requests = [(encode_header(RunningInfo(group, client_id)), b"") for client_id in clients]
-    answers = call.ask_all(Request.GET_CONSUMER_RUNNING_INFO, requests)
+    answers = call.ask_each(Request.GET_CONSUMER_RUNNING_INFO, requests, MEMBER_S)
     return {
         client_id: None if isinstance(answer, MetaqError) or answer.code else read_work(bytes(answer.body))
         for client_id, answer in zip(clients, answers, strict=True)

@@ -66,19 +66,21 @@ def create_group(visit: Visit) -> GoTo:
         raise BadRequest("a group needs a name")
     if visit.call.context.groups.get(group) is not None:
         raise BadRequest(f"the group {group} exists already")
-    put_group(visit.call, group, _settings_given(visit))
+    put_group(visit.call, group, _settings_given(visit, {}))
     return GoTo(link("groups", group), "created")
 
 
 def change_group(visit: Visit) -> GoTo:
     """Change the settings of a group."""
-    group = show_group(visit.call, visit.path["group"]).group
-    put_group(visit.call, group, _settings_given(visit))
-    return GoTo(link("groups", group), "changed")
+    known = show_group(visit.call, visit.path["group"])
+    put_group(visit.call, known.group, _settings_given(visit, known.attributes))
+    return GoTo(link("groups", known.group), "changed")
 
 
-def _settings_given(visit: Visit) -> GroupSettingsInput:
-    attributes = {name: visit.sent[name].strip() for name in GROUP_ATTRIBUTES if name in visit.sent}
+def _settings_given(visit: Visit, before: Mapping[str, str]) -> GroupSettingsInput:
+    """Return the settings of a form; an empty attribute is the default, and only one that is not can be made so."""
+    typed = {name: visit.sent.get(name, "").strip() for name in GROUP_ATTRIBUTES}
+    attributes = {name: value for name, value in typed.items() if value or name in before}
     return visit.given(GroupSettingsInput, attributes=attributes)
 
 
