@@ -85,12 +85,12 @@ API: Final = [
     M(
         "SG-102",
         "server/registering/cluster.py",
-        "asked = {**self._members.lost(known), **known}",
+        "asked = {**self._processes.lost(known), **known}",
         "asked = dict(known)",
         "server/api/test_cluster.py::test_each_shows_all_and_a_lost_master",
     ),
     M(
-        "MQ-111",
+        "console",
         "server/console/pages/broker.py",
         "if search in row.name or search in str(row.value)",
         "",
