@@ -1,11 +1,11 @@
-"""Processes of a cluster that were seen, whatever registries know now: a killed one is no longer among theirs."""
+"""SeenProcesses of a cluster that were seen, whatever registries know now: a killed one is no longer among theirs."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 FORGET_S: Final = 3600.0
 MOST_PROCESSES: Final = 256
-"""Processes that a cluster may have; twice as many are remembered."""
+"""SeenProcesses that a cluster may have; twice as many are remembered."""
 
 
 class Process(NamedTuple):
@@ -29,7 +29,7 @@ class _Seen(NamedTuple):
     reached_ms: int | None
 
 
-class Processes:
+class SeenProcesses:
     """The processes that were seen, by address."""
 
     def __init__(self) -> None:

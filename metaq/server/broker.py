@@ -47,9 +47,9 @@ from metaq.server.access.authentication import LOOK_S, Authentication
 from metaq.server.endpoint import CommandHandler
 from metaq.server.http.brokermetrics import BrokerMetrics
 from metaq.server.http.sampler import Sampler
-from metaq.server.kept import Kept
+from metaq.server.lasting import Lasting
 from metaq.server.opened import Opened, open_data
-from metaq.server.registering.cluster import Cluster
+from metaq.server.registering.cluster import ClusterWatch
 from metaq.server.registering.clusterroutes import ClusterRoutes
 from metaq.server.registering.registration import Registration
 from metaq.server.reload import Origins, Owner
@@ -129,7 +129,7 @@ class Broker:
         self.store, self.recovery, self.addresses = opened.store, opened.recovery, opened.addresses
         self.role, self.epochs, self.peers, self.run = opened.role, opened.epochs, opened.peers, opened.run
         self._endpoint, self._parts, self._owner, self._hub = opened.endpoint, parts, owner or self, get_hub()
-        self.kept = Kept() if owner is None else owner.kept
+        self.lasting = Lasting() if owner is None else owner.lasting
         store_host = host_bytes(*self.addresses.advertised)
         tables = load_tables(settings, self.store, is_master=self.role.is_master, goes_on=opened.goes_on, run=self.run)
         self.context = self._make_context(tables, store_host)
@@ -166,9 +166,9 @@ class Broker:
         self.metrics = self._make_metrics()
         self.origins = Origins(settings, {})
         reads, reasons, cancels = through_cache(self.run), self.metrics.reasons, self._timing.cancels
-        cluster = Cluster(self.registration, self.kept.processes)
+        cluster = ClusterWatch(self.registration, self.lasting.processes)
         shown = self.context, self._endpoint, self.holds, reads, reasons, cancels, lambda: self._owner.origins
-        self.site = BrokerSite(Interior(*shown, self.kept.history, cluster, self.leasing.figures))
+        self.site = BrokerSite(Interior(*shown, self.lasting.history, cluster, self.leasing.figures))
         self._take_role()
         self.context.statistics.begin()
 
@@ -292,7 +292,7 @@ class Broker:
             registered=self._why_unknown,
             registry=self._registry,
             run=self.run,
-            history=self.kept.history,
+            history=self.lasting.history,
         )
 
     def _figures(self, read: Read) -> Mapping[str, object]:

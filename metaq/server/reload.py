@@ -15,7 +15,7 @@ from gevent.event import Event
 from metaq import logs
 from metaq.config import FIELDS, LIVE, Settings
 from metaq.errors import MetaqError
-from metaq.server.kept import Kept
+from metaq.server.lasting import Lasting
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Owner(Configurable, Protocol):
         ...
 
     @property
-    def kept(self) -> Kept:
+    def lasting(self) -> Lasting:
         """The state that outlives a role."""
         ...
 

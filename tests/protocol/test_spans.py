@@ -5,7 +5,7 @@ import random
 import pytest
 
 from metaq.errors import BadRequest
-from metaq.protocol.remoting.spans import MOST_CHARACTERS, Spans
+from metaq.protocol.spans import MOST_CHARACTERS, Spans
 
 
 def test_text_and_back() -> None:

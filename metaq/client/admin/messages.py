@@ -22,7 +22,7 @@ from metaq.protocol.remoting import headers
 from metaq.protocol.remoting.attributes import DISCARDED
 from metaq.protocol.remoting.codes import INNER_PRODUCER, Request, Response
 from metaq.protocol.remoting.headers import Int32
-from metaq.protocol.remoting.spans import Spans
+from metaq.protocol.spans import Spans
 
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 _MOST_FOUND: Final = 64

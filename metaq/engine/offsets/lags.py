@@ -22,12 +22,12 @@ class Lags:
 
     def pairs(self, rest: Rest) -> Iterator[tuple[str, str]]:
         """Yield the groups with the topics in which they have offsets, except the groups of tools."""
-        pairs = resting(self._context.offsets.pairs(), rest)
+        pairs = with_rests(self._context.offsets.pairs(), rest)
         return ((group, topic) for group, topic in pairs if not self._context.groups.is_system(group))
 
     def behind(self, group: str, topic: str, rest: Rest) -> Iterator[tuple[ConsumeQueue, int]]:
         """Yield the partitions in which a group has lag, each with the group's next ordinal."""
-        for number, offset in resting(list(self._context.offsets.of(group, topic).items()), rest):
+        for number, offset in with_rests(list(self._context.offsets.of(group, topic).items()), rest):
             queue = self._context.store.queues.get(TopicPartition(topic, number))
             if queue is not None and max(offset, queue.first) < queue.readable:
                 yield queue, max(offset, queue.first)
@@ -41,7 +41,7 @@ class Lags:
         return queue.readable - ordinal if figures is None else figures.lag
 
 
-def resting(things: Iterable[T], rest: Rest) -> Iterator[T]:
+def with_rests(things: Iterable[T], rest: Rest) -> Iterator[T]:
     """Yield all things, and let other greenlets run after each."""
     for each in things:
         yield each

@@ -43,7 +43,7 @@ from metaq.protocol.remoting.attributes import (
 )
 from metaq.protocol.remoting.codes import INHERIT, READ, WRITE
 from metaq.protocol.remoting.routes import TopicConfig
-from metaq.protocol.remoting.spans import Spans
+from metaq.protocol.spans import Spans
 from metaq.store.files.disk import Disk
 from metaq.store.files.documents import read_document, write_document
 from metaq.store.files.filecache import Run
@@ -98,7 +98,7 @@ class Topic:
 
     @property
     def discarded(self) -> Spans:
-        """Of a dead-letter topic: the ordinals of the letters that were discarded one by one."""
+        """The ordinals of the letters of a dead-letter topic that were discarded one by one."""
         return Spans.read(self.attributes.get(DISCARDED, ""))
 
     @property

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from metaq.errors import BadRequest
 from metaq.message import LONGEST_WINDOW_MS
-from metaq.protocol.remoting.spans import Spans
+from metaq.protocol.spans import Spans
 
 MOST_CHARACTERS: Final = 4096
 """Characters of the changes in one header."""
@@ -22,7 +22,7 @@ NORMAL_TYPE, PRIORITY_TYPE = "NORMAL", "PRIORITY"
 PRIORITY_MAX_WAIT_MS: Final = "priority.max.wait.ms"
 DEDUPE_WINDOW_MS: Final = "dedupe.window.ms"
 DISCARDED: Final = "discarded"
-"""Of a dead-letter topic: the ordinals of its letters that an operator has discarded one by one."""
+"""The ordinals of the letters of a dead-letter topic that an operator has discarded one by one."""
 PRIORITY_FACTOR: Final = "priority.factor"
 MAX_IN_FLIGHT: Final = "max_in_flight"
 MAX_OPEN: Final = "max_open"
@@ -58,8 +58,8 @@ class Choice(NamedTuple):
             raise BadRequest(f"the attribute {name} is {value[:20]!r}, not one of {', '.join(self.words)}")
 
 
-class Ordinals(NamedTuple):
-    """The values of an attribute that is a set of ordinals (``metaq.protocol.remoting.spans``)."""
+class OrdinalSet(NamedTuple):
+    """The values of an attribute that is a set of ordinals (``metaq.protocol.spans``)."""
 
     default: str = ""
 
@@ -68,14 +68,14 @@ class Ordinals(NamedTuple):
         Spans.read(value)
 
 
-Known = Mapping[str, Number | Choice | Ordinals]
+Known = Mapping[str, Number | Choice | OrdinalSet]
 
 TOPIC_ATTRIBUTES: Final[Known] = {
     # only PRIORITY means something to this broker; the others are what RocketMQ's tools set
     MESSAGE_TYPE: Choice(("UNSPECIFIED", NORMAL_TYPE, "FIFO", "DELAY", "TRANSACTION", "MIXED", PRIORITY_TYPE), NORMAL_TYPE),
     PRIORITY_MAX_WAIT_MS: Number(0, LATEST_MS, 60_000),
     DEDUPE_WINDOW_MS: Number(0, LONGEST_WINDOW_MS, 0),
-    DISCARDED: Ordinals(),
+    DISCARDED: OrdinalSet(),
 }
 GROUP_ATTRIBUTES: Final[Known] = {
     PRIORITY_FACTOR: Number(0, 100, 100),

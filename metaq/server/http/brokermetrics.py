@@ -19,7 +19,7 @@ from metaq.engine.figures.metrics import Family, Metric, Sample
 from metaq.engine.figures.statistics import NOTHING
 from metaq.engine.hold import Holds
 from metaq.engine.leases.figures import LeaseFigures
-from metaq.engine.offsets.lags import Lags, resting
+from metaq.engine.offsets.lags import Lags, with_rests
 from metaq.engine.offsets.offsetexport import OffsetExporter
 from metaq.engine.registry import Registry
 from metaq.engine.timers.timers import Timers
@@ -142,7 +142,7 @@ class BrokerMetrics:
             name = part.__name__.removeprefix("_")
             try:
                 for metric, samples in part(rest):
-                    yield metric, list(resting(samples, rest))
+                    yield metric, list(with_rests(samples, rest))
             except MetaqError as error:
                 if self._left_out.get(name) != str(error):  # log each reason once
                     logger.warning("metrics left out part=%s reason=%s", name, error)
@@ -152,10 +152,10 @@ class BrokerMetrics:
 
     def _messages(self, rest: Rest) -> Iterator[Family]:
         statistics = self.context.statistics
-        topics = [topic for topic in resting(statistics.topics(), rest) if topic not in INTERNAL_TOPICS]
+        topics = [topic for topic in with_rests(statistics.topics(), rest) if topic not in INTERNAL_TOPICS]
         yield metrics.MESSAGES_IN, (((topic,), statistics.put_to(topic).messages) for topic in topics)
         yield metrics.BYTES_IN, (((topic,), statistics.put_to(topic).size) for topic in topics)
-        given = [(key, totals) for key, totals in resting(statistics.got_by_group(), rest) if totals != NOTHING]
+        given = [(key, totals) for key, totals in with_rests(statistics.got_by_group(), rest) if totals != NOTHING]
         yield metrics.MESSAGES_OUT, ((key, totals.messages) for key, totals in given)
         yield metrics.BYTES_OUT, ((key, totals.size) for key, totals in given)
 
@@ -197,13 +197,13 @@ class BrokerMetrics:
         yield metrics.LEASE_IN_FLIGHT, ((key, sums.in_flight) for key, sums in found.items())
         yield metrics.LEASE_DELAYED, ((key, sums.delayed) for key, sums in found.items())
         yield metrics.LEASE_AGE, ((key, self._seconds_since(sums.oldest_ms)) for key, sums in found.items())
-        counts = [(key, each) for key, each in resting(list(self.leases.leases.counts.pairs.items()), rest)]
+        counts = [(key, each) for key, each in with_rests(list(self.leases.leases.counts.pairs.items()), rest)]
         yield metrics.LEASE_GIVEN, ((key, each.given) for key, each in counts)
         yield metrics.LEASE_AGAIN, ((key, each.again) for key, each in counts)
         yield metrics.LEASE_DEAD, ((key, each.dead) for key, each in counts)
 
     def _sum(self, group: str, topic: str, rest: Rest) -> LeaseSums:
-        places = resting(self.leases.partitions(group, topic), rest)
+        places = with_rests(self.leases.partitions(group, topic), rest)
         return LeaseSums.of(filter(None, map(self.leases.of, places)))
 
     def _leases(self, rest: Rest) -> Iterator[Family]:
@@ -226,14 +226,14 @@ class BrokerMetrics:
         queues = self.context.store.queues
         for (group, topic), asked in self.context.observed.table(rest).items():
             lag = 0
-            for number, each in resting(asked.items(), rest):
+            for number, each in with_rests(asked.items(), rest):
                 queue = queues.get(TopicPartition(topic, number))
                 lag += 0 if queue is None else max(0, queue.readable_text_end - max(each.position, queue.first_position))
             yield (group, topic), lag
 
     def _reads(self, rest: Rest) -> Iterator[Family]:
         endpoint = self.endpoint
-        kinds = Counter(type(session) for session in resting(list(endpoint.sessions), rest))
+        kinds = Counter(type(session) for session in with_rests(list(endpoint.sessions), rest))
         known = {"text": kinds[TextSession], "remoting": kinds[RemotingSession]}
         silent = max(0, endpoint.connections - sum(known.values()))
         yield _one(metrics.HELD, self.holds.of_clients)

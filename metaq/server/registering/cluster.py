@@ -18,7 +18,7 @@ from metaq.address import parse_address
 from metaq.errors import BadRequest, MetaqError, Refused, RequestTimeout
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.routes import decode_kv_table
-from metaq.registry.processes import MOST_PROCESSES, Process, Processes
+from metaq.registry.processes import MOST_PROCESSES, Process, SeenProcesses
 from metaq.server.registering.outbound import Outbound
 from metaq.server.registering.registration import Registration
 
@@ -26,7 +26,7 @@ ASK_S: Final = 2.0
 KEEP_S: Final = 2.0
 
 
-class Report(NamedTuple):
+class ProcessReport(NamedTuple):
     """The answers of one process."""
 
     info: Mapping[str, str]
@@ -41,7 +41,7 @@ class ProcessState(NamedTuple):
     process: Process
     registered: bool
     """False for one that a registry knew and knows no longer."""
-    report: Report | None
+    report: ProcessReport | None
     """What it answered; ``None`` when it cannot be reached, or refuses."""
     problem: str | None
     reached_ms: int | None
@@ -50,23 +50,23 @@ class ProcessState(NamedTuple):
     """Its number, where it ever said one."""
 
 
-class Look(NamedTuple):
+class ClusterLook(NamedTuple):
     """One look at all other processes."""
 
     states: tuple[ProcessState, ...]
     problem: str | None
     """Why no registry could be asked: then these are the processes that were seen before."""
     left_out: int
-    """Processes beyond ``MOST_PROCESSES``."""
+    """SeenProcesses beyond ``MOST_PROCESSES``."""
 
 
-class Cluster:
+class ClusterWatch:
     """Looks at the other processes."""
 
-    def __init__(self, registration: Registration, processes: Processes) -> None:
+    def __init__(self, registration: Registration, processes: SeenProcesses) -> None:
         self._registration = registration
         self._processes = processes
-        self._looked: Look | None = None
+        self._looked: ClusterLook | None = None
         self._looked_s = 0.0
         self._looking: Any = None
 
@@ -76,7 +76,7 @@ class Cluster:
         key = self._registration.key
         return Process(key.cluster, key.name, key.number, key.address)
 
-    def look(self) -> Look:
+    def look(self) -> ClusterLook:
         """Return the state of all others. It waits for some ``ASK_S`` at most, for the registries and then for the others."""
         now_s = time.monotonic()
         if self._looked is not None and now_s - self._looked_s < KEEP_S:
@@ -85,20 +85,20 @@ class Cluster:
             self._looking = gevent.spawn(self._look)
         looking = self._looking
         try:
-            looked: Look = looking.get()
+            looked: ClusterLook = looking.get()
         finally:
             if looking.dead and self._looking is looking:
                 self._looking = None
         return looked
 
-    def _look(self) -> Look:
+    def _look(self) -> ClusterLook:
         known, problem, left_out = self._listed()
         asked = {**self._processes.lost(known), **known}
         asked.pop(self.own.address, None)
         answers = [(process, gevent.spawn(self._ask, process)) for process in asked.values()]
         gevent.joinall([greenlet for _, greenlet in answers])
         for process, greenlet in answers:
-            if isinstance(greenlet.value, Report):
+            if isinstance(greenlet.value, ProcessReport):
                 replica = greenlet.value.replica
                 number = None if replica is None else replica["replica"]
                 self._processes.reached(process.address, number, time.time_ns() // 1_000_000)
@@ -108,7 +108,7 @@ class Cluster:
             last = self._processes.last(process.address)
             if last is not None:
                 states.append(_state(process, greenlet.value, last, registered=process.address not in gone))
-        self._looked, self._looked_s = Look(tuple(states), problem, left_out), time.monotonic()
+        self._looked, self._looked_s = ClusterLook(tuple(states), problem, left_out), time.monotonic()
         return self._looked
 
     def _listed(self) -> tuple[dict[str, Process], str | None, int]:
@@ -126,7 +126,7 @@ class Cluster:
         self._processes.listed(known, time.monotonic())
         return known, None, max(0, len(processes) - MOST_PROCESSES)
 
-    def _ask(self, process: Process) -> Report | str:
+    def _ask(self, process: Process) -> ProcessReport | str:
         """Return what a process says, or why it says nothing."""
         try:
             with gevent.Timeout(ASK_S, RequestTimeout(f"no answer within {ASK_S:g} s")):
@@ -140,7 +140,7 @@ class Cluster:
             return str(error)
 
 
-def _report(link: Outbound) -> Report:
+def _report(link: Outbound) -> ProcessReport:
     """Ask one process. Raise ``ClientError``, or ``BadRequest`` when it is not metaq."""
     info = decode_kv_table(link.call(Request.GET_BROKER_RUNTIME_INFO, {}).body)
     try:
@@ -148,8 +148,8 @@ def _report(link: Outbound) -> Report:
     except Refused as error:
         if error.code != Response.REQUEST_CODE_NOT_SUPPORTED:
             raise
-        return Report(info, None)
-    return Report(info, read_replica_state(answer.body))
+        return ProcessReport(info, None)
+    return ProcessReport(info, read_replica_state(answer.body))
 
 
 def read_replica_state(body: bytes) -> Mapping[str, Any]:
@@ -161,6 +161,8 @@ def read_replica_state(body: bytes) -> Mapping[str, Any]:
         raise BadRequest(f"the body is not the state of a replica: {error!r}"[:200]) from error
 
 
-def _state(process: Process, answer: Report | str | None, last: tuple[int, int | None], *, registered: bool) -> ProcessState:
-    report, problem = (answer, None) if isinstance(answer, Report) else (None, answer or "it could not be asked")
+def _state(
+    process: Process, answer: ProcessReport | str | None, last: tuple[int, int | None], *, registered: bool
+) -> ProcessState:
+    report, problem = (answer, None) if isinstance(answer, ProcessReport) else (None, answer or "it could not be asked")
     return ProcessState(process, registered, report, problem, last[0] or None, last[1])

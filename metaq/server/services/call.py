@@ -25,7 +25,7 @@ from metaq.protocol.remoting.frames import FrameReader, RemotingCommand
 from metaq.protocol.remoting.headers import encode_header
 from metaq.server.access.permissions import Action, Principal, demand
 from metaq.server.endpoint import Endpoint
-from metaq.server.registering.cluster import Cluster
+from metaq.server.registering.cluster import ClusterWatch
 from metaq.server.reload import Origins
 from metaq.server.remoting.session import RemotingSession, RunHandler
 from metaq.server.wire.memory import Memory
@@ -60,7 +60,7 @@ class Interior:
     """Returns the origins of the settings."""
     history: History
     """The figures of the last hours."""
-    cluster: Cluster
+    cluster: ClusterWatch
     """The other brokers."""
     leases: LeaseFigures
 

@@ -17,7 +17,7 @@ SPANS: Final = {15: "15 minutes", 60: "1 hour", 360: "6 hours"}
 DEFAULT_SPAN: Final = 60
 
 
-class Line(NamedTuple):
+class ChartLine(NamedTuple):
     """A line of a chart."""
 
     figure: str
@@ -30,7 +30,7 @@ class Chart(NamedTuple):
     title: str
     unit: str
     """``number``, ``size``, ``ratio`` or ``seconds``: how values are written."""
-    lines: tuple[Line, ...]
+    lines: tuple[ChartLine, ...]
 
     @property
     def series(self) -> str:
@@ -39,24 +39,24 @@ class Chart(NamedTuple):
 
 
 CHARTS: Final = (
-    Chart("Messages a second", "number", (Line("put_per_second", "stored"), Line("got_per_second", "given"))),
-    Chart("Messages that wait for groups", "number", (Line("lag", "lag of all groups"),)),
-    Chart("Bytes a second", "size", (Line("put_bytes_per_second", "stored"), Line("got_bytes_per_second", "given"))),
-    Chart("Longest delay of the event loop", "seconds", (Line("longest_stall_seconds", "stall"),)),
-    Chart("Processor", "ratio", (Line("processor_ratio", "of one processor"),)),
-    Chart("Disk", "ratio", (Line("disk_used_ratio", "used"),)),
-    Chart("Log", "size", (Line("log_bytes", "size"),)),
-    Chart("Connections", "number", (Line("connections", "open"), Line("gets_waiting", "waiting gets"))),
-    Chart("Messages on their way", "number", (Line("leases_open", "leased"), Line("timers_pending", "delayed"))),
-    Chart("Puts refused a second", "number", (Line("refused_per_second", "refused"),)),
-    Chart("What a slave lacks", "size", (Line("replica_lag_bytes", "most of all slaves"),)),
+    Chart("Messages a second", "number", (ChartLine("put_per_second", "stored"), ChartLine("got_per_second", "given"))),
+    Chart("Messages that wait for groups", "number", (ChartLine("lag", "lag of all groups"),)),
+    Chart("Bytes a second", "size", (ChartLine("put_bytes_per_second", "stored"), ChartLine("got_bytes_per_second", "given"))),
+    Chart("Longest delay of the event loop", "seconds", (ChartLine("longest_stall_seconds", "stall"),)),
+    Chart("Processor", "ratio", (ChartLine("processor_ratio", "of one processor"),)),
+    Chart("Disk", "ratio", (ChartLine("disk_used_ratio", "used"),)),
+    Chart("Log", "size", (ChartLine("log_bytes", "size"),)),
+    Chart("Connections", "number", (ChartLine("connections", "open"), ChartLine("gets_waiting", "waiting gets"))),
+    Chart("Messages on their way", "number", (ChartLine("leases_open", "leased"), ChartLine("timers_pending", "delayed"))),
+    Chart("Puts refused a second", "number", (ChartLine("refused_per_second", "refused"),)),
+    Chart("What a slave lacks", "size", (ChartLine("replica_lag_bytes", "most of all slaves"),)),
 )
-LAG: Final = Chart("Lag over the last hours", "number", (Line("lag", "lag"),))
+LAG: Final = Chart("Lag over the last hours", "number", (ChartLine("lag", "lag"),))
 """Of one group."""
 
 
 class Extremes(NamedTuple):
-    """What stands below a chart for each line: the newest and the highest value."""
+    """The newest and the highest value of a line, which stand below its chart."""
 
     label: str
     newest: float

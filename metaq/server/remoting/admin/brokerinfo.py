@@ -173,7 +173,7 @@ class BrokerInfoHandler:
             "brokerVersionDesc": VERSION_NAME,
             "metaqVersion": metaq.__version__,
             "metaqNow": self._store.clock.now_ms(),
-            "metaqLag": round(self._owner.kept.history.now.lag),
+            "metaqLag": round(self._owner.lasting.history.now.lag),
             "metaqWritable": self._refusal() or "yes",
             "metaqClocksAhead": fastjson.encode([each._asdict() for each in self._clocks.ahead()]).decode(),
             "brokerActive": "true",

@@ -1,1 +1,1 @@
-"""What operators look at beside messages and groups: the cluster, the history, the log, and the users."""
+"""Services for operators beside those of messages and groups: the cluster, the history, the log, users, threads."""

@@ -8,7 +8,7 @@ from msgspec import Meta
 from metaq.protocol.remoting.codes import MASTER, Request, Response
 from metaq.protocol.remoting.routes import decode_kv_table
 from metaq.server.access.permissions import Action
-from metaq.server.registering.cluster import ProcessState, Report, read_replica_state
+from metaq.server.registering.cluster import ProcessReport, ProcessState, read_replica_state
 from metaq.server.services.call import Call
 from metaq.server.services.rows import Output, UnixMs
 
@@ -45,7 +45,7 @@ class ClusterView(Output, frozen=True):
     problem: Annotated[
         str | None, Meta(description="Why no registry answers: then `members` are those that were seen in the last hour.")
     ]
-    left_out: Annotated[int, Meta(description="Processes that are too many to be asked.")]
+    left_out: Annotated[int, Meta(description="SeenProcesses that are too many to be asked.")]
 
 
 def show_cluster(call: Call) -> ClusterView:
@@ -67,12 +67,12 @@ def show_cluster(call: Call) -> ClusterView:
     )
 
 
-def _own_report(call: Call) -> Report:
+def _own_report(call: Call) -> ProcessReport:
     info = decode_kv_table(bytes(call.ask(Request.GET_BROKER_RUNTIME_INFO).body))
     answer = call.ask(Request.REPLICA_STATUS, also=(Response.REQUEST_CODE_NOT_SUPPORTED,))
     if answer.code == Response.REQUEST_CODE_NOT_SUPPORTED:
-        return Report(info, None)
-    return Report(info, read_replica_state(bytes(answer.body)))
+        return ProcessReport(info, None)
+    return ProcessReport(info, read_replica_state(bytes(answer.body)))
 
 
 _Slaves = Mapping[tuple[str, int], Mapping[str, Any]]

@@ -11,7 +11,7 @@ from metaq.server.stacks import stacks
 
 
 class Stacks(Output, frozen=True):
-    """What each thread and each greenlet is doing."""
+    """The stacks of each thread and each greenlet."""
 
     text: Annotated[str, Meta(description="As the broker's own tools write it; it differs from version to version.")]
 

@@ -11,7 +11,7 @@ from metaq.server.services.call import Call
 from metaq.server.services.rows import NamesQuery, Output, RowPage, page_of
 
 
-class Proof(enum.Enum):
+class ProofKind(enum.Enum):
     """The ways in which a user proves who it is."""
 
     SIGNING = "secret"
@@ -24,7 +24,7 @@ class UserRow(Output, frozen=True):
 
     name: str
     admin: Annotated[bool, Meta(description="Whether it may do everything.")]
-    proof: Annotated[Proof, Meta(description="A `secret` also signs requests; nobody can log in as a user with `none`.")]
+    proof: Annotated[ProofKind, Meta(description="A `secret` also signs requests; nobody can log in as a user with `none`.")]
     topics: Annotated[dict[str, str], Meta(description="Permissions by topic, or by prefix with a trailing `*`.")]
     groups: Annotated[dict[str, str], Meta(description="Permissions by group, or by prefix.")]
 
@@ -37,7 +37,7 @@ def list_users(call: Call, query: NamesQuery) -> RowPage[UserRow]:
 
 
 def _row(name: str, user: User) -> UserRow:
-    proof = Proof.SIGNING if user.secret is not None else Proof.HASH if user.password is not None else Proof.NONE
+    proof = ProofKind.SIGNING if user.secret is not None else ProofKind.HASH if user.password is not None else ProofKind.NONE
     return UserRow(
         name=name,
         admin=user.admin,

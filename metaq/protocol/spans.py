@@ -13,7 +13,7 @@ MOST_CHARACTERS: Final = 3800
 _TEXT: Final = re.compile(r"(?:\d{1,18}(?:-\d{1,18})?(?: \d{1,18}(?:-\d{1,18})?)*)?", re.ASCII)
 
 
-class Span(NamedTuple):
+class OrdinalSpan(NamedTuple):
     """All ordinals from the first to the last."""
 
     first: int
@@ -24,7 +24,7 @@ class Span(NamedTuple):
 class Spans:
     """Some ordinals, as spans that rise and do not touch."""
 
-    spans: tuple[Span, ...] = ()
+    spans: tuple[OrdinalSpan, ...] = ()
 
     @classmethod
     def read(cls, text: str) -> "Spans":
@@ -32,7 +32,7 @@ class Spans:
         if len(text) > MOST_CHARACTERS or not _TEXT.fullmatch(text):
             raise BadRequest(f"{text[:40]!r} is no list of spans as '3 7-9' of at most {MOST_CHARACTERS} characters")
         pairs = (part.partition("-") for part in text.split())
-        return cls()._joined(Span(int(first), int(last or first)) for first, _, last in pairs)
+        return cls()._joined(OrdinalSpan(int(first), int(last or first)) for first, _, last in pairs)
 
     def __str__(self) -> str:
         return " ".join(f"{first}-{last}" if last > first else str(first) for first, last in self.spans)
@@ -45,18 +45,18 @@ class Spans:
 
     def with_all(self, ordinals: Iterable[int], least: int) -> "Spans":
         """Return these and others, without those below ``least``."""
-        joined = self._joined(Span(ordinal, ordinal) for ordinal in ordinals)
-        return Spans(tuple(Span(max(first, least), last) for first, last in joined.spans if last >= least))
+        joined = self._joined(OrdinalSpan(ordinal, ordinal) for ordinal in ordinals)
+        return Spans(tuple(OrdinalSpan(max(first, least), last) for first, last in joined.spans if last >= least))
 
     def count(self, begin: int, end: int) -> int:
         """Return how many there are from ``begin`` on and before ``end``."""
         return sum(max(0, min(last + 1, end) - max(first, begin)) for first, last in self.spans)
 
-    def _joined(self, others: Iterable[Span]) -> "Spans":
-        found: list[Span] = []
+    def _joined(self, others: Iterable[OrdinalSpan]) -> "Spans":
+        found: list[OrdinalSpan] = []
         for first, last in sorted((*self.spans, *others)):
             if found and first <= found[-1].last + 1:
-                found[-1] = Span(found[-1].first, max(last, found[-1].last))
+                found[-1] = OrdinalSpan(found[-1].first, max(last, found[-1].last))
             elif first <= last:
-                found.append(Span(first, last))
+                found.append(OrdinalSpan(first, last))
         return Spans(tuple(found))

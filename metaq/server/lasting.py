@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field
 
 from metaq.engine.figures.history import History
-from metaq.registry.processes import Processes
+from metaq.registry.processes import SeenProcesses
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What is known of this process and of others, and goes on with the next broker."""
+class Lasting:
+    """Knowledge of this process and of others that goes on with the next broker."""
 
     history: History = field(default_factory=History)
     """The figures of the last hours."""
-    processes: Processes = field(default_factory=Processes)
+    processes: SeenProcesses = field(default_factory=SeenProcesses)
     """The processes of the cluster that were seen."""
