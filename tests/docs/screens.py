@@ -1,7 +1,7 @@
 """Pictures of the console: ``python -m tests.docs.screens`` makes those of docs/console.md, in place of those that are there.
 
-With a folder, ``python -m tests.docs.screens FOLDER``, it takes all pages instead, in both themes and at two widths. It
-needs Chromium with fonts, so that no test compares pictures.
+With a folder, ``python -m tests.docs.screens FOLDER``, it takes all pages instead, in both themes and at two widths.
+It needs Chromium with fonts, so that no test compares pictures.
 """
 
 import shutil

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,9 +54,14 @@ def new_page(browser: Browser, **options: Any) -> Iterator[Page]:
     assert unexpected == []
 
 
+@cache
+def axe_core() -> str:
+    """Return the script of axe-core, which a page has to run before ``serious_faults``."""
+    return AXE.read_text("utf-8")
+
+
 def serious_faults(page: Page) -> list[str]:
-    """Return what axe-core finds on a page: the rule, and the elements."""
-    page.evaluate(AXE.read_text("utf-8"))
+    """Return what axe-core finds on a page as it is shown now: the rule, and the elements."""
     found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     return [
         f"{rule['id']}: {', '.join(node['html'][:160] for node in rule['nodes'][:3])}"

@@ -76,7 +76,7 @@ def test_every_page_answers_and_is_harmless(broker: BrokerProcess, visits: Visit
         policy = page.headers["content-security-policy"]
         assert "default-src 'none'" in policy and "unsafe" not in policy, path
         assert page.headers["x-content-type-options"] == "nosniff"
-        assert page.headers["referrer-policy"] == "no-referrer"
+        assert page.headers["referrer-policy"] == "same-origin"
         assert page.headers["cache-control"] == "no-store"
         assert [tag for tag, _ in page.elements].count("h1") == 1, path
 

@@ -71,6 +71,7 @@ function forgetNotice() {
 }
 
 document.addEventListener("DOMContentLoaded", () => {
+  document.querySelectorAll("nav [aria-current]").forEach((here) => here.scrollIntoView({ block: "nearest", inline: "nearest" }));
   forgetNotice();
   keepPartsQuiet();
   document.querySelectorAll("[data-follow]").forEach(follow);
