@@ -22,7 +22,7 @@ from metaq.server.access.permissions import Action
 from metaq.server.services.call import REST_S, Call
 from metaq.server.services.messages import MessagesRead, PartitionReader, StoredMessage, by_offset_id, topic_of_reader
 from metaq.server.services.rows import Input, Name, NamesQuery, Number, OffsetId, Output, RowPage, page_of
-from metaq.server.services.sending import MessageInput, OutgoingMessage, new_id, outgoing, send_all, sent_again
+from metaq.server.services.sending import MessageInput, PreparedSend, new_id, outgoing, send_all, sent_again
 from metaq.server.services.topics import number_of_messages, topic_of
 
 MOST_LETTERS = 256
@@ -145,9 +145,9 @@ def replay_dead(call: Call, group: Name, body: ReplayInput) -> ReplayResult:
     for number, offset_id in enumerate(body.offset_ids, 1):
         drafts.append(_draft(call, group, offset_id, body.to))
         call.rest_after(number)
-    outcomes = iter(send_all(call, [draft for draft in drafts if isinstance(draft, OutgoingMessage)]))
+    outcomes = iter(send_all(call, [draft for draft in drafts if isinstance(draft, PreparedSend)]))
     letters = [
-        _replayed(offset_id, next(outcomes) if isinstance(draft, OutgoingMessage) else draft)
+        _replayed(offset_id, next(outcomes) if isinstance(draft, PreparedSend) else draft)
         for offset_id, draft in zip(body.offset_ids, drafts, strict=True)
     ]
     sent = [letter.offset_id for letter in letters if letter.id is not None]
@@ -156,7 +156,7 @@ def replay_dead(call: Call, group: Name, body: ReplayInput) -> ReplayResult:
     return ReplayResult(sent=len(sent), letters=letters)
 
 
-def _draft(call: Call, group: str, offset_id: str, to: ReplayTarget) -> OutgoingMessage | MetaqError:
+def _draft(call: Call, group: str, offset_id: str, to: ReplayTarget) -> PreparedSend | MetaqError:
     """Return a dead letter as it is sent again, or why it cannot be."""
     try:
         letter = _letter(call, group, offset_id)
@@ -171,7 +171,7 @@ def _replayed(offset_id: str, outcome: str | MetaqError) -> Replayed:
     return Replayed(offset_id=offset_id, id=outcome)
 
 
-def _to_group(call: Call, group: str, letter: ReceivedMessage) -> OutgoingMessage:
+def _to_group(call: Call, group: str, letter: ReceivedMessage) -> PreparedSend:
     """Return a dead letter as it goes to its group, as if for the first time."""
     if RETRY_TOPIC not in letter.properties:
         raise BadRequest(f"{letter!r} does not say which topic it came from; it may not be a dead letter")
@@ -181,7 +181,7 @@ def _to_group(call: Call, group: str, letter: ReceivedMessage) -> OutgoingMessag
     return sent_again(call, f"{RETRY_PREFIX}{group}", body, properties, sys_flag, letter.flag)
 
 
-def _to_topic(call: Call, group: str, letter: ReceivedMessage) -> OutgoingMessage:
+def _to_topic(call: Call, group: str, letter: ReceivedMessage) -> PreparedSend:
     """Return a dead letter as it goes to the topic that it came from, as a new message."""
     if letter.topic == letter.queue.topic:
         raise BadRequest(f"{letter!r} does not say which topic it came from; send it to its group")

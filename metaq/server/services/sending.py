@@ -97,7 +97,7 @@ class PublishedMany(Output, frozen=True):
     outcomes: list[MessageOutcome]
 
 
-class OutgoingMessage(NamedTuple):
+class PreparedSend(NamedTuple):
     """A message as it is sent: the id that it gets, and the fields and the body of the request that sends it."""
 
     id: str
@@ -128,7 +128,7 @@ def publish_many(call: Call, topic: Name, body: MessagesInput) -> PublishedMany:
     return PublishedMany(published=len(outcomes) - refused, refused=refused, outcomes=outcomes)
 
 
-def send_all(call: Call, messages: Sequence[OutgoingMessage]) -> list[str | MetaqError]:
+def send_all(call: Call, messages: Sequence[PreparedSend]) -> list[str | MetaqError]:
     """Send messages and return their ids in their order, or why one was refused."""
     answers = call.ask_all(Request.SEND_MESSAGE_V2, [message[1:] for message in messages]) if messages else []
     return [
@@ -137,10 +137,10 @@ def send_all(call: Call, messages: Sequence[OutgoingMessage]) -> list[str | Meta
     ]
 
 
-def sent_again(call: Call, topic: str, body: bytes, properties: Mapping[str, str], sys_flag: int, flag: int) -> OutgoingMessage:
+def sent_again(call: Call, topic: str, body: bytes, properties: Mapping[str, str], sys_flag: int, flag: int) -> PreparedSend:
     """Return a stored message as it is sent to the first partition of a topic with these properties."""
     text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
-    return OutgoingMessage(properties[UNIQUE_KEY], {**send_fields(PRODUCER, topic, text, sys_flag, flag), "e": "0"}, body)
+    return PreparedSend(properties[UNIQUE_KEY], {**send_fields(PRODUCER, topic, text, sys_flag, flag), "e": "0"}, body)
 
 
 def new_id() -> str:
@@ -160,7 +160,7 @@ def body_bytes(text: str, encoded: str | None) -> bytes:
         raise BadRequest(f"body_base64 is not base64: {error}") from error
 
 
-def outgoing(call: Call, topic: str, message: MessageInput) -> OutgoingMessage:
+def outgoing(call: Call, topic: str, message: MessageInput) -> PreparedSend:
     """Return a message as it is sent. Raise ``BadRequest``."""
     if message.delay_ms is not None and message.deliver_at_ms is not None:
         raise BadRequest("a message has a delay_ms or a deliver_at_ms, not both")
@@ -176,7 +176,7 @@ def outgoing(call: Call, topic: str, message: MessageInput) -> OutgoingMessage:
     properties = message_properties(ident, message.tag, message.keys, message.properties, given)
     text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
     fields = {**send_fields(PRODUCER, topic, text), "e": str(_partition(call, topic, message))}
-    return OutgoingMessage(ident, fields, body_bytes(message.body, message.body_base64))
+    return PreparedSend(ident, fields, body_bytes(message.body, message.body_base64))
 
 
 def _partition(call: Call, topic: str, message: MessageInput) -> int:
