@@ -18,7 +18,7 @@ class Process(NamedTuple):
     address: str
 
 
-class _Seen(NamedTuple):
+class SeenProcess(NamedTuple):
     """A process that was seen."""
 
     process: Process
@@ -32,14 +32,15 @@ class _Seen(NamedTuple):
 class SeenProcesses:
     """The processes that were seen, by address."""
 
-    def __init__(self) -> None:
-        self._seen: dict[str, _Seen] = {}
+    def __init__(self, seen: dict[str, SeenProcess]) -> None:
+        """Keep them in ``seen``, which may have some."""
+        self._seen = seen
 
     def listed(self, processes: Mapping[str, Process], now_s: float) -> None:
         """Take note of the processes that a registry knows, and forget those that none has known for long."""
         for address, process in processes.items():
             before = self._seen.pop(address, None)
-            self._seen[address] = _Seen(process, now_s, before and before.replica, before and before.reached_ms)
+            self._seen[address] = SeenProcess(process, now_s, before and before.replica, before and before.reached_ms)
         old = [address for address, seen in self._seen.items() if now_s - seen.listed_s > FORGET_S]
         for address in (*old, *list(self._seen)[: max(0, len(self._seen) - 2 * MOST_PROCESSES)]):
             self._seen.pop(address, None)

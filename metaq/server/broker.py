@@ -49,7 +49,6 @@ from metaq.server.http.brokermetrics import BrokerMetrics
 from metaq.server.http.sampler import Sampler
 from metaq.server.lasting import Lasting
 from metaq.server.opened import Opened, open_data
-from metaq.server.registering.cluster import ClusterWatch
 from metaq.server.registering.clusterroutes import ClusterRoutes
 from metaq.server.registering.registration import Registration
 from metaq.server.reload import Origins, Owner
@@ -166,9 +165,8 @@ class Broker:
         self.metrics = self._make_metrics()
         self.origins = Origins(settings, {})
         reads, reasons, cancels = through_cache(self.run), self.metrics.reasons, self._timing.cancels
-        cluster = ClusterWatch(self.registration, self.lasting.processes)
         shown = self.context, self._endpoint, self.holds, reads, reasons, cancels, lambda: self._owner.origins
-        self.site = BrokerSite(Interior(*shown, self.lasting.history, cluster, self.leasing.figures))
+        self.site = BrokerSite(Interior(*shown, self.registration, self.lasting, self.leasing.figures))
         self._take_role()
         self.context.statistics.begin()
 

@@ -1,16 +1,18 @@
 """The state of a process that outlives a role: a replica that changes its role makes a new broker."""
 
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from metaq.engine.figures.history import History
-from metaq.registry.processes import SeenProcesses
+
+if TYPE_CHECKING:
+    from metaq.registry.processes import SeenProcess
 
 
-@dataclass(frozen=True, slots=True)
 class Lasting:
     """Knowledge of this process and of others that goes on with the next broker."""
 
-    history: History = field(default_factory=History)
-    """The figures of the last hours."""
-    processes: SeenProcesses = field(default_factory=SeenProcesses)
-    """The processes of the cluster that were seen."""
+    def __init__(self) -> None:
+        self.history = History()
+        """The figures of the last hours."""
+        self.seen: dict[str, SeenProcess] = {}
+        """The processes of the cluster that were seen (``metaq.registry.processes``)."""

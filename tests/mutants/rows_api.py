@@ -105,10 +105,10 @@ API: Final = [
     ),
     M(
         "rest",
-        "engine/figures/history.py",
+        "server/services/operating/history.py",
         "else max(part)",
         "else part[0]",
-        "engine/test_history.py::test_fewer_points",
+        "server/api/test_history.py::test_fewer_points",
     ),
     M(
         "rest",

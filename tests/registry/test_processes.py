@@ -14,7 +14,7 @@ def by_address(*members: Process) -> dict[str, Process]:
 
 def test_a_lost_process_is_remembered_for_an_hour() -> None:
     """E-32: and is no longer lost when a registry knows it again."""
-    members = SeenProcesses()
+    members = SeenProcesses({})
     members.listed(by_address(MASTER, SLAVE), 0.0)
     members.listed(by_address(SLAVE), 10.0)
     assert members.lost(by_address(SLAVE)) == by_address(MASTER)
@@ -25,7 +25,7 @@ def test_a_lost_process_is_remembered_for_an_hour() -> None:
 
 def test_a_replica_that_has_moved_is_not_lost() -> None:
     """E-32: the same replica of the same broker, at another address; other replicas stay."""
-    members, moved = SeenProcesses(), MASTER._replace(address="10.0.0.9:8123")
+    members, moved = SeenProcesses({}), MASTER._replace(address="10.0.0.9:8123")
     members.listed(by_address(MASTER, SLAVE), 0.0)
     members.reached(MASTER.address, 1, 1)
     members.reached(SLAVE.address, 2, 1)
@@ -40,7 +40,7 @@ def test_a_replica_that_has_moved_is_not_lost() -> None:
 
 def test_their_number_is_bounded() -> None:
     """E-32: the oldest are forgotten first."""
-    members = SeenProcesses()
+    members = SeenProcesses({})
     for number in range(3 * MOST_PROCESSES):
         members.listed(by_address(Process("c", "b", 0, f"10.0.0.1:{number}")), 0.0)
     known = members.lost({})

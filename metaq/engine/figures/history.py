@@ -53,10 +53,6 @@ class Figures(NamedTuple):
     timers_pending: float = 0.0
 
 
-_MEANS: Final = frozenset(name for name in Figures._fields if name.endswith("_per_second")) | {"processor_ratio"}
-"""Of several samples in one point, these have the mean; of the others the highest counts, which a chart must not hide."""
-
-
 class Ring:
     """The newest of the numbers that were added."""
 
@@ -90,34 +86,20 @@ class Ring:
         return max(self._kept, default=0.0)
 
 
-class Points(NamedTuple):
-    """The history in a number of points: times of equal length, each with one number for each figure."""
-
-    times_ms: list[int]
-    """When each point ends."""
-    figures: dict[str, list[float]]
-
-
-class GroupPoints(NamedTuple):
-    """The lag of one group."""
-
-    times_ms: list[int]
-    lag: list[int]
-
-
 class History:
     """The rings of one process."""
 
     def __init__(self) -> None:
-        self._times = Ring("q", SAMPLES)
-        self._rings = [Ring("f", SAMPLES) for _ in Figures._fields]
-        self._lag_times = Ring("q", LAG_SAMPLES)
-        self._lags: dict[str, Ring] = {}
+        self.times = Ring("q", SAMPLES)
+        """When each sample was added (Unix ms)."""
+        self.rings = [Ring("f", SAMPLES) for _ in Figures._fields]
+        """The samples of each figure."""
+        self.lag_times = Ring("q", LAG_SAMPLES)
+        self.lags: dict[str, Ring] = {}
+        """The lags of groups, by name; each ends with the newest of ``lag_times``."""
         self._stall_s = 0.0
         self.now = Figures()
         """The newest sample."""
-
-    # -- adding -------------------------------------------------------------------------------------------------------
 
     def stalled(self, seconds: float) -> None:
         """Take note of a delay of the event loop."""
@@ -131,66 +113,31 @@ class History:
     def add(self, at_ms: int, figures: Figures) -> None:
         """Add one sample."""
         self.now = figures
-        self._times.add(at_ms)
-        for ring, value in zip(self._rings, figures, strict=True):
+        self.times.add(at_ms)
+        for ring, value in zip(self.rings, figures, strict=True):
             ring.add(value)
 
     @property
     def wants_lags(self) -> bool:
         """True when the lags of groups are due with the next sample."""
-        return self._times.count % LAG_EVERY == 0
+        return self.times.count % LAG_EVERY == 0
 
     def add_lags(self, at_ms: int, lags: Mapping[str, int]) -> None:
         """Add the lags of all groups. A group without one has none."""
-        self._lag_times.add(at_ms)
-        for group, ring in self._lags.items():
+        self.lag_times.add(at_ms)
+        for group, ring in self.lags.items():
             ring.add(lags.get(group, 0))
         for group, lag in nlargest(MOST_GROUPS, lags.items(), key=lambda item: item[1]):
-            if group not in self._lags and self._makes_room(lag):
-                self._lags[group] = ring = Ring("f", LAG_SAMPLES)
+            if group not in self.lags and self._makes_room(lag):
+                self.lags[group] = ring = Ring("f", LAG_SAMPLES)
                 ring.add(lag)
 
     def _makes_room(self, lag: int) -> bool:
         """Return whether there is room for a group with this lag: it takes the place of the one that lagged least."""
-        if len(self._lags) < MOST_GROUPS:
+        if len(self.lags) < MOST_GROUPS:
             return True
-        least = min(self._lags, key=lambda group: self._lags[group].peak)
-        if self._lags[least].peak >= lag:
+        least = min(self.lags, key=lambda group: self.lags[group].peak)
+        if self.lags[least].peak >= lag:
             return False
-        del self._lags[least]
+        del self.lags[least]
         return True
-
-    # -- reading ------------------------------------------------------------------------------------------------------
-
-    def points(self, since_ms: int, most: int) -> Points:
-        """Return the samples from a time on in at most so many points."""
-        times = self._times.newest(SAMPLES)
-        count = sum(time_ms >= since_ms for time_ms in times)
-        width = 1 if count <= most else -(-count // max(1, most - 1))  # one point more when the first one is cut
-        first = self._times.count - count
-        cuts = [*range(-first % width or width, count, width), count] if count else []  # old points stay the same
-        spans = list(zip([0, *cuts], cuts, strict=False))
-        figures = {
-            name: _summed(ring.newest(count), spans, mean=name in _MEANS)
-            for name, ring in zip(Figures._fields, self._rings, strict=True)
-        }
-        newest = times[len(times) - count :]
-        return Points([int(newest[end - 1]) for _, end in spans], figures)
-
-    def lag_of(self, group: str, since_ms: int) -> GroupPoints:
-        """Return the lag of one group from a time on; no points when it is not among those that are kept."""
-        ring = self._lags.get(group)
-        values = () if ring is None else ring.newest(LAG_SAMPLES)
-        times = self._lag_times.newest(len(values))
-        kept = [(int(time_ms), int(lag)) for time_ms, lag in zip(times, values, strict=True) if time_ms >= since_ms]
-        return GroupPoints([time_ms for time_ms, _ in kept], [lag for _, lag in kept])
-
-
-def _summed(values: Sequence[float], spans: Sequence[tuple[int, int]], *, mean: bool) -> list[float]:
-    """Return one number for each span, with the digits that single precision has."""
-    parts = (values[begin:end] for begin, end in spans)
-    return [_rounded(sum(part) / len(part) if mean else max(part)) for part in parts]
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.7g}")

@@ -18,7 +18,7 @@ from metaq.address import parse_address
 from metaq.errors import BadRequest, MetaqError, Refused, RequestTimeout
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.routes import decode_kv_table
-from metaq.registry.processes import MOST_PROCESSES, Process, SeenProcesses
+from metaq.registry.processes import MOST_PROCESSES, Process, SeenProcess, SeenProcesses
 from metaq.server.registering.outbound import Outbound
 from metaq.server.registering.registration import Registration
 
@@ -63,9 +63,10 @@ class ClusterLook(NamedTuple):
 class ClusterWatch:
     """Looks at the other processes."""
 
-    def __init__(self, registration: Registration, processes: SeenProcesses) -> None:
+    def __init__(self, registration: Registration, seen: dict[str, SeenProcess]) -> None:
+        """Prepare. ``seen`` are the processes that were seen, and takes others."""
         self._registration = registration
-        self._processes = processes
+        self._processes = SeenProcesses(seen)
         self._looked: ClusterLook | None = None
         self._looked_s = 0.0
         self._looking: Any = None

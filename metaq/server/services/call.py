@@ -8,14 +8,14 @@ are then the same for all protocols.
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
 
 import gevent
 from gevent.event import Event
 from gevent.hub import get_hub
 
 from metaq.engine.context import Context
-from metaq.engine.figures.history import History
 from metaq.engine.hold import Holds
 from metaq.engine.leases.figures import LeaseFigures
 from metaq.engine.timers.cancelling import Cancels
@@ -25,12 +25,16 @@ from metaq.protocol.remoting.frames import FrameReader, RemotingCommand
 from metaq.protocol.remoting.headers import encode_header
 from metaq.server.access.permissions import Action, Principal, demand
 from metaq.server.endpoint import Endpoint
-from metaq.server.registering.cluster import ClusterWatch
+from metaq.server.lasting import Lasting
+from metaq.server.registering.registration import Registration
 from metaq.server.reload import Origins
 from metaq.server.remoting.session import RemotingSession, RunHandler
 from metaq.server.wire.memory import Memory
 from metaq.server.wire.session import Buffer
 from metaq.store.files.filecache import Read
+
+if TYPE_CHECKING:
+    from metaq.server.registering.cluster import ClusterWatch
 
 ANSWER_S: Final = 30.0
 """The longest that a handler may take."""
@@ -58,11 +62,17 @@ class Interior:
     """Cancels of delayed messages."""
     origins: Callable[[], Origins]
     """Returns the origins of the settings."""
-    history: History
-    """The figures of the last hours."""
-    cluster: ClusterWatch
-    """The other brokers."""
+    registration: Registration
+    lasting: Lasting
+    """The state that outlives a role."""
     leases: LeaseFigures
+
+    @cached_property
+    def cluster(self) -> "ClusterWatch":
+        """The other brokers. What it takes to look at them is imported when somebody does."""
+        from metaq.server.registering.cluster import ClusterWatch  # noqa: PLC0415
+
+        return ClusterWatch(self.registration, self.lasting.seen)
 
 
 class Call:
