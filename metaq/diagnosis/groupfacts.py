@@ -109,7 +109,7 @@ def pulled_lags(facts: GroupFacts) -> list[LagView]:
     return [lag for lag in facts.lags if lag.leased is None and not lag.queue.topic.startswith(RETRY_PREFIX)]
 
 
-def topics_of(facts: GroupFacts, works: Mapping[str, MemberWork | None]) -> set[str]:
+def consumed_topics(facts: GroupFacts, works: Mapping[str, MemberWork | None]) -> set[str]:
     """Return all topics that a member subscribes to, or that the group has offsets of, except its retries."""
     names = {topic for work in works.values() if work is not None for topic in work.subscriptions}
     names |= {topic for side in facts.brokers if side.members is not None for topic in side.members.subscriptions}

@@ -21,7 +21,7 @@ from tests.support.chromium import chromium, new_page
 from tests.support.halves import NEVER
 
 IMAGES: Final = PROJECT / "docs" / "images"
-SIZE: Final = {"width": 1180, "height": 760}
+SIZE: Final = {"width": 1180, "height": 800}
 SIZES: Final = ({"width": 1280, "height": 900}, {"width": 390, "height": 844})
 THEMES: Final = ("light", "dark")
 CHARTED: Final = (ROOT, f"{ROOT}/charts")

@@ -42,8 +42,8 @@ API: Final = [
     ),
     M(
         "rest",
-        "server/api/application.py",
-        'request.get_header("Sec-Fetch-Site") == "cross-site" or ',
+        "server/api/origin.py",
+        'environ.get("HTTP_SEC_FETCH_SITE") == "cross-site" or ',
         "",
         "server/api/test_access.py::test_a_page_of_another_site_gets_nothing",
     ),

@@ -6,7 +6,7 @@ from typing import Final
 
 from metaq.client import Admin
 from metaq.client.admin.views import BrokerView, MemberWork
-from metaq.diagnosis.groupfacts import NEWEST, BrokerSide, GroupFacts, LeaseSide, TopicState, resting, topics_of
+from metaq.diagnosis.groupfacts import NEWEST, BrokerSide, GroupFacts, LeaseSide, TopicState, consumed_topics, resting
 from metaq.errors import ClientError, RouteNotFound
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX
 
@@ -18,7 +18,7 @@ def collect(admin: Admin, group: str, topic: str | None = None) -> GroupFacts:
     sides = tuple(broker_side(admin, broker, group, topic) for broker in admin.masters())
     facts = GroupFacts(group, sides, asked_topic=topic)
     works = {client_id: work_of(admin, group, client_id) for client_id in facts.members}
-    names = {topic} if topic is not None else topics_of(facts, works)
+    names = {topic} if topic is not None else consumed_topics(facts, works)
     return facts._replace(
         works=works,
         topics=tuple(topic_state(admin, name) for name in sorted(names)),

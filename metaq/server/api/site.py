@@ -5,10 +5,10 @@ from typing import Final
 
 import orjson
 
-from metaq.server.http.bounded import Application, BoundedSite, Bounds
+from metaq.server.http.bounded import Application, BoundedSite, SiteBounds
 from metaq.server.services.call import ANSWER_S, Interior
 
-BOUNDS: Final = Bounds(calls=128, bodies_bytes=64 * 1024 * 1024, answer_s=ANSWER_S + 30.0)
+BOUNDS: Final = SiteBounds(calls=128, bodies_bytes=64 * 1024 * 1024, answer_s=ANSWER_S + 30.0)
 
 
 def api_site(interior: Interior) -> BoundedSite:

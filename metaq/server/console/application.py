@@ -38,10 +38,10 @@ from metaq.server.console.visitors import (
     Visitor,
     address_in,
     after_login,
+    begin_login,
     check_change,
     check_site,
-    log_in,
-    log_out,
+    end_login,
     to_login,
     visitor_of,
 )
@@ -268,7 +268,7 @@ class _Console:
         if not self._interior.endpoint.authentication.has_users:
             raise falcon.HTTPSeeOther(after_login(wanted))
         try:
-            log_in(request, response, self._interior, sent.get("name", ""), sent.get("password", ""))
+            begin_login(request, response, self._interior, sent.get("name", ""), sent.get("password", ""))
         except MetaqError as error:
             problem = problem_of(error, is_known=False)
             response.status = f"{problem.status} {problem.title}"
@@ -281,7 +281,7 @@ class _Console:
         """End a login."""
         visitor = self._visitor(request)
         check_change(visitor, self._form(request).get(TOKEN_FIELD, ""), self._interior)
-        log_out(request, response, self._interior, visitor)
+        end_login(request, response, self._interior, visitor)
         response.status = falcon.HTTP_303
         response.set_header("Location", link("login"))
 

@@ -3,10 +3,10 @@
 from functools import partial
 from typing import Final
 
-from metaq.server.http.bounded import Application, BoundedSite, Bounds
+from metaq.server.http.bounded import Application, BoundedSite, SiteBounds
 from metaq.server.services.call import ANSWER_S, Interior
 
-BOUNDS: Final = Bounds(calls=64, bodies_bytes=64 * 1024 * 1024, answer_s=ANSWER_S + 30.0)
+BOUNDS: Final = SiteBounds(calls=64, bodies_bytes=64 * 1024 * 1024, answer_s=ANSWER_S + 30.0)
 
 
 def console_site(interior: Interior) -> BoundedSite:

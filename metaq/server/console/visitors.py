@@ -77,14 +77,14 @@ def address_in(request: Request) -> str:
     return quote(request.path) + (f"?{request.query_string}" if request.query_string else "")
 
 
-def log_in(request: Request, response: Response, interior: Interior, name: str, password: str) -> None:
+def begin_login(request: Request, response: Response, interior: Interior, name: str, password: str) -> None:
     """Begin a login, and give the browser its cookie. Raise ``AccessDenied`` or ``Overloaded``."""
     token = interior.endpoint.authentication.log_in(name, password, address_of(request.env))
     _set_cookie(request, response, token)
     logger.info("console login user=%s address=%s", name, address_of(request.env))
 
 
-def log_out(request: Request, response: Response, interior: Interior, visitor: Visitor) -> None:
+def end_login(request: Request, response: Response, interior: Interior, visitor: Visitor) -> None:
     """End a login."""
     interior.endpoint.authentication.logins.end(visitor.token)
     _set_cookie(request, response, "")

@@ -18,7 +18,7 @@ ADMITTED: Final = "metaq.admitted"
 Application = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 
-class Bounds(NamedTuple):
+class SiteBounds(NamedTuple):
     """The bounds of an application's work."""
 
     calls: int
@@ -32,7 +32,7 @@ class Bounds(NamedTuple):
 class BoundedSite:
     """An application, as the HTTP port has it."""
 
-    def __init__(self, make: Callable[[], Application], bounds: Bounds, busy: Callable[[str], tuple[str, bytes]]) -> None:
+    def __init__(self, make: Callable[[], Application], bounds: SiteBounds, busy: Callable[[str], tuple[str, bytes]]) -> None:
         """Prepare. ``make`` imports and makes the application, in a thread.
 
         ``busy`` returns type and content of the answer to a request that cannot be taken, from the reason.

@@ -10,7 +10,7 @@ from msgspec import Meta
 from metaq.address import Address
 from metaq.client.admin.views import BrokerView, GroupView, LagView, MemberWork, read_leases, read_work
 from metaq.diagnosis.groupchecks import diagnose
-from metaq.diagnosis.groupfacts import NEWEST, BrokerSide, GroupFacts, LeaseSide, TopicState, resting, topics_of
+from metaq.diagnosis.groupfacts import NEWEST, BrokerSide, GroupFacts, LeaseSide, TopicState, consumed_topics, resting
 from metaq.errors import MetaqError, RouteProblem
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue
 from metaq.protocol.remoting import fastjson
@@ -81,7 +81,7 @@ def _watched(call: Call, facts: GroupFacts, watch_s: float) -> GroupFacts:
 def _facts(call: Call, group: str, topic: str | None) -> GroupFacts:
     facts = GroupFacts(group, (_side(call, group, topic),), asked_topic=topic)
     works = _works(call, group, list(facts.members)[:MOST_MEMBERS])
-    names = [topic] if topic is not None else sorted(topics_of(facts, works))[:MOST_TOPICS]
+    names = [topic] if topic is not None else sorted(consumed_topics(facts, works))[:MOST_TOPICS]
     return facts._replace(
         works=works,
         topics=tuple(_topic(call, name) for name in names),

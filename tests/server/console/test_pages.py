@@ -172,7 +172,7 @@ def test_messages_from_any_place(broker: BrokerProcess, visits: Visits) -> None:
 
 
 def test_who_consumed_a_message(broker: BrokerProcess, visits: Visits) -> None:
-    """MQ-116: found by key, by the sender's id and by the broker's."""
+    """MQ-111: found by key, by the sender's id and by the broker's."""
     with Rest(broker.http) as rest:
         rest.put("/topics/tracked", {"partitions": 1})
         rest.put("/groups/ahead", {})
@@ -192,7 +192,7 @@ def test_who_consumed_a_message(broker: BrokerProcess, visits: Visits) -> None:
 
 
 def test_why_a_group_does_not_consume(broker: BrokerProcess, visits: Visits) -> None:
-    """MQ-111: the checks of the command line, each with advice."""
+    """MQ-111, MQ-116: the checks of the command line, each with advice."""
     with Rest(broker.http) as rest:
         rest.put("/topics/waiting", {"partitions": 1})
         rest.put("/groups/absent", {"consume_enabled": False})
@@ -235,7 +235,7 @@ def test_the_way_in(visits: Visits) -> None:
 
 
 def test_a_busy_console_keeps_nothing_else_waiting(broker: BrokerProcess, visits: Visits) -> None:
-    """E-09: with as many tails as it takes, metrics, health and the API answer; when one ends, pages do again."""
+    """E-01: with as many tails as it takes, metrics, health and the API answer; when one ends, pages do again."""
     host, _, port = broker.http.rpartition(":")
     with Rest(broker.http) as rest, ExitStack() as stack:
         rest.put("/topics/busy", {"partitions": 1})
@@ -264,6 +264,6 @@ def test_a_busy_console_keeps_nothing_else_waiting(broker: BrokerProcess, visits
 
 
 def test_metrics_and_health_stay(visits: Visits) -> None:
-    """E-09: where they were."""
+    """E-01: where they were."""
     assert [visits.send("GET", path).status for path in ("/healthz", "/readyz", "/metrics")] == [200] * 3
     assert visits.send("GET", "/other").status == 404
