@@ -89,7 +89,7 @@ class SettingRow(Output, frozen=True):
 
 
 class SettingRows(Output, frozen=True):
-    """All settings in force, by name."""
+    """All settings in force but the topics, by name."""
 
     rows: list[SettingRow]
 
@@ -222,10 +222,11 @@ def _watch(call: Call, pause_s: float) -> Iterator[BrokerFacts | None]:
 
 
 def show_settings(call: Call) -> SettingRows:
-    """Return all settings in force, each with its origin."""
+    """Return all settings in force but the topics, each with its origin."""
     call.demand(Action.INSPECT)
     origins = call.interior.origins()
-    values, at_start = plain(call.context.settings), plain(origins.settings)
+    # 10,000 topics would take the loop 0.1 s
+    values, at_start = (plain(settings, without=("topics",)) for settings in (call.context.settings, origins.settings))
     rows = [
         SettingRow(
             name=name,

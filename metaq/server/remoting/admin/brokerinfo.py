@@ -84,7 +84,7 @@ class BrokerInfoHandler:
     def settings(self, session: RemotingSession, _: RemotingCommand) -> Answer:
         """Return the settings (26): under RocketMQ's names, then under metaq's own."""
         demand(session.principal, Action.INSPECT)
-        own = {name: value for name, value in plain(self._context.settings).items() if name != "topics"}
+        own = plain(self._context.settings, without=("topics",))
         version = encode_data_version(DataVersion(self._started_ms, self._version)).decode()
         return Answer(fields={"version": version}, body=(encode_settings({**self._rocketmq_settings(), **own}),))
 
