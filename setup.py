@@ -239,6 +239,7 @@ setup(
         "falcon>=4.0",
         "gevent>=24.2",
         "jinja2>=3.1",
+        "librt>=0.16",
         "msgspec>=0.19",
         "orjson>=3.9",
         "pyyaml>=6.0",
