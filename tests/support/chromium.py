@@ -1,12 +1,13 @@
 """Chromium without a window, as tests drive it: pages with the faults that they report, and what axe-core finds on them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, sync_playwright
 
 AXE: Final = Path(__file__).parents[1] / "server" / "console" / "axe" / "axe.min.js"
 FLAGS: Final = (
@@ -22,6 +23,9 @@ FLAGS: Final = (
 )
 DEADLINE_MS: Final = 60_000
 SERIOUS: Final = ("serious", "critical")
+WIDE: Final = ViewportSize(width=1280, height=900)
+NARROW: Final = ViewportSize(width=360, height=740)
+THEMES: Final[tuple[Literal["light", "dark"], ...]] = ("light", "dark")
 
 
 @contextmanager
@@ -68,3 +72,22 @@ def serious_faults(page: Page) -> list[str]:
         for rule in found["violations"]
         if rule["impact"] in SERIOUS
     ]
+
+
+def faults_of_pages(browser: Browser, addresses: Iterable[str]) -> dict[tuple[str, str, int], list[str]]:
+    """Return what is wrong with pages, by address, theme and width: what axe-core finds, and what is wider than the window."""
+    faults: dict[tuple[str, str, int], list[str]] = {}
+    with new_page(browser, viewport=WIDE, reduced_motion="reduce") as page:  # no colour is on its way
+        for address in addresses:
+            page.goto(address)
+            page.evaluate(axe_core())
+            for size, theme in product((WIDE, NARROW), THEMES):
+                page.set_viewport_size(size)
+                page.emulate_media(color_scheme=theme)
+                found = serious_faults(page)
+                wide = page.evaluate("document.documentElement.scrollWidth")
+                if wide > size["width"]:
+                    found.append(f"{wide} pixels wide")
+                if found:
+                    faults[address, theme, size["width"]] = found
+    return faults

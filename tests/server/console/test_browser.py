@@ -2,26 +2,20 @@
 
 import shutil
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
-from typing import Final, Literal
 
 import pytest
-from playwright.sync_api import Browser, Page, ViewportSize, expect
+from playwright.sync_api import Browser, Page, expect
 
 from metaq.server.console.visit import ROOT
 from tests.server.console.planted import GROUP, LOST, TOPIC, planted, planted_pages
 from tests.support.broker import BrokerProcess
-from tests.support.chromium import DEADLINE_MS, axe_core, chromium, new_page, serious_faults
+from tests.support.chromium import DEADLINE_MS, WIDE, chromium, faults_of_pages, new_page
 from tests.support.rest import Rest
 from tests.support.users import ADMIN, READER, write_users
 from tests.support.users import TOPIC as READABLE
 
 pytestmark = [pytest.mark.slow, pytest.mark.partner("chromium", "fonts")]
-
-WIDE: Final = ViewportSize(width=1280, height=900)
-NARROW: Final = ViewportSize(width=360, height=740)
-THEMES: Final[tuple[Literal["light", "dark"], ...]] = ("light", "dark")
 
 
 @pytest.fixture(scope="module")
@@ -172,21 +166,7 @@ def test_no_page_has_a_serious_fault(browser: Browser, broker: BrokerProcess, lo
 
     No script fails, and the policy forbids nothing (``new_page``).
     """
-    faults: dict[tuple[str, str, int], list[str]] = {}
-    with new_page(browser, viewport=WIDE, reduced_motion="reduce") as page:  # no colour is on its way
-        for path in planted_pages(lost):
-            page.goto(f"http://{broker.http}{path}")
-            page.evaluate(axe_core())
-            for size, theme in product((WIDE, NARROW), THEMES):
-                page.set_viewport_size(size)
-                page.emulate_media(color_scheme=theme)
-                found = serious_faults(page)
-                wide = page.evaluate("document.documentElement.scrollWidth")
-                if wide > size["width"]:
-                    found.append(f"{wide} pixels wide")
-                if found:
-                    faults[path, theme, size["width"]] = found
-    assert faults == {}
+    assert faults_of_pages(browser, [f"http://{broker.http}{path}" for path in planted_pages(lost)]) == {}
 
 
 def test_by_keyboard(page: Page) -> None:
