@@ -49,7 +49,7 @@ class Chart {
       width: this.box.clientWidth, height: HEIGHT, tzDate: (time) => uPlot.tzDate(new Date(time * 1000), "Etc/UTC"),
       series: [{ value: "{YYYY}-{MM}-{DD} {HH}:{mm}:{ss}" }, ...lines],
       scales: { y: { range: (_, __, most) => [0, most > 0 ? most * 1.15 : 1] } },
-      axes: [{ ...axis, values: [[3600, "{HH}:{mm}"], [60, "{HH}:{mm}"], [1, "{HH}:{mm}:{ss}"]] }, { ...axis, size: 74, values: (_, values) => values.map(written) }],
+      axes: [{ ...axis, space: 90, values: [[3600, "{HH}:{mm}"], [60, "{HH}:{mm}"], [1, "{HH}:{mm}:{ss}"]] }, { ...axis, size: 74, values: (_, values) => values.map(written) }],
     }, data, this.box);
   }
 
