@@ -230,7 +230,7 @@ setup(
     package_dir={"": "."},
     packages=find_packages(include=["metaq", "metaq.*"]),
     py_modules=["pyspark_metaq"],
-    package_data={"metaq": ["py.typed"]},
+    package_data={"metaq": ["py.typed"], "metaq.server.console": ["static/*", "templates/*.html"]},
     zip_safe=False,
     ext_modules=extensions(),
     install_requires=[
@@ -238,6 +238,7 @@ setup(
         "crcmod>=1.7",
         "falcon>=4.0",
         "gevent>=24.2",
+        "jinja2>=3.1",
         "librt>=0.16",
         "msgspec>=0.19",
         "orjson>=3.9",
@@ -275,6 +276,7 @@ setup(
             "openapi-spec-validator>=0.7",
             "import-linter>=2.16",
             "packaging>=24.2",
+            "playwright>=1.50",
             "prometheus-client>=0.20",
             "psycopg[binary]>=3.1",
             "pydantic>=2.6",  # the benchmarks' results

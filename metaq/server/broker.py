@@ -44,7 +44,6 @@ from metaq.protocol.remoting.codes import Request
 from metaq.protocol.text.commands import Auth, Transaction
 from metaq.registry.kvconfig import KvConfig
 from metaq.server.access.authentication import LOOK_S, Authentication
-from metaq.server.api.site import ApiSite
 from metaq.server.endpoint import CommandHandler
 from metaq.server.http.brokermetrics import BrokerMetrics
 from metaq.server.opened import Opened, open_data
@@ -80,6 +79,7 @@ from metaq.server.remoting.sending.reply import ReplyHandler
 from metaq.server.remoting.sending.send import SendHandler
 from metaq.server.remoting.session import Family
 from metaq.server.services.call import Interior
+from metaq.server.sites import BrokerSite
 from metaq.server.text.admin import AdminHandler
 from metaq.server.text.get import GetHandler
 from metaq.server.text.later import LaterHandler
@@ -163,7 +163,7 @@ class Broker:
         self.origins = Origins(settings, {})
         reads, reasons, cancels = through_cache(self.run), self.metrics.reasons, self._timing.cancels
         interior = Interior(self.context, self._endpoint, self.holds, reads, reasons, cancels, lambda: self._owner.origins)
-        self.site = ApiSite(interior)
+        self.site = BrokerSite(interior)
         self._take_role()
         self.context.statistics.begin()
 
@@ -448,7 +448,8 @@ class Broker:
 
     def _withdraw(self) -> None:
         """Take this broker out of the registries, so that clients turn to others."""
-        self.metrics.leaves = self.site.stopped = True
+        self.metrics.leaves = True
+        self.site.stop()
         if self._zookeeper is not None:
             self._zookeeper.stop()
         self.registration.stop()

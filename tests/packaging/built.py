@@ -17,7 +17,7 @@ from tests.support.broker import wait_until
 DEADLINE_S: Final = 1200.0
 """For one command, on a machine that does much else: alone, a build takes two minutes."""
 READY: Final = re.compile(
-    r"^metaq ready listen=(\S+) remoting=(\S+) registry=(\S+) data=data pid=(\d+)(?: http=\S+)?$", re.MULTILINE
+    r"^metaq ready listen=(\S+) remoting=(\S+) registry=(\S+) data=data pid=(\d+)(?: http=\S+ console=\S+)?$", re.MULTILINE
 )
 MOST_KIB: Final = 52_000_000 // 1024
 """P15: resident when it has taken its first message, compiled. The extension is 5 MB of it."""

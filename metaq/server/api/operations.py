@@ -8,7 +8,19 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, get_args, get_origin, get_type_hints
 
-from metaq.server.services import brokers, deadletters, groups, leases, messages, sending, timers, topics, transactions
+from metaq.server.services import (
+    brokers,
+    deadletters,
+    diagnosis,
+    groups,
+    leases,
+    messages,
+    sending,
+    timers,
+    topics,
+    tracks,
+    transactions,
+)
 
 ROOT: Final = "/api/v1"
 
@@ -84,12 +96,15 @@ OPERATIONS: Final = (
     _read(f"{_TOPIC}/messages", messages.search, "messages"),
     _read(f"{_TOPIC}/partitions/{{partition}}/messages", messages.read_messages, "messages"),
     _read(f"{_TOPIC}/tail", messages.tail, "messages"),
+    _read(f"{_TOPIC}/newest", messages.read_newest, "messages"),
     _read("/messages/{offset_id}", messages.show_message, "messages"),
+    _read("/messages/{offset_id}/groups", tracks.track_message, "messages"),
     _read("/groups", groups.list_groups, "groups"),
     _read(_GROUP, groups.show_group, "groups"),
     _change("PUT", _GROUP, groups.put_group, "groups"),
     _change("DELETE", _GROUP, groups.delete_group, "groups"),
     _read(f"{_GROUP}/lag", groups.show_lag, "groups"),
+    _read(f"{_GROUP}/diagnosis", diagnosis.diagnose_group, "groups"),
     _use(f"{_GROUP}/offsets", groups.commit_offsets, "groups"),
     _change("POST", f"{_GROUP}/offsets/reset", groups.reset_offsets, "groups"),
     _use(_LEASES, leases.lease, "leases"),

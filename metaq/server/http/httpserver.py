@@ -19,7 +19,7 @@ from metaq.server.http.http import DEADLINE
 logger = logging.getLogger(__name__)
 
 MOST_CONNECTIONS: Final = 256
-"""Half of them for streams of events (``metaq.server.api.site``); each takes some 40 KB."""
+"""Half of them for streams of events (``metaq.server.http.bounded``); each takes some 40 KB."""
 CONNECTION_S: Final = 10.0
 """Prometheus's own default timeout."""
 
@@ -58,7 +58,8 @@ class _Handler(pywsgi.WSGIHandler):
             self.deadline.end()
 
     def get_environ(self) -> dict[str, Any]:
-        return {**super().get_environ(), DEADLINE: self.deadline}
+        scheme = "https" if hasattr(self.socket, "do_handshake") else "http"  # ``ssl`` is imported with TLS only
+        return {**super().get_environ(), DEADLINE: self.deadline, "wsgi.url_scheme": scheme}
 
     def handle_one_response(self) -> None:
         self.server.asked()
