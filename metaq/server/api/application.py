@@ -7,6 +7,7 @@ thread when the first request comes (``metaq.server.api.site``).
 import ipaddress
 import logging
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Final, cast
 
@@ -15,15 +16,16 @@ import msgspec
 from falcon import App, Request, Response
 
 from metaq.address import parse_address
+from metaq.engine.pool import run_in_pool
 from metaq.errors import AccessDenied, BadRequest, ConfigError, MetaqError
 from metaq.protocol.remoting.codes import Response as Code
 from metaq.server.access.permissions import Action, denied
 from metaq.server.api.events import events
 from metaq.server.api.openapi import EVENTS, document
-from metaq.server.api.operations import OPERATIONS, ROOT, Operation
+from metaq.server.api.operations import OPERATIONS, ROOT, Form, Operation
 from metaq.server.api.page import page_of_document
 from metaq.server.api.problems import CONTENT_TYPE, ProblemDetails, problem_of, problem_with
-from metaq.server.api.site import ADMITTED, Application
+from metaq.server.api.site import ADMITTED, FRAMES, Application
 from metaq.server.http.http import DEADLINE, address_of, principal_of
 from metaq.server.services.call import Call, Interior
 
@@ -102,6 +104,9 @@ class _Responder:
         request.context.by = principal.name
         if not any(map(principal.may_somewhere, _ANYTHING)):  # then neither its body nor anything else of it is read
             raise denied(principal, Action.INSPECT)
+        talk = run_in_pool(_websocket) if self._takes.form is Form.FRAMES else None
+        if talk is not None:
+            talk.switch(request, response)
         address = address_of(request.env), int(request.env.get("REMOTE_PORT") or 0)
         call = Call(self._interior, principal, address)
         try:
@@ -109,7 +114,10 @@ class _Responder:
         except BaseException:
             call.end()
             raise
-        if self._takes.streams:
+        if talk is not None:
+            request.env[FRAMES] = talk.Frames(call, result, request.env["wsgi.input"], request.env[DEADLINE])
+            return
+        if self._takes.form is Form.EVENTS:
             response.content_type = EVENTS
             response.set_header("Cache-Control", "no-store")
             response.stream = events(call, result, request.env[DEADLINE])
@@ -156,6 +164,13 @@ class _Responder:
             raise BadRequest(f"the body: {error}") from error
 
 
+def _websocket() -> Any:
+    """Return the module for WebSocket, of which only who subscribes needs the library."""
+    from metaq.server.api import websocket  # noqa: PLC0415
+
+    return websocket
+
+
 def check_origin(request: Request, interior: Interior) -> None:
     """Raise ``AccessDenied`` for a request that a page of another site has a browser send.
 
@@ -173,12 +188,15 @@ def check_origin(request: Request, interior: Interior) -> None:
 def _is_own(host: str, interior: Interior) -> bool:
     name, _, port = host.lower().rpartition(":")
     name = name if name and port.isdecimal() else host.lower()
-    if name in ("", "localhost", interior.context.host.lower()):
-        return True
+    return name in ("", "localhost", interior.context.host.lower()) or _is_number(name) or _listens(name, interior)
+
+
+@lru_cache(maxsize=64)
+def _is_number(name: str) -> bool:
     try:
         ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
     except ValueError:
-        return _listens(name, interior)
+        return False
     return True
 
 

@@ -24,6 +24,8 @@ ANSWER_MOST_S: Final = ANSWER_S + 30.0
 """The longest that a request may take, its wait for messages included, until its answer is read."""
 ADMITTED: Final = "metaq.admitted"
 """The name in a request's environment of a function that is called with the size of a body before it is read."""
+FRAMES: Final = "metaq.frames"
+"""The name in a request's environment of what follows the answer by which its connection became one of WebSocket."""
 Application = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 
@@ -51,7 +53,9 @@ class ApiSite:
         body = _Body(self)
         self._calls += 1
         try:
-            yield from self._made()({**environ, ADMITTED: body.admit}, start_response)
+            request = {**environ, ADMITTED: body.admit}
+            yield from (self._application or self._made())(request, start_response)
+            yield from request.pop(FRAMES, ())
         finally:
             self._calls -= 1
             self.bodies_bytes -= body.size
