@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks.bench import Bench, raw
 from benchmarks.figures import Check, Load, percentile, spread
@@ -12,7 +13,7 @@ from benchmarks.peers import Level, Server, free_port, metaq
 from benchmarks.programs import LoadPlan, run_load
 from benchmarks.replicas import processor_seconds
 from benchmarks.report import Report, Table, of_rounds
-from benchmarks.restload import BODY, TOPIC, RestFigures, figures_of, loading
+from benchmarks.restload import BODY, PUBLISHERS, TOPIC, RestFigures, figures_of, loading
 
 ROUNDS = 5
 STREAMS = 100
@@ -25,12 +26,13 @@ BEGIN_SECONDS = 2.0
 COST_PUBLISHES = 5000
 MUST_US = 400.0
 MUST_RATE, MUST_P99 = 0.95, 1.2
-FULL, PACED = "full", "5,000/s"
+FULL_DISK, FULL_MEMORY, PACED = "full, disk", "full, memory", "5,000/s, disk"
 PLANS = {
-    FULL: LoadPlan(50, 16, 128, SECONDS, WARMUP),
-    PACED: LoadPlan(50, 16, 128, SECONDS, WARMUP, rate=5000),
+    FULL_DISK: (Level.DISK, LoadPlan(50, 16, 128, SECONDS, WARMUP)),
+    FULL_MEMORY: (Level.MEMORY, LoadPlan(50, 16, 128, SECONDS, WARMUP)),
+    PACED: (Level.DISK, LoadPlan(50, 16, 128, SECONDS, WARMUP, rate=5000)),
 }
-"""The loads of the text protocol: as much as the broker takes, and a part of it."""
+"""The loads of the text protocol: as much as the broker takes, waiting for the disk and not, and a part of it."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,8 @@ def run(bench: Bench) -> Report:
                 costs.append(cost)
                 cells.append({"system": "processor time of a publish, µs", "round": turn, "value": cost})
                 bench.console.print(f"a publish: {cost:.0f} µs of processor time", highlight=False)
-            for name, plan in PLANS.items():
-                one = bench.attempt(name, lambda plan=plan, turn=turn: _measure(bench, plan, turn))  # type: ignore[misc]
+            for name, (level, plan) in PLANS.items():
+                one = bench.attempt(name, partial(_measure, bench, level, plan, turn))
                 if one is not None:
                     found[name].append(one)
                     cells += [raw(f"{name}, alone", turn, one.alone), raw(f"{name}, beside REST", turn, one.beside)]
@@ -77,11 +79,11 @@ def run(bench: Bench) -> Report:
                     bench.show(f"{name}, beside REST", one.beside)
     settings = {
         "rounds": f"{rounds}; figures are medians, ratios those of two loads of one round, the first of them in turn",
-        "REST": f"{STREAMS} streams of events, and {PUBLISHES:,} publishes a second over {16} connections, by one process",
-        "text": f"puts of 128 B over 50 connections, 16 in flight: {', '.join(PLANS)}; at MEMORY, a fresh broker each round",
-        "processor time": f"of all threads of the broker over {COST_PUBLISHES:,} publishes of one connection",
+        "REST": f"{STREAMS} streams of events, and {PUBLISHES:,} publishes a second over {PUBLISHERS} connections, by one process",
+        "text": f"puts of 128 B over 50 connections, 16 in flight: {', '.join(PLANS)}; a fresh broker for each load and round",
+        "processor time": f"of all threads of the broker over {COST_PUBLISHES:,} publishes of one connection, at MEMORY",
     }
-    tables = [_table(found), Table("A publish", ["", "µs"], [["processor time", of_rounds(spread(costs))]])]
+    tables = [table(found), Table("A publish", ["", "µs"], [["processor time", of_rounds(spread(costs))]])]
     return Report("rest", settings, tables, checks(costs, found), cells, bench.notes, bench.failures)
 
 
@@ -100,7 +102,8 @@ def checks(costs: Sequence[float], found: Rounds) -> list[Check]:
     return made
 
 
-def _table(found: Rounds) -> Table:
+def table(found: Rounds) -> Table:
+    """The rates and latencies of the text protocol's loads, alone and beside REST."""
     rows = []
     for name in PLANS:
         rounds = found.get(name, ())
@@ -118,9 +121,9 @@ def _table(found: Rounds) -> Table:
     return Table("A load of the text protocol beside REST", columns, rows)
 
 
-def _measure(bench: Bench, plan: LoadPlan, turn: int) -> Beside:
+def _measure(bench: Bench, level: Level, plan: LoadPlan, turn: int) -> Beside:
     """A load alone and beside REST on one broker, in odd rounds alone first."""
-    with _started(bench) as (server, port):
+    with _started(bench, level) as (server, port):
         run_load("metaq-put", server.port, LoadPlan(plan.connections, plan.in_flight, plan.body_bytes, 2.0))
         alone = run_load("metaq-put", server.port, plan) if turn % 2 else None
         seconds = BEGIN_SECONDS + plan.seconds + plan.warmup_seconds
@@ -132,7 +135,7 @@ def _measure(bench: Bench, plan: LoadPlan, turn: int) -> Beside:
 
 def _measure_cost(bench: Bench) -> float:
     """Microseconds of processor time that a publish costs; the median of 5 slices."""
-    with _started(bench) as (server, port):
+    with _started(bench, Level.MEMORY) as (server, port):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         slices = []
         for _ in range(6):
@@ -146,11 +149,11 @@ def _measure_cost(bench: Bench) -> float:
 
 
 @contextmanager
-def _started(bench: Bench) -> Iterator[tuple[Server, int]]:
+def _started(bench: Bench, level: Level) -> Iterator[tuple[Server, int]]:
     """A broker with the topic, and its HTTP port."""
     port = free_port()
     with bench.fresh_folder() as folder:
-        with metaq(Level.MEMORY).running(folder, ("--http-listen", f"127.0.0.1:{port}")) as server:
+        with metaq(level).running(folder, ("--http-listen", f"127.0.0.1:{port}")) as server:
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             headers = {"Content-Type": "application/json"}
             connection.request("PUT", f"/api/v1/topics/{TOPIC}", b'{"partitions":4}', headers)

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.figures import Load, MeasurementError, Verdict
 from benchmarks.restload import TAILED, TOPIC, RestFigures, figures_of, loading, run
-from benchmarks.suites.rest import FULL, MUST_US, PACED, Beside, checks
+from benchmarks.suites.rest import FULL_DISK, MUST_US, PLANS, Beside, checks, table
 from tests.support.broker import BrokerProcess
 from tests.support.rest import Rest
 
@@ -26,11 +26,11 @@ def load(rate: float, p99_us: float) -> Load:
 def test_a_load_is_compared_with_that_of_its_round() -> None:
     """E-33: the medians of the ratios decide; what was not measured is not held."""
     rounds = [Beside(load(100, 10), load(rate, p99), SEEN) for rate, p99 in ((96, 11), (97, 12), (50, 30))]
-    verdicts = {check.name.rpartition(", ")[0] + check.name[-4:]: check.must_verdict for check in checks([MUST_US], {FULL: rounds})}
-    assert list(verdicts.values()) == [Verdict.HELD, Verdict.HELD, Verdict.HELD, Verdict.NOT_MEASURED, Verdict.NOT_MEASURED]
-    slow = checks([MUST_US + 1], {PACED: rounds[2:]})
-    assert [check.must_verdict for check in slow][0] is Verdict.MISSED
-    assert [check.must_verdict for check in slow][-2:] == [Verdict.MISSED, Verdict.MISSED]
+    held = {check.name: check.must_verdict for check in checks([MUST_US], {FULL_DISK: rounds})}
+    assert list(held.values()) == [Verdict.HELD] * 3 + [Verdict.NOT_MEASURED] * 4
+    missed = {check.name: check.must_verdict for check in checks([MUST_US + 1], {FULL_DISK: rounds[2:]})}
+    assert list(missed.values()) == [Verdict.MISSED] * 3 + [Verdict.NOT_MEASURED] * 4
+    assert len(table({FULL_DISK: rounds}).rows) == len(PLANS)
 
 
 def test_the_load_by_http(tmp_path: Path) -> None:
