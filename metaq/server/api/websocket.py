@@ -140,7 +140,7 @@ class Frames:
             reason = "the broker stops, changes its role, or met an error; subscribe again"
             self._close = CloseConnection(CloseReason.GOING_AWAY, reason)
         elif time.monotonic() - self._heard_s > SILENT_S:
-            logger.info("subscriber gone address=%s reason=silent for %g s", self._call.address, SILENT_S)
+            logger.info("subscriber lost address=%s reason=silent for %g s", self._call.address, SILENT_S)
             self._gone = True
         elif quiet and not self._gone and self._close is None:
             yield self._bytes(Ping())
