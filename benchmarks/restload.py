@@ -1,7 +1,7 @@
 """A load by HTTP: publishes at fixed times, and browsers that follow streams of events, in one process with one loop.
 
-``python -m benchmarks.restload PORT SECONDS PUBLISHES_PER_SECOND STREAMS`` prints one line of JSON. As in an open loop, a publish
-is due whatever became of those before, and its latency runs from there.
+``python -m benchmarks.restload PORT SECONDS PUBLISHES_PER_SECOND STREAMS`` prints one line of JSON. As in an open loop, a
+publish is due whatever became of those before, and its latency runs from there.
 """
 
 import json
@@ -12,7 +12,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from pydantic import BaseModel, NonNegativeFloat, NonNegativeInt
@@ -27,6 +27,7 @@ TAILED = 10
 """Each so many-th stream is a tail of the topic; the others are live figures of the broker."""
 BODY = json.dumps({"body": "x" * 128, "tag": "paid", "keys": ["order-7"]}).encode()
 ANSWER_SECONDS = 15.0
+LOOK_SECONDS = 0.05
 _FULL = 65536
 
 
@@ -67,58 +68,81 @@ class _Publisher:
 
 def run(port: int, seconds: float, rate: int, streams: int) -> RestFigures:
     """Load a broker by its HTTP port; it has the topic."""
-    host = f"127.0.0.1:{port}"
-    path = f"POST /api/v1/topics/{TOPIC}/messages HTTP/1.1\r\nHost: {host}\r\n"
-    request = f"{path}Content-Type: application/json\r\nContent-Length: {len(BODY)}\r\n\r\n".encode() + BODY
-    selector = selectors.DefaultSelector()
-    idle: deque[_Publisher] = deque()
-    for _ in range(PUBLISHERS if rate else 0):
-        idle.append(_Publisher(_connected(port)))
-        selector.register(idle[-1].connection, selectors.EVENT_READ, idle[-1])
-    for number in range(streams):
-        what = f"topics/{TOPIC}/tail" if number % TAILED == TAILED - 1 else "broker/live"
-        connection = _connected(port)
-        connection.sendall(f"GET /api/v1/{what} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-        begin = connection.recv(_FULL)
-        if not begin.startswith(b"HTTP/1.1 200 "):
-            raise MeasurementError(f"a stream of events was refused: {begin[:300]!r}")
-        selector.register(connection, selectors.EVENT_READ, None)
-    latencies: list[float] = []
-    refused: list[bytes] = []
-    events, waiting, sent = 0, deque[float](), 0
-    began = time.monotonic()
-    end, most = began + seconds, round(seconds * rate)
-    while (now := time.monotonic()) < end + ANSWER_SECONDS and (now < end or len(latencies) + len(refused) < sent):
-        while sent + len(waiting) < most and began + (sent + len(waiting)) / rate <= now:
-            waiting.append(began + (sent + len(waiting)) / rate)
-        while waiting and idle:
-            idle.popleft().publish(request, waiting.popleft())
-            sent += 1
-        pause = max(0.0, began + (sent + len(waiting)) / rate - now) if sent + len(waiting) < most else 0.05
-        for key, _ in selector.select(min(pause, 0.05)):
+    with ExitStack() as stack:
+        selector = stack.enter_context(selectors.DefaultSelector())
+        idle = deque(_Publisher(_connected(stack, port)) for _ in range(PUBLISHERS if rate else 0))
+        for publisher in idle:
+            selector.register(publisher.connection, selectors.EVENT_READ, publisher)
+        for number in range(streams):
+            what = f"topics/{TOPIC}/tail" if number % TAILED == TAILED - 1 else "broker/live"
+            selector.register(_stream(stack, port, what), selectors.EVENT_READ, None)
+        return _Driver(port, selector, idle).drive(seconds, rate, streams)
+
+
+class _Driver:
+    """Publishes over idle connections what is due, and reads what comes over all."""
+
+    def __init__(self, port: int, selector: selectors.BaseSelector, idle: deque[_Publisher]) -> None:
+        head = f"POST /api/v1/topics/{TOPIC}/messages HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+        self._request = f"{head}Content-Type: application/json\r\nContent-Length: {len(BODY)}\r\n\r\n".encode() + BODY
+        self._selector = selector
+        self._idle = idle
+        self._latencies: list[float] = []
+        self._refused: list[bytes] = []
+        self._events = 0
+
+    def drive(self, seconds: float, rate: int, streams: int) -> RestFigures:
+        sent, most, began = 0, round(seconds * rate), time.monotonic()
+        end = began + seconds
+        while (now := time.monotonic()) < end or (self._answered < sent and now < end + ANSWER_SECONDS):
+            while sent < most and self._idle and began + sent / rate <= now:
+                self._idle.popleft().publish(self._request, began + sent / rate)
+                sent += 1
+            waits = self._idle and sent < most
+            self._read(min(LOOK_SECONDS, max(0.0, began + sent / rate - now)) if waits else LOOK_SECONDS)
+        if sent != self._answered:
+            raise MeasurementError(f"{sent - self._answered} publishes were not answered within {ANSWER_SECONDS} s")
+        return RestFigures(
+            published=len(self._latencies),
+            refused=len(self._refused),
+            first_refused=self._refused[0].decode(errors="replace") if self._refused else "",
+            events=self._events,
+            streams=streams,
+            p50_ms=1000 * percentile(self._latencies, 0.5) if self._latencies else 0.0,
+            p99_ms=1000 * percentile(self._latencies, 0.99) if self._latencies else 0.0,
+        )
+
+    @property
+    def _answered(self) -> int:
+        return len(self._latencies) + len(self._refused)
+
+    def _read(self, seconds: float) -> None:
+        for key, _ in self._selector.select(seconds):
             publisher = key.data
             if publisher is None:
-                events += _events(key.fileobj)
+                self._events += _events(key.fileobj)
                 continue
             answer = publisher.answered()
-            if answer is not None:
-                latencies.append(time.monotonic() - publisher.due) if answer[9:12] == b"200" else refused.append(answer)
-                idle.append(publisher)
-    if sent != len(latencies) + len(refused):
-        raise MeasurementError(f"{sent - len(latencies) - len(refused)} publishes were not answered within {ANSWER_SECONDS} s")
-    return RestFigures(
-        published=len(latencies),
-        refused=len(refused),
-        first_refused=refused[0].decode(errors="replace") if refused else "",
-        events=events,
-        streams=streams,
-        p50_ms=1000 * percentile(latencies, 0.5) if latencies else 0.0,
-        p99_ms=1000 * percentile(latencies, 0.99) if latencies else 0.0,
-    )
+            if answer is None:
+                continue
+            if answer[9:12] == b"200":
+                self._latencies.append(time.monotonic() - publisher.due)
+            else:
+                self._refused.append(answer)
+            self._idle.append(publisher)
 
 
-def _connected(port: int) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", port), timeout=ANSWER_SECONDS)
+def _stream(stack: ExitStack, port: int, what: str) -> socket.socket:
+    connection = _connected(stack, port)
+    connection.sendall(f"GET /api/v1/{what} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+    begin = connection.recv(_FULL)
+    if not begin.startswith(b"HTTP/1.1 200 "):
+        raise MeasurementError(f"a stream of events was refused: {begin[:300]!r}")
+    return connection
+
+
+def _connected(stack: ExitStack, port: int) -> socket.socket:
+    connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=ANSWER_SECONDS))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 

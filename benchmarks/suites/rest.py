@@ -79,7 +79,7 @@ def run(bench: Bench) -> Report:
                     bench.show(f"{name}, beside REST", one.beside)
     settings = {
         "rounds": f"{rounds}; figures are medians, ratios those of two loads of one round, the first of them in turn",
-        "REST": f"{STREAMS} streams of events, and {PUBLISHES:,} publishes a second over {PUBLISHERS} connections, by one process",
+        "REST": f"{STREAMS} streams of events, and {PUBLISHES:,} publishes a second over {PUBLISHERS} connections",
         "text": f"puts of 128 B over 50 connections, 16 in flight: {', '.join(PLANS)}; a fresh broker for each load and round",
         "processor time": f"of all threads of the broker over {COST_PUBLISHES:,} publishes of one connection, at MEMORY",
     }
@@ -152,11 +152,10 @@ def _measure_cost(bench: Bench) -> float:
 def _started(bench: Bench, level: Level) -> Iterator[tuple[Server, int]]:
     """A broker with the topic, and its HTTP port."""
     port = free_port()
-    with bench.fresh_folder() as folder:
-        with metaq(level).running(folder, ("--http-listen", f"127.0.0.1:{port}")) as server:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-            headers = {"Content-Type": "application/json"}
-            connection.request("PUT", f"/api/v1/topics/{TOPIC}", b'{"partitions":4}', headers)
-            connection.getresponse().read()
-            connection.close()
-            yield server, port
+    with bench.fresh_folder() as folder, metaq(level).running(folder, ("--http-listen", f"127.0.0.1:{port}")) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        headers = {"Content-Type": "application/json"}
+        connection.request("PUT", f"/api/v1/topics/{TOPIC}", b'{"partitions":4}', headers)
+        connection.getresponse().read()
+        connection.close()
+        yield server, port

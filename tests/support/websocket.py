@@ -1,6 +1,7 @@
 """A program that subscribes over WebSocket, with a client of its own."""
 
 import json
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlencode
@@ -19,13 +20,15 @@ class Subscriber:
         """Raise ``websockets.exceptions.InvalidStatus`` when it is refused."""
         where = f"ws://{address}{ROOT}/groups/{named(group)}/subscription?{urlencode({'topic': topic, **query})}"
         proof = {} if who is None else {"Authorization": f"Bearer {who.secret}"}
-        self.connection = connect(where, additional_headers=proof, open_timeout=SOCKET_TIMEOUT_S, proxy=None)
+        self._stack = ExitStack()
+        client = connect(where, additional_headers=proof, open_timeout=SOCKET_TIMEOUT_S, proxy=None)
+        self.connection = self._stack.enter_context(client)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.connection.close()
+        self._stack.close()
 
     def say(self, **word: object) -> None:
         self.connection.send(json.dumps(word))

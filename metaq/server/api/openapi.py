@@ -17,7 +17,8 @@ _FRAMES: Final = (SubscriberInput, LeaseChanged, SubscriptionProblem)
 _ABOUT: Final = """\
 The REST API of one broker. Errors are problem details (RFC 9457) with the codes and sentences of the other protocols. Times are
 Unix milliseconds. Lists come in pages: pass a page's `next` as `after`. Streams are server-sent events; each has one row as its
-data. A subscription is a WebSocket; each of its messages is one object. Browsers may only call it from pages of the broker itself."""
+data. A subscription is a WebSocket; each of its messages is one object. Browsers may only call it from pages of the broker
+itself."""
 
 
 def document() -> dict[str, Any]:

@@ -28,7 +28,8 @@ import msgspec
 from falcon import Request, Response
 from gevent.event import Event
 from wsproto.connection import Connection, ConnectionState, ConnectionType
-from wsproto.events import BytesMessage, CloseConnection, Event as FrameEvent, Message, Ping, Pong, TextMessage
+from wsproto.events import BytesMessage, CloseConnection, Message, Ping, Pong, TextMessage
+from wsproto.events import Event as FrameEvent
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError, generate_accept_token
 
@@ -51,7 +52,7 @@ PING_S: Final = 15.0
 SILENT_S: Final = 40.0
 """A client from which nothing has come for so long, not even the answer to a ping, is gone."""
 CLOSE_S: Final = 2.0
-"""The time in which a client may answer a close: an answer to a connection that is gone would cost it what it has not read yet."""
+"""The time in which a client may answer a close: without it, its answer could cost it what it has not read yet."""
 assert PING_S < STEP_S
 
 

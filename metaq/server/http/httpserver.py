@@ -9,7 +9,7 @@ once finds room, however many others send nothing.
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import unquote
 
 import gevent
@@ -87,17 +87,16 @@ class _Handler(pywsgi.WSGIHandler):
         self.deadline.within(CONNECTION_S)
         return super().handle_one_request()
 
-    def read_request(self, raw_requestline: str) -> bool:
+    def read_request(self, raw_requestline: str) -> bool:  # type: ignore[override] # the types of gevent are those of an old one
         self.head = head = read_head(raw_requestline, self.rfile.readline)
         self.command, self.path, self.request_version = head.method, head.target, head.version
-        self.content_length = head.length
         self.close_connection = not head.goes_on
         return True
 
     def get_environ(self) -> dict[str, Any]:
         head, environ = self.head, self.server.get_environ()
-        path, _, query = self.path.partition("?")
-        host, port = self.client_address[:2]
+        path, _, query = head.target.partition("?")
+        host, port = cast(tuple[str, int], self.client_address)[:2]
         for name, value in head.fields.items():
             if "_" not in name:  # else it would hide the one with a hyphen
                 environ[f"HTTP_{name.replace('-', '_').upper()}"] = value
@@ -108,11 +107,11 @@ class _Handler(pywsgi.WSGIHandler):
         expects = self.socket if head.fields.get("expect") == "100-continue" else None
         self.wsgi_input = pywsgi.Input(self.rfile, head.length, socket=expects, chunked_input=head.is_chunked)
         environ |= {
-            "REQUEST_METHOD": self.command,
+            "REQUEST_METHOD": head.method,
             "PATH_INFO": unquote(path, "latin-1"),
             "QUERY_STRING": query,
-            "SERVER_PROTOCOL": self.request_version,
-            "REMOTE_ADDR": str(host),
+            "SERVER_PROTOCOL": head.version,
+            "REMOTE_ADDR": host,
             "REMOTE_PORT": str(port),
             "wsgi.input": self.rfile if head.wants_upgrade else self.wsgi_input,
             "wsgi.input_terminated": not head.wants_upgrade,
@@ -131,15 +130,16 @@ class _Handler(pywsgi.WSGIHandler):
 
     def _write_with_headers(self, data: bytes) -> None:
         """Send head and body with one call, unless the body is long or in chunks."""
+        this = cast(Any, self)  # the types of gevent do not have what is its own
         self.headers_sent = True
         self.finalize_headers()
-        fields = b"".join([b"%b: %b\r\n" % field for field in self.response_headers])
-        head = b"HTTP/1.1 %b\r\n%b\r\n" % (self.status, fields)
+        fields = b"".join([b"%b: %b\r\n" % field for field in this.response_headers])
+        head = b"HTTP/1.1 %b\r\n%b\r\n" % (this.status, fields)
         if self.response_use_chunked or len(data) > MOST_JOINED:
-            self._sendall(head)
-            self._write(data)
+            this._sendall(head)
+            this._write(data)
         else:
-            self._sendall(head + data)
+            this._sendall(head + data)
 
     def handle_error(self, kind: Any, error: Any, trace: Any) -> None:
         if issubclass(kind, Exception) and not issubclass(kind, OSError):

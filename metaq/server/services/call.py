@@ -180,13 +180,13 @@ class _Inside:
         return self._last
 
     def wait(self, numbers: Sequence[int], seconds: float) -> list[RemotingCommand | MetaqError]:
-        late = Overloaded(f"the broker has not answered within {seconds:g} s", retry_after_ms=1000)
-        with gevent.Timeout(seconds, late):
-            while any(number not in self._answers for number in numbers):
-                if self.session.closed:
-                    raise Fenced("the broker met an error, or changes its role, while it answered; see its log")
-                self._arrived.clear()
-                self._arrived.wait()
+        end_s = time.monotonic() + seconds
+        while any(number not in self._answers for number in numbers):
+            if self.session.closed:
+                raise Fenced("the broker met an error, or changes its role, while it answered; see its log")
+            self._arrived.clear()
+            if not self._arrived.wait(max(0.0, end_s - time.monotonic())):
+                raise Overloaded(f"the broker has not answered within {seconds:g} s", retry_after_ms=1000)
         return [self._answers.pop(number) for number in numbers]
 
     # -- the stream that the session writes to ------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 A subscription is one of the text protocol (``metaq.server.text.push``), in a session without a socket that the endpoint knows
 like every other: it counts among the connections, is listed with them, and is closed with them when the broker stops or changes
-its role. What it pushes is written as JSON. Commands go to it as lines of the text protocol, so that they are answered in order.
+its role. What it pushes is written as JSON. Commands go to it as lines of the text protocol, so they are answered in order.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,8 +21,8 @@ from metaq.protocol.text.commands import NO_OPAQUE, Command, Subscribe
 from metaq.protocol.text.ids import read_id
 from metaq.protocol.text.leaselines import DELAY, INVISIBLE, READY
 from metaq.protocol.text.messages import Stored
-from metaq.protocol.text.pushed import Push
-from metaq.protocol.text.replies import BAD_REQUEST, FORBIDDEN, NOT_FOUND, OK, UNAVAILABLE, Pushed, Reply, TextReader
+from metaq.protocol.text.pushed import Push, Pushed
+from metaq.protocol.text.replies import BAD_REQUEST, FORBIDDEN, NOT_FOUND, OK, UNAVAILABLE, Reply, TextReader
 from metaq.server.endpoint import Endpoint
 from metaq.server.services.call import Call
 from metaq.server.services.leases import MessageLease, ReceiptText
@@ -65,13 +65,15 @@ class SubscriberInput(Input, frozen=True):
     ack: Annotated[ReceiptText | None, Meta(description="A message to finish.")] = None
     nack: Annotated[ReceiptText | None, Meta(description="A message to give back.")] = None
     extend: Annotated[ReceiptText | None, Meta(description="A message whose lease ends later.")] = None
-    delay_ms: Annotated[
-        int | None, Meta(ge=DELAY[0], le=DELAY[1], description="With `nack`: after so many milliseconds it is given again.")
-    ] = None
+    delay_ms: (
+        Annotated[int, Meta(ge=DELAY[0], le=DELAY[1], description="With `nack`: after so many milliseconds it is given again.")]
+        | None
+    ) = None
     reject: Annotated[bool, Meta(description="With `nack`: make it a dead letter.")] = False
-    invisible_ms: Annotated[
-        int | None, Meta(ge=INVISIBLE[0], le=INVISIBLE[1], description="With `extend`: how long it is leased from now on.")
-    ] = None
+    invisible_ms: (
+        Annotated[int, Meta(ge=INVISIBLE[0], le=INVISIBLE[1], description="With `extend`: how long it is leased from now on.")]
+        | None
+    ) = None
 
 
 class LeaseChanged(Output, frozen=True):
@@ -170,8 +172,7 @@ class Subscription:
     def _write(self, push: Push, stored: Stored, out: list[Buffer]) -> None:
         """Append a message with its receipt, as JSON: one buffer, which begins with a brace as no reply does."""
         [message] = decode_messages(bytes(stored.buffer), self._call.broker, push.topic, damaged_too=True)
-        row = msgspec.structs.replace(as_row(message), deliveries=push.attempt - 1)
-        out.append(msgspec.json.encode(MessageLease(message=row, receipt=str(push.id))))
+        out.append(msgspec.json.encode(MessageLease(message=as_row(message), receipt=str(push.id))))
 
 
 def subscribe(call: Call, group: Name, query: SubscribeQuery) -> Subscription:
