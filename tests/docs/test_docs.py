@@ -281,6 +281,7 @@ def promised() -> Iterator[str]:
         "E-29",
         "E-30",
         "E-31",
+        "E-33",
     )
 
 

@@ -52,7 +52,7 @@ class Operation(NamedTuple):
         hints = get_type_hints(self.service, include_extras=True)
         answer = hints.pop("return")
         form = Form.ROW
-        if answer is subscribing.Subscription:
+        if answer is subscribing.PushStream:
             form, answer = Form.FRAMES, leases.MessageLease
         elif get_origin(answer) is not None and issubclass(get_origin(answer), Iterator):
             form, answer = Form.EVENTS, get_args(get_args(answer)[0])[0]

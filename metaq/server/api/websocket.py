@@ -38,7 +38,7 @@ from metaq.server.api.events import STEP_S
 from metaq.server.api.problems import SubscriptionProblem, problem_of
 from metaq.server.http.httpserver import Deadline
 from metaq.server.services.call import Call
-from metaq.server.services.subscribing import LeaseChanged, LeaseUnchanged, SubscriberInput, Subscription
+from metaq.server.services.subscribing import LeaseChanged, LeaseUnchanged, PushStream, SubscriberInput
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def switch(request: Request, response: Response) -> None:
 class Frames:
     """The talk of one subscription with its client."""
 
-    def __init__(self, call: Call, subscription: Subscription, received: Any, deadline: Deadline) -> None:
+    def __init__(self, call: Call, subscription: PushStream, received: Any, deadline: Deadline) -> None:
         """Prepare to talk. ``received`` is the file of what comes over the connection."""
         self._call = call
         self._subscription = subscription

@@ -89,7 +89,7 @@ class LeaseUnchanged(NamedTuple):
     error: MetaqError
 
 
-class Subscription:
+class PushStream:
     """One subscription, from its ``begin`` to its ``end``."""
 
     def __init__(self, call: Call, group: str, query: SubscribeQuery) -> None:
@@ -175,9 +175,9 @@ class Subscription:
         out.append(msgspec.json.encode(MessageLease(message=as_row(message), receipt=str(push.id))))
 
 
-def subscribe(call: Call, group: Name, query: SubscribeQuery) -> Subscription:
+def subscribe(call: Call, group: Name, query: SubscribeQuery) -> PushStream:
     """Lease messages of a topic to a member of a group and push them as they come, over WebSocket."""
-    return Subscription(call, group, query)
+    return PushStream(call, group, query)
 
 
 def _command(word: SubscriberInput) -> tuple[str, str | None]:
