@@ -22,9 +22,11 @@ from benchmarks.programs import parse
 
 PUBLISHERS = 16
 """Connections that publish; each waits for its answer before it sends the next."""
-TOPIC = "rest"
-TAILED = 10
-"""Each so many-th stream is a tail of the topic; the others are live figures of the broker."""
+TOPIC, TAILED_TOPIC = "rest", "rest-tailed"
+TAILS = 10
+"""Each so many-th stream is a tail; the others are live figures of the broker."""
+TAILED = 100
+"""Each so many-th publish is to the topic that is tailed: nobody looks on while hundreds a second pass by."""
 BODY = json.dumps({"body": "x" * 128, "tag": "paid", "keys": ["order-7"]}).encode()
 ANSWER_SECONDS = 15.0
 LOOK_SECONDS = 0.05
@@ -67,14 +69,14 @@ class _Publisher:
 
 
 def run(port: int, seconds: float, rate: int, streams: int) -> RestFigures:
-    """Load a broker by its HTTP port; it has the topic."""
+    """Load a broker by its HTTP port; it has the topics."""
     with ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
         idle = deque(_Publisher(_connected(stack, port)) for _ in range(PUBLISHERS if rate else 0))
         for publisher in idle:
             selector.register(publisher.connection, selectors.EVENT_READ, publisher)
         for number in range(streams):
-            what = f"topics/{TOPIC}/tail" if number % TAILED == TAILED - 1 else "broker/live"
+            what = f"topics/{TAILED_TOPIC}/tail" if number % TAILS == TAILS - 1 else "broker/live"
             selector.register(_stream(stack, port, what), selectors.EVENT_READ, None)
         return _Driver(port, selector, idle).drive(seconds, rate, streams)
 
@@ -83,8 +85,7 @@ class _Driver:
     """Publishes over idle connections what is due, and reads what comes over all."""
 
     def __init__(self, port: int, selector: selectors.BaseSelector, idle: deque[_Publisher]) -> None:
-        head = f"POST /api/v1/topics/{TOPIC}/messages HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
-        self._request = f"{head}Content-Type: application/json\r\nContent-Length: {len(BODY)}\r\n\r\n".encode() + BODY
+        self._request, self._tailed = _publish(port, TOPIC), _publish(port, TAILED_TOPIC)
         self._selector = selector
         self._idle = idle
         self._latencies: list[float] = []
@@ -96,7 +97,8 @@ class _Driver:
         end = began + seconds
         while (now := time.monotonic()) < end or (self._answered < sent and now < end + ANSWER_SECONDS):
             while sent < most and self._idle and began + sent / rate <= now:
-                self._idle.popleft().publish(self._request, began + sent / rate)
+                request = self._request if sent % TAILED else self._tailed
+                self._idle.popleft().publish(request, began + sent / rate)
                 sent += 1
             waits = self._idle and sent < most
             self._read(min(LOOK_SECONDS, max(0.0, began + sent / rate - now)) if waits else LOOK_SECONDS)
@@ -130,6 +132,11 @@ class _Driver:
             else:
                 self._refused.append(answer)
             self._idle.append(publisher)
+
+
+def _publish(port: int, topic: str) -> bytes:
+    head = f"POST /api/v1/topics/{topic}/messages HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+    return f"{head}Content-Type: application/json\r\nContent-Length: {len(BODY)}\r\n\r\n".encode() + BODY
 
 
 def _stream(stack: ExitStack, port: int, what: str) -> socket.socket:

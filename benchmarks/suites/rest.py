@@ -13,7 +13,7 @@ from benchmarks.peers import Level, Server, free_port, metaq
 from benchmarks.programs import LoadPlan, run_load
 from benchmarks.replicas import processor_seconds
 from benchmarks.report import Report, Table, of_rounds
-from benchmarks.restload import BODY, PUBLISHERS, TOPIC, RestFigures, figures_of, loading
+from benchmarks.restload import BODY, PUBLISHERS, TAILED, TAILED_TOPIC, TAILS, TOPIC, RestFigures, figures_of, loading
 
 ROUNDS = 5
 STREAMS = 100
@@ -79,7 +79,8 @@ def run(bench: Bench) -> Report:
                     bench.show(f"{name}, beside REST", one.beside)
     settings = {
         "rounds": f"{rounds}; figures are medians, ratios those of two loads of one round, the first of them in turn",
-        "REST": f"{STREAMS} streams of events, and {PUBLISHES:,} publishes a second over {PUBLISHERS} connections",
+        "REST": f"{STREAMS} streams of events, 1 of {TAILS} a tail of 1 of {TAILED} publishes, the others live figures; "
+        f"{PUBLISHES:,} publishes a second over {PUBLISHERS} connections",
         "text": f"puts of 128 B over 50 connections, 16 in flight: {', '.join(PLANS)}; a fresh broker for each load and round",
         "processor time": f"of all threads of the broker over {COST_PUBLISHES:,} publishes of one connection, at MEMORY",
     }
@@ -155,7 +156,8 @@ def _started(bench: Bench, level: Level) -> Iterator[tuple[Server, int]]:
     with bench.fresh_folder() as folder, metaq(level).running(folder, ("--http-listen", f"127.0.0.1:{port}")) as server:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         headers = {"Content-Type": "application/json"}
-        connection.request("PUT", f"/api/v1/topics/{TOPIC}", b'{"partitions":4}', headers)
-        connection.getresponse().read()
+        for topic in (TOPIC, TAILED_TOPIC):
+            connection.request("PUT", f"/api/v1/topics/{topic}", b'{"partitions":4}', headers)
+            connection.getresponse().read()
         connection.close()
         yield server, port
