@@ -348,6 +348,23 @@ def test_whatever_comes_the_broker_answers_in_frames(broker: BrokerProcess, sent
     assert "Traceback" not in broker.stderr()
 
 
+def test_nothing_follows_a_close(rest: Rest, broker: BrokerProcess) -> None:
+    """E-33: the broker answers it and ends the connection; what comes after it is no request."""
+    rest.put("/topics/closed", {"partitions": 1})
+    with raw(broker, "closed") as connection:
+        received = b""
+        while b"\r\n\r\n" not in received:
+            received += connection.recv(4096)
+        connection.sendall(encoded((FIN | CLOSE, struct.pack("!H", 1000), True)))
+        while not received.endswith(bytes((FIN | CLOSE, 2)) + struct.pack("!H", 1000)):
+            received += connection.recv(1)
+        try:
+            connection.sendall(f"GET {ROOT}/topics HTTP/1.1\r\nHost: {broker.http}\r\n\r\n".encode())
+            assert connection.recv(4096) == b""
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+
+
 # -- clients that do not read, and clients that are gone --------------------------------------------------------------
 
 
