@@ -69,7 +69,7 @@ class Deadline:
 
 
 class _Handler(pywsgi.WSGIHandler):
-    """Reads requests in a tenth of pywsgi's time, sends an answer in one piece, and writes no log of lost connections."""
+    """Reads heads in a fifth of pywsgi's time, sends an answer in one piece, and writes no log of lost connections."""
 
     server: "HttpServer"
     deadline: Deadline
