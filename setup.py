@@ -244,6 +244,7 @@ setup(
         "orjson>=3.9",
         "pyyaml>=6.0",
         "rich>=13.0",
+        "wsproto>=1.2",
         "zlib-ng>=0.5",
     ],
     extras_require={
@@ -291,6 +292,7 @@ setup(
             "types-jsonschema>=4.20",
             "types-gevent>=24.2",
             "types-setuptools>=68",
+            "websockets>=15.0",
             "zope.sqlalchemy>=3.1",
         ],
     },

@@ -165,7 +165,7 @@ class Broker:
         self.metrics = self._make_metrics()
         self.origins = Origins(settings, {})
         reads, reasons, cancels = through_cache(self.run), self.metrics.reasons, self._timing.cancels
-        shown = self.context, self._endpoint, self.holds, reads, reasons, cancels, lambda: self._owner.origins
+        shown = self.context, self._endpoint, self.holds, reads, reasons, cancels, lambda: self._owner.origins, self._pushes
         self.site = BrokerSite(Interior(*shown, self.registration, self.lasting, self.leasing.figures))
         self._take_role()
         self.context.statistics.begin()
@@ -320,11 +320,12 @@ class Broker:
         self._branches = TransactionHandler(
             self.context, self.turns, self._reads, puts, self.transactions, self._local, self.run
         )
+        self._pushes = PushHandler(leases)
         commands: dict[type, CommandHandler] = {
             Auth: partial(log_in, self.authentication),
             Transaction: self._branches.transaction,
         }
-        for family in (gets, admin, later, leases, PushHandler(leases)):
+        for family in (gets, admin, later, leases, self._pushes):
             commands.update(family.commands())
         self._endpoint.answer_text(commands, puts.puts, self._branches.puts)
 

@@ -286,6 +286,7 @@ def promised() -> Iterator[str]:
         "E-30",
         "E-31",
         "E-32",
+        "E-33",
     )
 
 

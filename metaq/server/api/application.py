@@ -13,16 +13,17 @@ import falcon
 import msgspec
 from falcon import App, Request, Response
 
+from metaq.engine.pool import run_in_pool
 from metaq.errors import BadRequest, MetaqError
 from metaq.protocol.remoting.codes import Response as Code
 from metaq.server.access.permissions import Action, denied
 from metaq.server.api.events import events
 from metaq.server.api.openapi import EVENTS, document
-from metaq.server.api.operations import OPERATIONS, ROOT, Operation
+from metaq.server.api.operations import OPERATIONS, ROOT, Form, Operation
 from metaq.server.api.origin import check_origin
 from metaq.server.api.page import page_of_document
 from metaq.server.api.problems import CONTENT_TYPE, ProblemDetails, problem_of, problem_with
-from metaq.server.http.bounded import ADMITTED, Application
+from metaq.server.http.bounded import ADMITTED, FRAMES, Application
 from metaq.server.http.http import DEADLINE, address_of, principal_of
 from metaq.server.services.call import Call, Interior
 from metaq.server.services.rows import read_input
@@ -102,6 +103,9 @@ class _Responder:
         request.context.by = principal.name
         if not any(map(principal.may_somewhere, _ANYTHING)):  # then neither its body nor anything else of it is read
             raise denied(principal, Action.INSPECT)
+        talk = run_in_pool(_websocket) if self._takes.form is Form.FRAMES else None
+        if talk is not None:
+            talk.switch(request, response)
         address = address_of(request.env), int(request.env.get("REMOTE_PORT") or 0)
         call = Call(self._interior, principal, address)
         try:
@@ -109,7 +113,10 @@ class _Responder:
         except BaseException:
             call.end()
             raise
-        if self._takes.streams:
+        if talk is not None:
+            request.env[FRAMES] = talk.Frames(call, result, request.env["wsgi.input"], request.env[DEADLINE])
+            return
+        if self._takes.form is Form.EVENTS:
             response.content_type = EVENTS
             response.set_header("Cache-Control", "no-store")
             response.stream = events(call, result, request.env[DEADLINE])
@@ -154,6 +161,13 @@ class _Responder:
             return self._decoder.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # a ValidationError is a DecodeError
             raise BadRequest(f"the body: {error}") from error
+
+
+def _websocket() -> Any:
+    """Return the module for WebSocket, of which only who subscribes needs the library."""
+    from metaq.server.api import websocket  # noqa: PLC0415
+
+    return websocket
 
 
 def _query(request: Request) -> dict[str, str]:

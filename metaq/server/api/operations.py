@@ -4,6 +4,7 @@ What an operation takes and answers is what its service's parameters and result 
 name, ``query`` and ``body`` are the two others. Inputs are checked by these types, and the document is made of them.
 """
 
+import enum
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, get_args, get_origin, get_type_hints
@@ -16,6 +17,7 @@ from metaq.server.services import (
     leases,
     messages,
     sending,
+    subscribing,
     timers,
     topics,
     tracks,
@@ -52,11 +54,24 @@ class Operation(NamedTuple):
         """The types of what it takes and answers."""
         hints = get_type_hints(self.service, include_extras=True)
         answer = hints.pop("return")
-        streams = get_origin(answer) is not None and issubclass(get_origin(answer), Iterator)
-        row = get_args(get_args(answer)[0])[0] if streams else answer
+        form = Form.ROW
+        if answer is subscribing.PushStream:
+            form, answer = Form.FRAMES, leases.MessageLease
+        elif get_origin(answer) is not None and issubclass(get_origin(answer), Iterator):
+            form, answer = Form.EVENTS, get_args(get_args(answer)[0])[0]
         query, body = hints.pop("query", None), hints.pop("body", None)
         del hints["call"]
-        return Takes(hints, query, body, row, streams=streams)
+        return Takes(hints, query, body, answer, form)
+
+
+class Form(enum.Enum):
+    """The forms of answers."""
+
+    ROW = "row"
+    EVENTS = "events"
+    """A stream of rows, as server-sent events."""
+    FRAMES = "frames"
+    """Rows in frames of WebSocket, over which the client also says what it wants."""
 
 
 class Takes(NamedTuple):
@@ -68,7 +83,7 @@ class Takes(NamedTuple):
     body: Any
     answer: Any
     """That of a row, for a stream of rows."""
-    streams: bool
+    form: Form
 
 
 def _read(path: str, service: Callable[..., Any], tag: str) -> Operation:
@@ -113,6 +128,7 @@ OPERATIONS: Final = (
     _use(f"{_LEASES}/ack", leases.ack, "leases"),
     _use(f"{_LEASES}/nack", leases.nack, "leases"),
     _use(f"{_LEASES}/extend", leases.extend, "leases"),
+    _read(f"{_GROUP}/subscription", subscribing.subscribe, "leases"),
     _read(_LEASES, leases.list_leases, "leases"),
     _read(f"{_LEASES}/{{topic}}/{{partition}}", leases.list_open, "leases"),
     _read("/leases", leases.list_leasing, "leases"),

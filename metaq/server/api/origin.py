@@ -1,6 +1,7 @@
 """The refusal of requests that a page of another site has a browser send."""
 
 import ipaddress
+from functools import lru_cache
 
 from metaq.address import parse_address
 from metaq.errors import AccessDenied, ConfigError
@@ -30,12 +31,15 @@ def check_host(host: str, interior: Interior) -> None:
 def _is_own(host: str, interior: Interior) -> bool:
     name, _, port = host.lower().rpartition(":")
     name = name if name and port.isdecimal() else host.lower()
-    if name in ("", "localhost", interior.context.host.lower()):
-        return True
+    return name in ("", "localhost", interior.context.host.lower()) or _is_number(name) or _listens(name, interior)
+
+
+@lru_cache(maxsize=64)
+def _is_number(name: str) -> bool:
     try:
         ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
     except ValueError:
-        return _listens(name, interior)
+        return False
     return True
 
 

@@ -15,6 +15,8 @@ from metaq.server.http.http import DEADLINE, Environ, StartResponse
 RETRY_MS: Final = 1000
 ADMITTED: Final = "metaq.admitted"
 """The name in a request's environment of a function that is called with the size of a body before it is read."""
+FRAMES: Final = "metaq.frames"
+"""The name in a request's environment of what follows the answer by which its connection became one of WebSocket."""
 Application = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 
@@ -61,7 +63,9 @@ class BoundedSite:
         body = _Body(self)
         self._calls += 1
         try:
-            yield from self._made()({**environ, ADMITTED: body.admit}, start_response)
+            request = {**environ, ADMITTED: body.admit}
+            yield from (self._application or self._made())(request, start_response)
+            yield from request.pop(FRAMES, ())
         finally:
             self._calls -= 1
             self.bodies_bytes -= body.size

@@ -29,6 +29,7 @@ from metaq.server.lasting import Lasting
 from metaq.server.registering.registration import Registration
 from metaq.server.reload import Origins
 from metaq.server.remoting.session import RemotingSession, RunHandler
+from metaq.server.text.push import PushHandler
 from metaq.server.wire.memory import Memory
 from metaq.server.wire.session import Buffer
 from metaq.store.files.filecache import Read
@@ -62,6 +63,8 @@ class Interior:
     """Cancels of delayed messages."""
     origins: Callable[[], Origins]
     """Returns the origins of the settings."""
+    pushes: PushHandler
+    """Subscriptions."""
     registration: Registration
     lasting: Lasting
     """The state that outlives a role."""
@@ -82,7 +85,7 @@ class Call:
         """Prepare the call of a principal from a host and a port."""
         self.interior = interior
         self.principal = principal
-        self._address = address
+        self.address = address
         self._inside: _Inside | None = None
 
     def end(self) -> None:
@@ -147,7 +150,7 @@ class Call:
     ) -> list[RemotingCommand | MetaqError]:
         """Begin all requests as ``ask_all`` does; in the place of an answer that does not come in time is an ``Overloaded``."""
         if self._inside is None:
-            self._inside = _Inside(self.interior.endpoint, self.principal, self._address)
+            self._inside = _Inside(self.interior.endpoint, self.principal, self.address)
         inside = self._inside
         opaques = []
         for number, (fields, body) in enumerate(requests, 1):
@@ -196,6 +199,9 @@ class _Inside:
             needs, handler = self._endpoint.answering(code)
             needs.check_size(request)
             needs.check_right(self.session.principal)
+            run = self._endpoint.known_runs.get(code)
+            if run is not None and run(self.session, (request,), 0):
+                return self._last
             answer = handler(self.session, request)
         except MetaqError as error:
             self._answers[self._last] = error

@@ -133,7 +133,7 @@ def read_newest(call: Call, topic: Name, query: NewestQuery) -> RowPage[StoredMe
             if part.next <= at:
                 break
             at = part.next
-    newest = sorted(found, key=lambda one: (one.stored_ms, one.partition, one.offset), reverse=True)
+    newest = sorted(found, key=lambda one: decode_offset_id(one.offset_id).log_offset, reverse=True)
     return RowPage(rows=newest[: query.limit], next=None)
 
 
@@ -145,8 +145,8 @@ def _newest(call: Call, topic: Topic, most: int) -> dict[int, tuple[int, int]]:
 
     def push(queue: ConsumeQueue, ordinal: int) -> None:
         if ordinal >= store.first(queue, read)[0]:
-            stored_ms = store.reader.store_time(queue, ordinal, read) or 0
-            heapq.heappush(heap, (-stored_ms, queue.partition, ordinal, queue))
+            log_offset = queue.unit(ordinal, read)[0]  # all partitions share the log, whose order is exact
+            heapq.heappush(heap, (-log_offset, queue.partition, ordinal, queue))
 
     for number in range(topic.all_partitions):
         queue = store.queues.get(TopicPartition(topic.name, number))
