@@ -38,12 +38,25 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]
         yield broker
 
 
+@pytest.fixture
+def mortal(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A broker of one test: it has just started, and may be killed."""
+    with BrokerProcess(tmp_path / "data") as broker:
+        yield broker
+
+
 # -- history ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_the_history_is_that_of_the_metrics(rest: Rest, broker: BrokerProcess) -> None:
+def test_the_history_is_that_of_the_metrics(mortal: BrokerProcess) -> None:
     """E-32: rates times the time between samples are the counters of ``/metrics``, and the last values are its gauges."""
+    with Rest(mortal.http) as rest:
+        check_history(mortal, rest)
+
+
+def check_history(broker: BrokerProcess, rest: Rest) -> None:
+    """Publish before the first sample, and compare."""
     rest.put("/topics/h-topic", {"partitions": 1})
     bodies = [{"body": "x" * 100}] * 300
     rest.post("/topics/h-topic/messages/many", {"messages": bodies})
@@ -158,13 +171,6 @@ def dead_letters(rest: Rest, topic: str, group: str, number: int) -> list[dict[s
     wait_until(lambda: rest.get(f"{path}/dead-letters")["end"] == number, DEADLINE_S, "all are dead letters")
     letters: list[dict[str, Any]] = rest.get(f"{path}/dead-letters")["messages"]
     return letters
-
-
-@pytest.fixture
-def mortal(tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A broker that is killed."""
-    with BrokerProcess(tmp_path / "data") as broker:
-        yield broker
 
 
 def test_some_letters_are_discarded(mortal: BrokerProcess) -> None:
