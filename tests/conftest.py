@@ -122,7 +122,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Check that no slow test is in a file that is left out."""
     if item.get_closest_marker("slow") is not None and not may_be_slow(item.path):
-        raise pytest.UsageError(f"{item.nodeid} is slow by a mark of another file: add its folder to SLOW_BY_FIXTURES")
+        raise ValueError(f"{item.nodeid} is slow by a mark of another file: add its folder to SLOW_BY_FIXTURES")
 
 
 @functools.cache
