@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: run test test-slow test-all test-long lint format docs bench sbom compile interpret test-compiled
 
 run: .venv/.stamp-run
-	@echo "starting a broker with its data in ./data; Ctrl-C stops it; when it is ready: telnet 127.0.0.1 8123"
+	@echo "starting a broker with its data in ./data; Ctrl-C stops it; when it is ready: telnet 127.0.0.1 8123, and http://127.0.0.1:8124/ in a browser"
 	@$(BIN)/metaq serve --data data --listen 127.0.0.1:8123
 
 # What is fast, and a little of each kind that is slow.

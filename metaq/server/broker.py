@@ -44,7 +44,6 @@ from metaq.protocol.remoting.codes import Request
 from metaq.protocol.text.commands import Auth, Transaction
 from metaq.registry.kvconfig import KvConfig
 from metaq.server.access.authentication import LOOK_S, Authentication
-from metaq.server.api.site import ApiSite
 from metaq.server.endpoint import CommandHandler
 from metaq.server.http.brokermetrics import BrokerMetrics
 from metaq.server.opened import Opened, open_data
@@ -80,6 +79,7 @@ from metaq.server.remoting.sending.reply import ReplyHandler
 from metaq.server.remoting.sending.send import SendHandler
 from metaq.server.remoting.session import Family
 from metaq.server.services.call import Interior
+from metaq.server.sites import BrokerSite
 from metaq.server.text.admin import AdminHandler
 from metaq.server.text.get import GetHandler
 from metaq.server.text.later import LaterHandler
@@ -162,8 +162,10 @@ class Broker:
         self.metrics = self._make_metrics()
         self.origins = Origins(settings, {})
         reads, reasons, cancels = through_cache(self.run), self.metrics.reasons, self._timing.cancels
-        interior = Interior(self.context, self._endpoint, self.holds, reads, reasons, cancels, lambda: self._owner.origins)
-        self.site = ApiSite(interior)
+        interior = Interior(
+            self.context, self._endpoint, self.holds, reads, reasons, cancels, lambda: self._owner.origins, self._pushes
+        )
+        self.site = BrokerSite(interior)
         self._take_role()
         self.context.statistics.begin()
 
@@ -316,11 +318,12 @@ class Broker:
         self._branches = TransactionHandler(
             self.context, self.turns, self._reads, puts, self.transactions, self._local, self.run
         )
+        self._pushes = PushHandler(leases)
         commands: dict[type, CommandHandler] = {
             Auth: partial(log_in, self.authentication),
             Transaction: self._branches.transaction,
         }
-        for family in (gets, admin, later, leases, PushHandler(leases)):
+        for family in (gets, admin, later, leases, self._pushes):
             commands.update(family.commands())
         self._endpoint.answer_text(commands, puts.puts, self._branches.puts)
 
@@ -448,7 +451,8 @@ class Broker:
 
     def _withdraw(self) -> None:
         """Take this broker out of the registries, so that clients turn to others."""
-        self.metrics.leaves = self.site.stopped = True
+        self.metrics.leaves = True
+        self.site.stop()
         if self._zookeeper is not None:
             self._zookeeper.stop()
         self.registration.stop()

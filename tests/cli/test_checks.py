@@ -15,8 +15,8 @@ from metaq.cli.doctor.doctor import (
     reach_of,
 )
 from metaq.cli.doctor.doctorfacts import BrokerState, DoctorFacts, RegistryState, difference
-from metaq.cli.doctor.findings import Finding, Level, some
 from metaq.client.admin.views import BrokerIdentity, BrokerView
+from metaq.diagnosis.findings import Finding, Level, some
 
 GIB = 1 << 30
 

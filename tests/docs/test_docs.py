@@ -250,7 +250,7 @@ def read_rows() -> list[Row]:
 def promised() -> Iterator[str]:
     """The features that the table has to speak of."""
     for system, ranges in (
-        ("MQ", ((1, 34), (37, 41), (44, 81), (101, 103), (107, 110), (115, 115))),
+        ("MQ", ((1, 34), (37, 41), (44, 81), (101, 104), (107, 112), (115, 116))),
         (
             "SG",
             ((1, 142),),
@@ -264,11 +264,13 @@ def promised() -> Iterator[str]:
     yield from (
         "E-01",
         "E-02",
+        "E-03",
         "E-04",
         "E-05",
         "E-06",
         "E-07",
         "E-08",
+        "E-09",
         "E-10",
         "E-12",
         "E-13",
@@ -281,6 +283,8 @@ def promised() -> Iterator[str]:
         "E-29",
         "E-30",
         "E-31",
+        "E-32",
+        "E-33",
     )
 
 

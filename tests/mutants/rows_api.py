@@ -22,7 +22,7 @@ API: Final = [
     M(
         "rest",
         "server/services/groups.py",
-        "_lags(call, group, topic.name)  # who",
+        "lags_of(call, group, topic.name)  # who",
         "pass  # who",
         "server/api/test_operations.py::test_a_reset_is_shown_before_it_is_made",
     ),
@@ -42,8 +42,8 @@ API: Final = [
     ),
     M(
         "rest",
-        "server/api/application.py",
-        'request.get_header("Sec-Fetch-Site") == "cross-site" or ',
+        "server/api/origin.py",
+        'environ.get("HTTP_SEC_FETCH_SITE") == "cross-site" or ',
         "",
         "server/api/test_access.py::test_a_page_of_another_site_gets_nothing",
     ),
@@ -70,9 +70,9 @@ API: Final = [
     ),
     M(
         "rest",
-        "server/api/site.py",
-        "if self.stopped or self._calls >= MOST_CALLS:",
-        "if self.stopped or self._calls >= 2 * MOST_CALLS:",
+        "server/http/bounded.py",
+        "if self.stopped or self._calls >= self._bounds.calls:",
+        "if self.stopped or self._calls >= 2 * self._bounds.calls:",
         "server/api/test_streams.py::test_streams_keep_nothing_else_waiting",
     ),
 ]

@@ -24,7 +24,7 @@ from tests.support.once import made_in
 DEADLINE_S: Final = 1200.0
 """For one command, on a machine that does much else: alone, a build takes two minutes."""
 READY: Final = re.compile(
-    r"^metaq ready listen=(\S+) remoting=(\S+) registry=(\S+) data=data pid=(\d+)(?: http=\S+)?$", re.MULTILINE
+    r"^metaq ready listen=(\S+) remoting=(\S+) registry=(\S+) data=data pid=(\d+)(?: http=\S+ console=\S+)?$", re.MULTILINE
 )
 COMPILED: Final = ROOT / "build" / "compiled"
 MOST_KIB: Final = 52_000_000 // 1024

@@ -12,10 +12,11 @@ import click
 from metaq.address import parse_address
 from metaq.cli.common import examples, json_option, registry_option
 from metaq.cli.doctor.doctorfacts import BrokerState, DoctorFacts, gather_facts
-from metaq.cli.doctor.findings import Finding, Level, ok, print_findings, problem, some, warning
-from metaq.cli.doctor.groupchecks import diagnose
-from metaq.cli.doctor.groupfacts import DEFAULT_WATCH_S
+from metaq.cli.doctor.findings import print_findings
 from metaq.client.admin.views import permission_text
+from metaq.diagnosis.findings import Finding, Level, ok, problem, some, warning
+from metaq.diagnosis.groupchecks import diagnose
+from metaq.diagnosis.groupfacts import DEFAULT_WATCH_S
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX
 from metaq.protocol.remoting.codes import MASTER, READ, WRITE
 

@@ -67,6 +67,9 @@ class BrokerFacts(Output, frozen=True):
     put_per_second: Averages
     got_per_second: Averages
     gets_waiting: Annotated[int, Meta(description="Gets that wait for messages.")]
+    disk_used: Annotated[int, Meta(description="Bytes in use on the file system of the data folder, by whatever it is.")]
+    disk_available: Annotated[int, Meta(description="Bytes that are available there.")]
+    longest_turn_s: Annotated[float, Meta(description="The longest that one turn of the loop took since the start.")]
 
 
 class WatchQuery(Input, frozen=True):
@@ -175,6 +178,7 @@ def show_broker(call: Call) -> BrokerFacts:
     """Return the state of this broker."""
     call.demand(Action.INSPECT)
     context, interior = call.context, call.interior
+    disk = context.store.disk.usage(context.settings.data)
     settings, statistics, figures, reasons = context.settings, context.statistics, context.store.figures(), interior.reasons()
     return BrokerFacts(
         broker=settings.broker_name,
@@ -198,6 +202,9 @@ def show_broker(call: Call) -> BrokerFacts:
         put_per_second=Averages(**dict(zip(Averages.__struct_fields__, statistics.put_per_second(), strict=True))),
         got_per_second=Averages(**dict(zip(Averages.__struct_fields__, statistics.transferred_per_second(), strict=True))),
         gets_waiting=interior.holds.of_clients,
+        disk_used=disk.used,
+        disk_available=disk.available,
+        longest_turn_s=round(interior.endpoint.pace.longest_s, 6),
     )
 
 
