@@ -58,7 +58,9 @@ interpret:
 	find . -name '*.so' -path './metaq/*' -delete
 	rm -rf build
 
-test-compiled: compile
+# With the modules of the wheel that `make test-slow` builds and installs.
+test-compiled: .venv/.stamp-dev
+	$(BIN)/python -m tests.packaging.built
 	$(PYTEST) -m "not slow" tests/protocol tests/store tests/engine tests/client tests/tx tests/wire tests/crash tests/server/text tests/server/remoting; status=$$?; \
 	    $(MAKE) interpret; exit $$status
 
