@@ -43,8 +43,8 @@ CONSOLE: Final = [
     M(
         "rest",
         "server/services/messages.py",
-        "heapq.heappush(heap, (-stored_ms, queue.partition, ordinal, queue))",
-        "heapq.heappush(heap, (queue.partition, -stored_ms, ordinal, queue))",
+        "heapq.heappush(heap, (-log_offset, queue.partition, ordinal, queue))",
+        "heapq.heappush(heap, (queue.partition, -log_offset, ordinal, queue))",
         "server/api/test_operations.py::test_the_newest_messages",
     ),
 ]
