@@ -51,10 +51,12 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         self._broker: Broker | None = None
         self._shared: Shared | None = None
         self._loop: Any = None
-        self._key = SharedKey(";".join(_registries(client)), client.userid or "", self.virtual_host)
+        registries = _registries(client)
+        # kombu goes from one URL to the next one when a connection is lost, and the registries stay the same
+        self._key = SharedKey(";".join(sorted(registries)), client.userid or "", self.virtual_host)
         self._connect = partial(
             metaq.connect,
-            self._key.registries,
+            ";".join(registries),
             user=self._key.user,
             password=client.password or "",
             tls=_tls(client.ssl),
