@@ -93,6 +93,7 @@ _CHANGED: Final = re.compile(f"\x02(?:(?:{'|'.join(map(re.escape, TAKEN_APART))}
 _WAITING: Final = f"\x02{WAIT}\x01true\x02"
 _TAG, _UNIQUE, _KEYS = [f"\x02{name}\x01" for name in (TAGS, UNIQUE_KEY, KEYS)]
 _UNIQUE_NAME, _KEYS_NAME = _UNIQUE[1:], _KEYS[1:]
+_DEDUPE, _DEDUPE_NAME = f"\x02{DEDUPE_ID}\x01", DEDUPE_ID.encode()
 
 
 AsSent = tuple[bytes, str | None, tuple[str, ...]]
@@ -120,6 +121,25 @@ def as_sent(text: str) -> AsSent | None:
     This is the fast path of nearly every message: a shape is analyzed once, then only the two values are cut out and put in.
     ``MessageIllegal`` when the properties are longer than a record can keep.
     """
+    at = text.rfind(_DEDUPE)
+    return _shaped(text) if at < 0 else _with_id(text, at)
+
+
+def _with_id(text: str, at: int) -> AsSent | None:
+    """Do the work of ``as_sent`` for properties with a DEDUPE_ID, before which the 02 at ``at`` stands.
+
+    Each message has another one. As the last property, where metaq's client puts it, it is kept out of the shape.
+    """
+    ident = text[at + len(_DEDUPE) :].removesuffix("\x02")
+    found = _shaped(text[: at + 1]) if _is_value(ident) else None
+    if found is None:
+        return _look_into(text)
+    data = b"%b%b\x01%b\x02" % (found[0], _DEDUPE_NAME, ident.encode())
+    return (data, found[1], found[2]) if len(data) <= MOST_BYTES else _look_into(text)
+
+
+def _shaped(text: str) -> AsSent | None:
+    """Do the work of ``as_sent`` by the shape of the properties."""
     found = _fill(_latest[0], text)
     if found is None:
         rest, at, words_at = _without_values(text)
