@@ -115,12 +115,12 @@ class Broker:
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
-    def send(self, topic: str, body: bytes, terms: SendTerms) -> None:
+    def send(self, topic: str, tag: str | None, body: bytes, terms: SendTerms) -> None:
         """Send a message, and return when it is stored; a transient one when it is written to the connection."""
         if self._producer is None:
             self._producer = self._client.producer()
-        tag, priority, due, once = terms.tag, terms.priority, terms.due, terms.once
-        if terms.is_transient:
+        priority, due, once, is_transient = terms
+        if is_transient:
             self._producer.send_oneway(topic, body, tag=tag, priority=priority, deliver_at=due, dedupe_id=once)
         else:
             self._producer.send(topic, body, tag=tag, priority=priority, deliver_at=due, dedupe_id=once)
