@@ -169,7 +169,7 @@ PIECES = st.lists(
 def test_properties_of_a_known_shape_are_kept_like_all_others(pieces: list[str], end: str) -> None:
     """SG-132: the short way, which cuts two values out and in, and the pairs themselves say the same."""
     text = "\x02".join(pieces) + end
-    for _ in range(2):  # looked into, then remembered
+    for _ in range(3):  # looked into, then remembered, then known
         kept = properties.as_sent(text)
         if kept is not None:
             data, tag, keys = kept
@@ -185,7 +185,19 @@ def test_ids_of_messages_are_no_part_of_their_shape() -> None:
     def kept(number: int) -> object:
         return properties.as_sent(f"UNIQ_KEY\x01key{number}\x02WAIT\x01true\x02DEDUPE_ID\x01id{number}\x02")
 
-    assert kept(0) == (b"UNIQ_KEY\x01key0\x02DEDUPE_ID\x01id0\x02", None, ("key0",))
+    for _ in range(2):
+        assert kept(0) == (b"UNIQ_KEY\x01key0\x02DEDUPE_ID\x01id0\x02", None, ("key0",))
     known = dict(properties._shapes)
     assert kept(1) == (b"UNIQ_KEY\x01key1\x02DEDUPE_ID\x01id1\x02", None, ("key1",))
     assert properties._shapes == known
+
+
+def test_a_shape_is_learned_when_it_comes_again() -> None:
+    """What differs in each message in another property would only drive out the shapes that others have."""
+
+    def learned(number: int) -> bool:
+        properties.as_sent(f"UNIQ_KEY\x01key\x02traceparent\x0100-{number:032x}-{number:016x}-01\x02")
+        return any("traceparent" in rest for rest, _ in properties._shapes)
+
+    assert not any(learned(number) for number in range(1000))
+    assert learned(999)
