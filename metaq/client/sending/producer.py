@@ -266,7 +266,7 @@ class Producer(GroupProducer, Generic[Body]):
         except BaseException as error:
             sent(error)
             raise
-        sent(())
+        sent([])
 
     def send_batch(
         self, topic: str, messages: Iterable[Body | OutgoingMessage[Body]], *, timeout_s: float | None = None
