@@ -243,6 +243,7 @@ setup(
         "crcmod>=1.7",
         "falcon>=4.0",
         "gevent>=24.2",
+        "librt>=0.16",
         "msgspec>=0.19",
         "orjson>=3.9",
         "pyyaml>=6.0",

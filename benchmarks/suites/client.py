@@ -64,7 +64,6 @@ def run(bench: Bench) -> Report:
         "servers": "fresh for each round; metaq at MEMORY, Redis with appendfsync everysec, all else at its default",
         "client": f"one thread, bodies of {len(BODY)} B, {seconds} s for each way after {warmup} s of warm-up",
         "processor time": "of the whole client process, all its threads, user and kernel; not the server's",
-        "form": "that of the machine's facts is the broker's and the client's: both are from this checkout",
         "Kafka": "kafka-python is not compared: it sends nothing without a Kafka broker",
     }
     return Report(

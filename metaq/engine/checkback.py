@@ -25,13 +25,12 @@ from metaq.protocol.ids import offset_id_of
 from metaq.protocol.record import (
     CHECKSUM_SIZE,
     HEADER_SIZE,
-    MAGIC,
-    PATCHED_HEADER,
     Record,
     checksum_property,
     constant_middle,
     decode_record,
     record_tail,
+    unchecked_record,
 )
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.headers import CheckTransaction, encode_header
@@ -231,6 +230,16 @@ def as_sent(record: Record, pairs: dict[str, str], origin: Origin) -> bytes:
         reconsume_times=record.reconsume_times,
     )
     size = HEADER_SIZE + len(body) + len(tail) + CHECKSUM_SIZE
-    place = (int(pairs[properties.REAL_QUEUE]), record.flag, origin.ordinal, origin.log_offset)
-    data = PATCHED_HEADER.pack(size, MAGIC, record.body_crc, *place, middle, 0, len(body)) + body + tail
+    data = unchecked_record(
+        size=size,
+        crc=record.body_crc,
+        partition=int(pairs[properties.REAL_QUEUE]),
+        flag=record.flag,
+        queue_offset=origin.ordinal,
+        log_offset=origin.log_offset,
+        middle=middle,
+        text_position=0,
+        body=body,
+        tail=tail,
+    )
     return data + checksum_property(data)

@@ -25,11 +25,15 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+from librt.strings import BytesWriter, write_i32_be, write_i64_be
+
 from metaq.checksum import crc32
 
-MAGIC: Final = struct.unpack(">i", b"\xda\xa3\x20\xa7")[0]
+MAGIC: Final = -626843481
+"""DAA320A7 as a number of 32 bits with a sign."""
 MAGIC_BYTES: Final = b"\xda\xa3\x20\xa7"
-BLANK_MAGIC: Final = struct.unpack(">i", b"\xcb\xd4\x31\x94")[0]
+BLANK_MAGIC: Final = -875286124
+"""CBD43194"""
 
 HEADER: Final = struct.Struct(">iiiiiqqiq8sq8siqi")
 HEADER_SIZE: Final = 88
@@ -48,11 +52,8 @@ MAX_TOPIC_LENGTH: Final = 127
 MAX_PROPERTIES_LENGTH: Final = 32767
 TAGS: Final = "TAGS"
 
-# The fields that differ between the records of one connection in one turn of the loop; the constant middle is one field:
-# total magic crc partition flag queue-offset log-offset | sysflag … reconsume, 40 bytes | text-position body-length
-PATCHED_HEADER: Final = struct.Struct(">iiiiiqq40sqi")
-CONSTANT_MIDDLE: Final = struct.Struct(">iq8sq8si")
-pack_header: Final = PATCHED_HEADER.pack
+MIDDLE_SIZE: Final = 40
+"""Bytes of the ``constant_middle``."""
 
 _PLACE: Final = struct.Struct(">ii20xq")  # total, magic, log offset
 _IDENTITY: Final = struct.Struct(">12xi4xq48xqi")  # partition, queue offset, text position, body length
@@ -60,8 +61,7 @@ _STORE_MS: Final = struct.Struct(">56xq")
 _SYS_FLAG: Final = struct.Struct(">i")
 
 assert _IDENTITY.size == HEADER_SIZE
-assert HEADER.size == PATCHED_HEADER.size == HEADER_SIZE
-assert CONSTANT_MIDDLE.size == 40
+assert HEADER.size == HEADER_SIZE
 assert len(_CHECKSUM_REVERSED % 0) == CHECKSUM_SIZE
 
 
@@ -124,7 +124,45 @@ def constant_middle(
     sys_flag: int, born_ms: int, born_host: bytes, store_ms: int, store_host: bytes, reconsume_times: int = 0
 ) -> bytes:
     """Return the 40 header bytes that all records of one text session in one turn of the loop share."""
-    return CONSTANT_MIDDLE.pack(sys_flag & ~GROUP_MEMBER, born_ms, born_host, store_ms, store_host, reconsume_times)
+    out = BytesWriter()
+    write_i32_be(out, sys_flag & ~GROUP_MEMBER)
+    write_i64_be(out, born_ms)
+    out.write(born_host)
+    write_i64_be(out, store_ms)
+    out.write(store_host)
+    write_i32_be(out, reconsume_times)
+    return out.getvalue()
+
+
+def unchecked_record(
+    size: int,
+    crc: int,
+    partition: int,
+    flag: int,
+    queue_offset: int,
+    log_offset: int,
+    middle: bytes,
+    text_position: int,
+    body: bytes,
+    tail: bytes,
+) -> bytes:
+    """Return a record up to its checksum property, which ``size`` includes. Raise ``ValueError`` for a number out of range.
+
+    ``middle`` is a ``constant_middle``: the fields around it are those that differ between the records of one connection in
+    one turn of the loop. ``tail`` is a ``record_tail``.
+    """
+    out = BytesWriter()
+    write_i32_be(out, size)
+    write_i32_be(out, MAGIC)
+    write_i32_be(out, crc)
+    write_i32_be(out, partition)
+    write_i32_be(out, flag)
+    write_i64_be(out, queue_offset)
+    write_i64_be(out, log_offset)
+    out.write(middle)
+    write_i64_be(out, text_position)
+    write_i32_be(out, len(body))
+    return out.getvalue() + body + tail
 
 
 def store_ms_of(middle: bytes) -> int:

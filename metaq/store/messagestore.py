@@ -19,10 +19,9 @@ from metaq.message import Durability, TextPosition, TopicPartition
 from metaq.protocol.record import (
     CHECKSUM_SIZE,
     HEADER_SIZE,
-    MAGIC,
-    pack_header,
     record_tail,
     store_ms_of,
+    unchecked_record,
     with_sys_flag,
 )
 from metaq.protocol.text.messages import Stored, plain_overhead
@@ -173,8 +172,7 @@ class MessageStore:
         """
         if tail is None:
             tail = queue.tail
-        length = len(body)
-        size = HEADER_SIZE + length + len(tail) + CHECKSUM_SIZE
+        size = HEADER_SIZE + len(body) + len(tail) + CHECKSUM_SIZE
         log = self.log
         if log.staged_end + size > log.room_end:
             log.make_room(size)
@@ -182,9 +180,8 @@ class MessageStore:
         ordinal, position = queue.next, queue.text_end
         if queue.turn != self._turn:
             queue.turn = self._turn
-            self._touched.append((queue, ordinal, position, len(queue.pending)))
-        header = pack_header(size, MAGIC, crc, queue.partition, flag, ordinal, offset, middle, position, length)
-        log.stage(header + body + tail)
+            self._touched.append((queue, ordinal, position, queue.pending_bytes))
+        log.stage(unchecked_record(size, crc, queue.partition, flag, ordinal, offset, middle, position, body, tail))
         queue.add(offset, size, tag, text_size)
         if keys:
             if middle is not self._latest_middle:
@@ -215,7 +212,7 @@ class MessageStore:
         """Remember the state of a queue before this turn, whose append may fail."""
         if queue.turn != self._turn:
             queue.turn = self._turn
-            self._touched.append((queue, queue.next, queue.text_end, len(queue.pending)))
+            self._touched.append((queue, queue.next, queue.text_end, queue.pending_bytes))
 
     def append(self) -> list[ConsumeQueue]:
         """Write all staged messages; return the queues in which readers now see more.
@@ -247,7 +244,7 @@ class MessageStore:
             changes.append((queue, queue.next, queue.text_end))
             self._unwritten[queue] = None
             self._changed[queue] = None
-            if len(queue.pending) >= WRITE_AT:
+            if queue.pending_bytes >= WRITE_AT:
                 self.write_units(queue)
         self._unpublished.append((self.log.end, changes))
         return self.publish(self.log.end) if self.settings.durability is Durability.MEMORY else []
@@ -414,7 +411,7 @@ class MessageStore:
         for queue in self.queues.values():
             queue.live_from = queue.next
             queue.publish(queue.next, queue.text_end)
-            if queue.pending:
+            if queue.pending_bytes:
                 self._unwritten[queue] = None
             if checkpointed.get((queue.topic, queue.partition)) != PartitionProgress(queue.next, queue.text_end):
                 self._changed[queue] = None

@@ -55,7 +55,7 @@ def test_every_dependency_is_there_with_a_version_and_a_licence(bill: dict[str, 
     own = bill["metadata"]["component"]
     assert (own["name"], own["version"], licence(own)) == ("metaq-broker", metaq.__version__, "Apache-2.0")
     scopes = {component["name"]: component["scope"] for component in bill["components"]}
-    assert {"click", "crcmod", "gevent", "greenlet", "orjson", "pyyaml", "rich", "zlib-ng"} <= {
+    assert {"click", "crcmod", "gevent", "greenlet", "librt", "orjson", "pyyaml", "rich", "zlib-ng"} <= {
         name for name, scope in scopes.items() if scope == "required"
     }
     assert {"kazoo", "fabric", "paramiko", "pyspark", "py4j", "matplotlib"} <= scopes.keys() - {

@@ -1,6 +1,7 @@
 """Helpers that feed bytes to a reader in slices, and make the record of a stored message."""
 
 import random
+import struct
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -9,7 +10,6 @@ from metaq.protocol.record import (
     CHECKSUM_SIZE,
     HEADER_SIZE,
     MAGIC,
-    PATCHED_HEADER,
     checksum_property,
     constant_middle,
     host_bytes,
@@ -72,7 +72,7 @@ def stored_record(
     tail = record_tail(topic, properties)
     size = HEADER_SIZE + len(body) + len(tail) + CHECKSUM_SIZE
     fields = (size, MAGIC, crc, partition, flag, ordinal, log_offset, MIDDLE, position, len(body))
-    head = PATCHED_HEADER.pack(*fields) + body + tail
+    head = struct.pack(">iiiiiqq40sqi", *fields) + body + tail
     return head + checksum_property(head)
 
 

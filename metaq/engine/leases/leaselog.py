@@ -20,7 +20,7 @@ from metaq.engine.turn import Turns
 from metaq.errors import CorruptRecord, MetaqError, StoreError
 from metaq.leases.events import EVENTS, LeaseEvent, LeaseRecord, PlacedEvent, decode_events, encode_events
 from metaq.message import GroupPartition
-from metaq.protocol.record import CONSTANT_MIDDLE, decode_record
+from metaq.protocol.record import constant_middle, decode_record
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.store.files.filecache import read_here
 from metaq.store.queues.consumequeue import ConsumeQueue
@@ -175,7 +175,7 @@ class LeaseLog:
         """Stage a record: by hand what ``metaq.engine.writing`` does for any message, for there is one in each turn."""
         store, host = self._store, self._context.store_host
         now_ms, queue = store.clock.now_ms(), store.queue(*EVENTS)
-        ordinal, middle = queue.next, CONSTANT_MIDDLE.pack(0, now_ms, host, now_ms, host, 0)
+        ordinal, middle = queue.next, constant_middle(0, now_ms, host, now_ms, host)
         store.put(queue, 0, body, body_crc(body), middle, HEADER_SIZE_TEXT + len(body))
         self._bytes += len(body)
         self._complaint = ""

@@ -11,7 +11,7 @@ One unit of 16 bytes a message. Its index is the message's ordinal (queue offset
                                      00000000000020971520     named by the first unit's byte offset, 16 × ordinal
 
 The unit of a lost message is a *filler*: log offset 0, size 7FFFFFFF, tag 0. The files are derived from the log: they are
-written after it, never preallocated, and synced only for a checkpoint. New units wait in memory (``pending``) to be written.
+written after it, never preallocated, and synced only for a checkpoint. New units wait in memory to be written.
 """
 
 import struct
@@ -20,12 +20,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from librt.strings import BytesWriter, write_i32_be, write_i64_be
+
 from metaq.store.files.disk import File
 from metaq.store.files.filecache import FileCache, Read, Run
 from metaq.store.log.segments import is_segment_name, segment_name
 
 UNIT: Final = struct.Struct(">qii")
-_pack: Final = UNIT.pack
 UNIT_SIZE: Final = 16
 FILLER_SIZE: Final = 0x7FFFFFFF
 FILLER: Final = UNIT.pack(0, FILLER_SIZE, 0)
@@ -60,6 +61,7 @@ class ConsumeQueue:
         "_last",
         "_new_folder",
         "_paths",
+        "_pending",
         "_units_per_file",
         "base",
         "cursors",
@@ -71,7 +73,6 @@ class ConsumeQueue:
         "next",
         "overhead",
         "partition",
-        "pending",
         "readable",
         "readable_text_end",
         "tail",
@@ -97,7 +98,7 @@ class ConsumeQueue:
         self._paths: dict[int, Path] = {}  # of these files, once they were opened: to make a path takes longer than to read
         self.base = self.next = self.written = self.readable = 0
         self.text_end = self.readable_text_end = 0
-        self.pending = bytearray()  # the units written … next
+        self._pending: BytesWriter | None = None  # the units written … next, if there are any: most queues have none
         self.unsynced: set[int] = set()  # bases of files written since the last sync
         self._new_folder = False  # its name, and those of the folders above, are not durable
         self._last = b""  # the last written unit, or empty when it is not cached
@@ -154,7 +155,7 @@ class ConsumeQueue:
             self.unsynced.add(base)
             self.written = count
         self.next = self.written
-        self.pending.clear()
+        self._pending = None
         self.fill(count)
         self.text_end = text_end
 
@@ -172,22 +173,35 @@ class ConsumeQueue:
 
     # -- adding -------------------------------------------------------------------------------------------------------
 
+    @property
+    def pending_bytes(self) -> int:
+        """The size of the units that wait in memory to be written."""
+        return 0 if self._pending is None else len(self._pending)
+
     def add(self, log_offset: int, size: int, tag: int, text_size: int) -> None:
         """Add the unit of the next message. Every message passes here: live, recovered or replicated."""
-        self.pending += _pack(log_offset, size, tag)
+        pending = self._pending
+        if pending is None:
+            pending = self._pending = BytesWriter()
+        write_i64_be(pending, log_offset)
+        write_i32_be(pending, size)
+        write_i32_be(pending, tag)
         self.next += 1
         self.text_end += text_size
 
     def fill(self, ordinal: int) -> None:
         """Add filler units up to ``ordinal``, for messages whose records are lost."""
-        self.pending += FILLER * (ordinal - self.next)
-        self.next = max(self.next, ordinal)
+        if ordinal > self.next:
+            self._pending = self._pending or BytesWriter()
+            self._pending.write(FILLER * (ordinal - self.next))
+            self.next = ordinal
 
     def take_back(self, ordinal: int, text_end: int, pending: int) -> None:
         """Undo additions whose append to the log failed."""
         self.next = ordinal
         self.text_end = text_end
-        del self.pending[pending:]
+        if self._pending is not None:
+            self._pending.truncate(pending)
 
     def publish(self, ordinal: int, text_end: int) -> None:
         """Let readers see the messages before ``ordinal``, which end at ``text_end``."""
@@ -215,7 +229,7 @@ class ConsumeQueue:
     def write(self) -> None:
         """Write the pending units. On an error (``DiskFull``, ``DiskFailed``) the unwritten ones stay pending."""
         self._last = b""
-        while self.pending:
+        while self._pending is not None and len(self._pending):
             if not self._bases:
                 self._files.disk.make_directories(self.directory, durable=False)
                 self._new_folder = True
@@ -225,11 +239,15 @@ class ConsumeQueue:
             if room <= 0:
                 self._bases.append(self.written)
                 continue
-            data = self.pending[: room * UNIT_SIZE]
+            units = self._pending.getvalue()
+            data = units[: room * UNIT_SIZE]
             self._open(base).write(data, (self.written - base) * UNIT_SIZE)
             self.unsynced.add(base)
             self.written += len(data) // UNIT_SIZE
-            del self.pending[: len(data)]
+            self._pending = None
+            if len(data) < len(units):
+                self._pending = BytesWriter()
+                self._pending.write(units[len(data) :])
 
     def sync(self, run: Run, above: set[Path]) -> None:
         """Make the written units durable, and the names of their files and folders. Raises ``DiskFailed``.
@@ -289,7 +307,8 @@ class ConsumeQueue:
             return self._last
         if ordinal >= self.written:
             start = (ordinal - self.written) * UNIT_SIZE
-            return bytes(self.pending[start : start + count * UNIT_SIZE])
+            units = b"" if self._pending is None else self._pending.getvalue()
+            return units[start : start + count * UNIT_SIZE]
         index = bisect_right(self._bases, ordinal) - 1
         base = self._bases[index]
         end = min(self.written, ordinal + count)

@@ -423,7 +423,7 @@ def dispatch(store: MessageStore, stored: Stored, *, kept: bool = True) -> None:
     whose = identity(stored.buffer[stored.at :])
     queue = store.queue(whose.topic, whose.partition)
     enter(queue, stored, whose, kept=kept)
-    if len(queue.pending) >= WRITE_AT:
+    if queue.pending_bytes >= WRITE_AT:
         store.write_units(queue)
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from librt.strings import BytesWriter, write_i64_be
+
 from metaq.engine.figures.counters import Counters
 from metaq.engine.turn import Short
 from metaq.errors import MetaqError
@@ -12,13 +14,6 @@ from metaq.server.remoting.session import RemotingSession
 
 RECALL_HANDLE: Final = "recallHandle"
 SUCCESS: Final = int(Response.SUCCESS)
-_SENT_JSON: Final = (
-    b'{"code":%d,"extFields":{"queueId":"%d","TRACE_ON":"true","MSG_REGION":"DefaultRegion","msgId":"%b%016X%b",'
-    b'"queueOffset":"%d"%b},"flag":1,"language":"JAVA","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":'
-    + b"%d}"
-    % VERSION
-)
-_RECALL_JSON: Final = b',"recallHandle":"%b"'
 
 
 class Sent(NamedTuple):
@@ -39,19 +34,33 @@ class Sent(NamedTuple):
     """One more field and its value: of a transactional message its unique id, of a delayed one its handle."""
 
 
-def encode_sent(sent: Sent, code: int, host: bytes) -> bytes:
+def _ids(host: str, log_offset: int, following: Sequence[int]) -> str:
+    """Return the ids of messages, with commas in between: address and log offset of each, in hexadecimal digits."""
+    offsets = BytesWriter()
+    write_i64_be(offsets, log_offset)
+    for each in following:
+        write_i64_be(offsets, each)
+    digits = offsets.getvalue().hex(",", 8).upper()
+    return host + (digits.replace(",", f",{host}") if following else digits)
+
+
+def encode_sent(sent: Sent, code: int, host: str) -> bytes:
     """Return a reply; ``host`` is the broker's address in the ids of messages, in hexadecimal digits."""
     opaque, serialization, partition, queue_offset, log_offset, following, more = sent
-    rest = (b",%b%%016X" % host) * len(following) % tuple(following) if following else b""
+    ids = _ids(host, log_offset, following)
     if serialization == JSON and (more is None or more[0] == RECALL_HANDLE):
-        last = b"" if more is None else _RECALL_JSON % more[1].encode()  # base64, of which JSON escapes nothing
-        header = _SENT_JSON % (code, partition, host, log_offset, rest, queue_offset, last, opaque)
+        last = "" if more is None else f',"recallHandle":"{more[1]}"'  # base64, of which JSON escapes nothing
+        header = (
+            f'{{"code":{code},"extFields":{{"queueId":"{partition}","TRACE_ON":"true","MSG_REGION":"DefaultRegion",'
+            f'"msgId":"{ids}","queueOffset":"{queue_offset}"{last}}},"flag":1,"language":"JAVA","opaque":{opaque},'
+            f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+        ).encode()
         return frame_head(len(header)) + header
     fields = {
         "queueId": str(partition),
         "TRACE_ON": "true",
         "MSG_REGION": "DefaultRegion",
-        "msgId": (b"%b%016X%b" % (host, log_offset, rest)).decode(),
+        "msgId": ids,
         "queueOffset": str(queue_offset),
     }
     if more is not None:
@@ -64,7 +73,7 @@ class SendOutcome:
 
     __slots__ = ("_counters", "_host", "_session", "requests", "sent", "size", "turn")
 
-    def __init__(self, session: RemotingSession, turn: int, counters: Counters, host: bytes) -> None:
+    def __init__(self, session: RemotingSession, turn: int, counters: Counters, host: str) -> None:
         """Begin without any; ``host`` as in ``encode_sent``."""
         self._session = session
         self._host = host

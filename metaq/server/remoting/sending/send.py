@@ -1,6 +1,5 @@
 """Sending: 10, 310, 320 (specs: remoting protocol, section 3.2.1)."""
 
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
@@ -24,7 +23,7 @@ from metaq.message import HALF_TOPIC, RETRY_PREFIX
 from metaq.protocol import properties
 from metaq.protocol.delays import MAY_DELAY, as_delayed, due_ms
 from metaq.protocol.priority import one_level
-from metaq.protocol.record import CHECKSUM_SIZE, CONSTANT_MIDDLE, HEADER_SIZE, constant_middle, java_hash, longer_tail
+from metaq.protocol.record import CHECKSUM_SIZE, HEADER_SIZE, constant_middle, java_hash, longer_tail
 from metaq.protocol.remoting.batch import BatchColumns, decode_batch, read_batch
 from metaq.protocol.remoting.codes import ONEWAY_FLAG, Request
 from metaq.protocol.remoting.frames import RemotingCommand
@@ -110,7 +109,7 @@ class SendHandler:
         self._partitions = partitions
         self._known = partitions.known
         self._store = context.store
-        self._host = context.store_host.hex().upper().encode()
+        self._host = context.store_host.hex().upper()
         self._tags: dict[str, Tag] = {}
         self.configure(context.settings)
 
@@ -209,7 +208,7 @@ class SendHandler:
                     looked = self._dedupe.look(topic, ident, now_ms)
                     if looked.first is not None:
                         return self._sent_before(opaque, serialization, looked.first)
-            middle = CONSTANT_MIDDLE.pack(sys_flag, born_ms, session.born_host, now_ms, self._context.store_host, 0)
+            middle = constant_middle(sys_flag, born_ms, session.born_host, now_ms, self._context.store_host)
             if text and MAY_DELAY in text and looked is None:
                 return self._park_short(opaque, serialization, queue, flag, body, middle, text, now_ms)
             filled = self._fill(queue, text)
@@ -224,7 +223,7 @@ class SendHandler:
             if looked is not None:
                 first = _new(First, (PLAIN, queue.partition, ordinal, offset, position))
                 self._dedupe.stage(looked.key, first, now_ms)
-        except (KeyError, ValueError, struct.error, MetaqError, ColdIds):
+        except (KeyError, ValueError, MetaqError, ColdIds):
             return None
         return _new(Sent, (opaque, serialization, queue.partition, ordinal, offset, (), None))
 
