@@ -92,7 +92,7 @@ class Broker:
             self._make(topic, lambda admin: admin.create_topic(topic, 1, dedupe_window_ms=DEDUPE_MS))
 
     def _make(self, topic: str, make: Callable[[Admin], None]) -> None:
-        """Create a topic, and wait until the registry that this client asks knows it: sends before would guess its partitions."""
+        """Create a topic, and wait until the registry that is asked knows it: sends before that would guess its partitions."""
         self._asked(make)
         self._asked(lambda admin: admin.route(topic), is_made=True)
         self._present.add(topic)
@@ -155,7 +155,9 @@ def _check(admin: Admin) -> None:
 def _make_queue(admin: Admin, topic: str, terms: QueueTerms) -> None:
     """Create the topic of a queue, and its group."""
     try:
-        admin.update_group(GroupView(topic, retry_max_times=terms.deliveries, max_invisible_ms=MOST_LEASE_MS))
+        # an ack that was answered is not lost with its master, which would let the task run again
+        group = GroupView(topic, retry_max_times=terms.deliveries, max_invisible_ms=MOST_LEASE_MS, lease_acks="safe")
+        admin.update_group(group)
     except Refused as error:
         if error.code != Response.NO_PERMISSION:
             raise
