@@ -42,8 +42,13 @@ DEPLOY = ["fabric>=3.2"]
 # Pictures beside the page of `metaq offsets report`.
 REPORT = ["matplotlib>=3.9"]
 
-# What the tests of integrations/opentelemetry work with: the SDK, the command that instruments programs, and another framework.
-OPENTELEMETRY = ["opentelemetry-distro>=0.51b0", "opentelemetry-instrumentation-fastapi>=0.51b0", "opentelemetry-sdk>=1.30"]
+# What the tests of integrations/opentelemetry work with: the SDK, the command that instruments programs, and other frameworks.
+OPENTELEMETRY = [
+    "opentelemetry-distro>=0.51b0",
+    "opentelemetry-instrumentation-celery>=0.51b0",
+    "opentelemetry-instrumentation-fastapi>=0.51b0",
+    "opentelemetry-sdk>=1.30",
+]
 
 # `make docs`: decision 19. mkdocs 2 will not know its plugins.
 SITE = ["mkdocs>=1.6,<2", "mkdocs-material>=9.7,<10"]

@@ -33,6 +33,7 @@ TOGETHER: Final = (
     "tests/interop/",
     "tests/packaging/test_distribution.py",
     "tests/packaging/test_bare.py",
+    "tests/packaging/test_integrations.py",
     "integrations/kombu/tests/test_kombu_celery.py",
 )
 """Places where the slow tests of a file share a client of another language, a package that is built, or a worker of Celery."""

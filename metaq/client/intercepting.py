@@ -115,24 +115,6 @@ def sending(client: str, group: str, topic: str, messages: Sequence[MutableMappi
     return _nothing if _current is None or not messages else _current.sending(client, group, topic, messages)
 
 
-def intercepted(
-    client: str,
-    group: str,
-    topic: str,
-    messages: Sequence[MutableMapping[str, str]],
-    send: Callable[[], list[SendResult]],
-) -> list[SendResult]:
-    """Send by ``send``, and tell the interceptor of its beginning and its end."""
-    sent = sending(client, group, topic, messages)
-    try:
-        results = send()
-    except BaseException as error:
-        sent(error)
-        raise
-    sent(results)
-    return results
-
-
 def received(client: str, group: str, messages: Sequence[ReceivedMessage]) -> None:
     """Tell the interceptor which messages a program gets."""
     if _current is not None:

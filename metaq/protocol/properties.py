@@ -93,6 +93,7 @@ _CHANGED: Final = re.compile(f"\x02(?:(?:{'|'.join(map(re.escape, TAKEN_APART))}
 _WAITING: Final = f"\x02{WAIT}\x01true\x02"
 _TAG, _UNIQUE, _KEYS = [f"\x02{name}\x01" for name in (TAGS, UNIQUE_KEY, KEYS)]
 _UNIQUE_NAME, _KEYS_NAME = _UNIQUE[1:], _KEYS[1:]
+_DEDUPE, _DEDUPE_NAME = f"\x02{DEDUPE_ID}\x01", DEDUPE_ID.encode()
 
 
 AsSent = tuple[bytes, str | None, tuple[str, ...]]
@@ -117,16 +118,37 @@ class _Shape(NamedTuple):
 def as_sent(text: str) -> AsSent | None:
     """Return properties that the broker stores as they are, but for a WAIT of ``true``; ``None`` when they must be parsed.
 
-    This is the fast path of nearly every message: a shape is analyzed once, then only the two values are cut out and put in.
-    ``MessageIllegal`` when the properties are longer than a record can keep.
+    This is the fast path of nearly every message: a shape that comes again is analyzed once, then only the two values are cut
+    out and put in. ``MessageIllegal`` when the properties are longer than a record can keep.
     """
+    at = text.rfind(_DEDUPE)
+    return _shaped(text) if at < 0 else _with_id(text, at)
+
+
+def _with_id(text: str, at: int) -> AsSent | None:
+    """Do the work of ``as_sent`` for properties with a DEDUPE_ID, before which the 02 at ``at`` stands.
+
+    Each message has another one. As the last property, where metaq's client puts it, it is kept out of the shape.
+    """
+    ident = text[at + len(_DEDUPE) :].removesuffix("\x02")
+    found = _shaped(text[: at + 1]) if _is_value(ident) else None
+    if found is None:
+        return _look_into(text)
+    data = b"%b%b\x01%b\x02" % (found[0], _DEDUPE_NAME, ident.encode())
+    return (data, found[1], found[2]) if len(data) <= MOST_BYTES else _look_into(text)
+
+
+def _shaped(text: str) -> AsSent | None:
+    """Do the work of ``as_sent`` by the shape of the properties."""
     found = _fill(_latest[0], text)
     if found is None:
         rest, at, words_at = _without_values(text)
         if at < 0:
             return _look_into(text)
-        shape = _shapes.get((rest, at < words_at)) or _remember(rest, at, words_at)
-        if shape is _STRANGE:
+        shape = _shapes.get((rest, at < words_at))
+        if shape is None and _is_met(rest):
+            shape = _remember(rest, at, words_at)
+        if shape is None or shape is _STRANGE:
             return _look_into(text)
         _latest[0] = shape
         found = _fill(shape, text)
@@ -185,6 +207,21 @@ def _end(text: str, at: int) -> int:
     return len(text) if found < 0 else found
 
 
+def _is_met(rest: str) -> bool:
+    """Return whether properties without their values were met before.
+
+    Only then a shape is learned. A sender whose messages differ in another property, such as the context of a trace, has a
+    new one each time, and to learn it costs three times what it would save.
+    """
+    if rest in _met:
+        return True
+    if len(rest) <= _SHAPE_MOST:
+        if len(_met) >= _SHAPES_MOST:
+            _met.clear()
+        _met.add(rest)
+    return False
+
+
 def _remember(rest: str, at: int, words_at: int) -> _Shape:
     """Learn a shape from sample properties that have it, whose two values occur nowhere else; return it."""
     shape = _STRANGE
@@ -198,10 +235,9 @@ def _remember(rest: str, at: int, words_at: int) -> _Shape:
         before, _, behind = found[0].decode().partition(first)
         between, _, behind = behind.partition(second) if with_words else ("", "", behind)
         shape = _Shape(head, middle, end, before, between, behind, unique_first, found[1])
-    if len(rest) <= _SHAPE_MOST:
-        if len(_shapes) >= _SHAPES_MOST:
-            _shapes.clear()
-        _shapes[rest, at < words_at] = shape
+    if len(_shapes) >= _SHAPES_MOST:
+        _shapes.clear()
+    _shapes[rest, at < words_at] = shape
     return shape
 
 
@@ -211,6 +247,7 @@ _PROBES: Final = ("the\x03unique\x03key", "the\x03other\x03keys")
 _SHAPE_MOST: Final = 512
 _SHAPES_MOST: Final = 256
 _shapes: Final[dict[tuple[str, bool], _Shape]] = {}
+_met: Final[set[str]] = set()
 _latest: Final = [_STRANGE]
 """The shape of the previous message, which the next one usually has too."""
 

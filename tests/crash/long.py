@@ -77,6 +77,7 @@ RUNS: Final = [
     Run("zookeeper", 30, spread=False, package="tests.cluster"),
     Run("restarts", 100, package="tests.spark"),
     Run("expiries", 2_000, spread=False, package="tests.cluster"),
+    Run("canvases", 1_000, spread=False),
     Run("mutants", 1_000, spread=False, package="tests.mutants"),  # or as many as there are
 ]
 

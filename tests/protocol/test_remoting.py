@@ -156,7 +156,7 @@ def test_what_is_kept_of_an_incomplete_frame_is_bounded() -> None:
 PIECES = st.lists(
     st.one_of(
         st.tuples(
-            st.sampled_from(["UNIQ_KEY", "KEYS", "TAGS", "WAIT", "DELAY", "a", "MYKEYS", "XUNIQ_KEY", ""]),
+            st.sampled_from(["UNIQ_KEY", "KEYS", "TAGS", "WAIT", "DELAY", "DEDUPE_ID", "a", "MYKEYS", "XUNIQ_KEY", ""]),
             st.sampled_from(["true", "x", "k1 k2", " ", "", "7F01", "a\x01b", "ü", "KEYS", "UNIQ_KEY", "k  k"]),
         ).map("\x01".join),
         st.sampled_from(["", "junk"]),
@@ -169,7 +169,7 @@ PIECES = st.lists(
 def test_properties_of_a_known_shape_are_kept_like_all_others(pieces: list[str], end: str) -> None:
     """SG-132: the short way, which cuts two values out and in, and the pairs themselves say the same."""
     text = "\x02".join(pieces) + end
-    for _ in range(2):  # looked into, then remembered
+    for _ in range(3):  # looked into, then remembered, then known
         kept = properties.as_sent(text)
         if kept is not None:
             data, tag, keys = kept
@@ -177,3 +177,27 @@ def test_properties_of_a_known_shape_are_kept_like_all_others(pieces: list[str],
             assert {**decode_properties(text.encode()), "WAIT": ""} == {**pairs, "WAIT": ""}
             assert tag == (pairs.get("TAGS") or None)
             assert tuple(dict.fromkeys(keys)) == keys_of("t", 0, data)
+
+
+def test_ids_of_messages_are_no_part_of_their_shape() -> None:
+    """Each message has another one: what is learned from one of them holds for all."""
+
+    def kept(number: int) -> object:
+        return properties.as_sent(f"UNIQ_KEY\x01key{number}\x02WAIT\x01true\x02DEDUPE_ID\x01id{number}\x02")
+
+    for _ in range(2):
+        assert kept(0) == (b"UNIQ_KEY\x01key0\x02DEDUPE_ID\x01id0\x02", None, ("key0",))
+    known = dict(properties._shapes)
+    assert kept(1) == (b"UNIQ_KEY\x01key1\x02DEDUPE_ID\x01id1\x02", None, ("key1",))
+    assert properties._shapes == known
+
+
+def test_a_shape_is_learned_when_it_comes_again() -> None:
+    """What differs in each message in another property would only drive out the shapes that others have."""
+
+    def learned(number: int) -> bool:
+        properties.as_sent(f"UNIQ_KEY\x01key\x02traceparent\x0100-{number:032x}-{number:016x}-01\x02")
+        return any("traceparent" in rest for rest, _ in properties._shapes)
+
+    assert not any(learned(number) for number in range(1000))
+    assert learned(999)

@@ -1,9 +1,7 @@
-"""What the tests of this package share: one broker of metaq for a module, and workers of dramatiq."""
+"""Brokers and workers of dramatiq, and what they have done."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -17,22 +15,6 @@ DEADLINE_S: Final = 120.0
 DEADLINE_MS: Final = 120_000
 
 MakeBroker = Callable[..., MetaqBroker]
-
-
-@pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One process for all tests of a module, which use namespaces of their own."""
-    folder: Path = tmp_path_factory.mktemp("dramatiq")
-    with BrokerProcess(folder / "data") as broker:
-        yield broker
-    shutil.rmtree(broker.data)
-
-
-@pytest.fixture
-def namespace(request: pytest.FixtureRequest) -> str:
-    """One that no other test has."""
-    name: str = request.node.name
-    return "".join(letter if letter.isalnum() else "_" for letter in name)[:90]
 
 
 @pytest.fixture

@@ -11,23 +11,12 @@ import pytest
 from dramatiq import Message, Middleware, QueueJoinTimeout, QueueNotFound
 from dramatiq.errors import ConnectionClosed
 from dramatiq_metaq import MetaqBroker
-from dramatiq_support import (
-    DEADLINE_MS,
-    DEADLINE_S,
-    MakeBroker,
-    broker,
-    dead_letters,
-    make_broker,
-    message_for,
-    namespace,
-    process,
-    working,
-)
+from dramatiq_support import DEADLINE_MS, DEADLINE_S, MakeBroker, broker, dead_letters, make_broker, message_for, working
 
 import metaq
 from tests.support.broker import wait_until
 
-__all__ = ["broker", "make_broker", "namespace", "process"]  # fixtures
+__all__ = ["broker", "make_broker"]  # fixtures
 
 SOON_MS: Final = 300
 NOBODY: Final = "metaq://127.0.0.1:1/?timeout_s=0.2"

@@ -15,15 +15,13 @@ from dramatiq_support import (
     dead_letters,
     make_broker,
     message_for,
-    namespace,
-    process,
     taken,
     working,
 )
 
 from tests.support.broker import wait_until
 
-__all__ = ["broker", "make_broker", "namespace", "process"]  # fixtures
+__all__ = ["broker", "make_broker"]  # fixtures
 
 SOON_MS: Final = 300
 

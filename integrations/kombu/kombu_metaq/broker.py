@@ -3,17 +3,21 @@
 import logging
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from kombu_metaq.leases import LeaseReader
 from kombu_metaq.terms import QueueTerms, SendTerms
-from metaq.client import Client, ConsumeFrom, Producer
+from metaq.client import Admin, Client, ConsumeFrom, Producer
 from metaq.client.admin.views import GroupView
-from metaq.errors import Refused, RouteNotFound, RouteProblem
+from metaq.errors import ClientError, ConnectionFailed, Refused, RouteNotFound, RouteProblem
 from metaq.protocol.remoting.codes import Response
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+PAUSE_S: Final = 0.2
+"""Between two questions while a master is elected."""
 DEDUPE_MS: Final = 10 * 60 * 1000
 """For so long a message is not stored again that was sent again because no answer came."""
 MOST_LEASE_MS: Final = 30 * 24 * 3_600_000
@@ -29,8 +33,9 @@ MOST_ABSENT: Final = 10_000
 class Broker:
     """The brokers behind one address, as one connection of kombu uses them."""
 
-    def __init__(self, client: Client, visibility_timeout: float, ring: Callable[[], None]) -> None:
+    def __init__(self, client: Client, visibility_timeout: float, timeout: float, ring: Callable[[], None]) -> None:
         self._client = client
+        self._timeout_s = timeout
         self._invisible_s = visibility_timeout
         self._ring = ring
         self._producer: Producer | None = None
@@ -39,9 +44,22 @@ class Broker:
         self._leases: dict[str, LeaseReader] = {}
 
     def check(self) -> None:
-        """Raise ``RouteNotFound`` when no registry answers, or none knows a broker."""
-        if not self._client.admin().masters():
-            raise RouteNotFound("", RouteProblem.NO_LIVE_MASTER, "the registry answers, and no broker is registered there")
+        """Raise ``RouteNotFound`` when no registry answers, or when there is no master within the time limit."""
+        self._asked(_check)
+
+    def _asked(self, ask: Callable[[Admin], T], *, is_made: bool = False) -> T:
+        """Ask brokers, and while a master is lost and another may be elected ask again, within the time limit, as sends do.
+
+        ``is_made`` says that the topic is there, so that a registry which does not know it will hear of it.
+        """
+        until_s = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return ask(self._client.admin())
+            except (ConnectionFailed, Refused, RouteNotFound) as error:
+                if not _may_pass(error, is_made=is_made) or time.monotonic() + PAUSE_S >= until_s:
+                    raise
+            time.sleep(PAUSE_S)
 
     # -- topics -------------------------------------------------------------------------------------------------------
 
@@ -52,7 +70,7 @@ class Broker:
         if time.monotonic() < self._absent.get(topic, 0.0):
             return False
         try:
-            self._client.admin().route(topic)
+            self._asked(lambda admin: admin.route(topic))
         except RouteNotFound as error:
             if error.reason is not RouteProblem.TOPIC_ABSENT:
                 raise
@@ -65,23 +83,19 @@ class Broker:
 
     def make_queue(self, topic: str, terms: QueueTerms) -> None:
         """Create the topic of a queue, and its group, unless the topic is there: who runs the broker may have made it."""
-        if self.has_topic(topic):
-            return
-        admin = self._client.admin()
-        try:
-            admin.update_group(GroupView(topic, retry_max_times=terms.deliveries, max_invisible_ms=MOST_LEASE_MS))
-        except Refused as error:
-            if error.code != Response.NO_PERMISSION:
-                raise
-            logger.warning("not an administrator, so the group has the broker's limits group=%s reason=%s", topic, error)
-        admin.create_topic(topic, terms.levels, priority=terms.levels > 1, dedupe_window_ms=DEDUPE_MS)
-        self._present.add(topic)
+        if not self.has_topic(topic):
+            self._make(topic, lambda admin: _make_queue(admin, topic, terms))
 
     def make_log(self, topic: str) -> None:
         """Create the topic of an exchange, unless it is there."""
         if not self.has_topic(topic):
-            self._client.admin().create_topic(topic, 1, dedupe_window_ms=DEDUPE_MS)
-            self._present.add(topic)
+            self._make(topic, lambda admin: admin.create_topic(topic, 1, dedupe_window_ms=DEDUPE_MS))
+
+    def _make(self, topic: str, make: Callable[[Admin], None]) -> None:
+        """Create a topic, and wait until the registry that is asked knows it: sends before that would guess its partitions."""
+        self._asked(make)
+        self._asked(lambda admin: admin.route(topic), is_made=True)
+        self._present.add(topic)
 
     def delete_queue(self, topic: str) -> None:
         """Delete the topic of a queue with its messages, and its group."""
@@ -95,17 +109,7 @@ class Broker:
 
     def size(self, topic: str) -> int:
         """Return the number of messages of a queue that can be given now, or are to come."""
-        admin = self._client.admin()
-        lags = admin.group_lag(topic, topic)
-        known = {view.queue: view for view in lags}
-        total = 0
-        for queue in admin.queues(topic):
-            view = known.get(queue.queue)
-            if view is None:
-                total += queue.end - queue.begin
-            else:
-                total += view.lag - (view.leased.in_flight if view.leased is not None else 0)
-        return total
+        return self._asked(lambda admin: _size(admin, topic))
 
     def purge(self, topic: str) -> int:
         """Finish all messages of a queue, and return how many there were."""
@@ -115,12 +119,12 @@ class Broker:
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
-    def send(self, topic: str, body: bytes, terms: SendTerms) -> None:
+    def send(self, topic: str, tag: str | None, body: bytes, terms: SendTerms) -> None:
         """Send a message, and return when it is stored; a transient one when it is written to the connection."""
         if self._producer is None:
             self._producer = self._client.producer()
-        tag, priority, due, once = terms.tag, terms.priority, terms.due, terms.once
-        if terms.is_transient:
+        priority, due, once, is_transient = terms
+        if is_transient:
             self._producer.send_oneway(topic, body, tag=tag, priority=priority, deliver_at=due, dedupe_id=once)
         else:
             self._producer.send(topic, body, tag=tag, priority=priority, deliver_at=due, dedupe_id=once)
@@ -140,3 +144,42 @@ class Broker:
         for reader in self._leases.values():
             reader.close()
         self._client.close()
+
+
+def _check(admin: Admin) -> None:
+    """Raise ``RouteNotFound`` when no broker has a master."""
+    if not admin.masters():
+        raise RouteNotFound("", RouteProblem.NO_LIVE_MASTER, "the registry answers, and no master is registered there")
+
+
+def _make_queue(admin: Admin, topic: str, terms: QueueTerms) -> None:
+    """Create the topic of a queue, and its group."""
+    try:
+        # an ack that was answered is not lost with its master, which would let the task run again
+        group = GroupView(topic, retry_max_times=terms.deliveries, max_invisible_ms=MOST_LEASE_MS, lease_acks="safe")
+        admin.update_group(group)
+    except Refused as error:
+        if error.code != Response.NO_PERMISSION:
+            raise
+        logger.warning("not an administrator, so the group has the broker's limits group=%s reason=%s", topic, error)
+    admin.create_topic(topic, terms.levels, priority=terms.levels > 1, dedupe_window_ms=DEDUPE_MS)
+
+
+def _size(admin: Admin, topic: str) -> int:
+    """Return the number of messages of a queue that can be given now, or are to come."""
+    known = {view.queue: view for view in admin.group_lag(topic, topic)}
+    total = 0
+    for queue in admin.queues(topic):
+        view = known.get(queue.queue)
+        if view is None:
+            total += queue.end - queue.begin
+        else:
+            total += view.lag - (view.leased.in_flight if view.leased is not None else 0)
+    return total
+
+
+def _may_pass(error: ClientError, *, is_made: bool) -> bool:
+    """Return whether the error is that of a broker whose master is lost or changes, or of a registry that lags behind."""
+    if isinstance(error, RouteNotFound):
+        return error.reason is RouteProblem.NO_LIVE_MASTER or (is_made and error.reason is RouteProblem.TOPIC_ABSENT)
+    return isinstance(error, ConnectionFailed) or (isinstance(error, Refused) and error.code == Response.SERVICE_NOT_AVAILABLE)

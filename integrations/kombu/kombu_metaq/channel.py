@@ -170,17 +170,20 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         once = message["properties"].setdefault("metaq_id", uuid())
         body = dumps(message).encode()
         terms = SendTerms(
-            priority=self._get_message_priority(message),
+            priority=self._get_message_priority(message) or None,
             due=due_of(message["headers"], datetime.now(UTC)),
             once=once,
             is_transient=message["properties"].get("delivery_mode") == TRANSIENT_DELIVERY_MODE,
         )
         for topic, tag in self._destinations(exchange, routing_key):
-            self._broker.send(topic, body, terms._replace(tag=tag))
+            self._broker.send(topic, tag, body, terms)
+
+    def _next_delivery_tag(self) -> str:
+        """Return nothing: a message is numbered by the channel that gets it."""
+        return ""
 
     def _destinations(self, exchange: str, routing_key: str) -> list[tuple[str, str | None]]:
         """Return the topics that a message goes to, each with the tag that it has there."""
-        log = (self._log(exchange), tag_of(routing_key))
         if exchange == DEFAULT_EXCHANGE:
             topic = self._topic(routing_key)
             if not self._is_temporary(routing_key):
@@ -188,8 +191,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
                     self._make(routing_key)
                 if self._broker.has_topic(topic):
                     return [(topic, None)]
-            self._broker.make_log(log[0])
-            return [log]
+            return [self._log_place(exchange, routing_key)]
         queues = [queue for queue in self._lookup(exchange, routing_key) if not self._is_temporary(queue)]
         found: list[tuple[str, str | None]] = [(self._topic(queue), None) for queue in queues]
         declared = self.state.exchanges.get(exchange, {"type": "direct", "durable": False})
@@ -201,8 +203,13 @@ class Channel(virtual.Channel):  # type: ignore[misc]
                 exchange,
                 routing_key,
             )
-        self._broker.make_log(log[0])
-        return [*found, log]
+        return [*found, self._log_place(exchange, routing_key)]
+
+    def _log_place(self, exchange: str, routing_key: str) -> tuple[str, str]:
+        """Return the topic of an exchange, which is there then, and the tag that a message has in it."""
+        topic = self._log(exchange)
+        self._broker.make_log(topic)
+        return topic, tag_of(routing_key)
 
     # -- consuming ----------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from functools import lru_cache
 from typing import Final
 
 MOST_CHARACTERS: Final = 120
@@ -10,18 +11,23 @@ ROOT: Final = "/"
 """The virtual host whose queues have no prefix."""
 _OTHER: Final = re.compile(r"[^a-zA-Z0-9_-]")
 _DIGEST_CHARACTERS: Final = 16
+_KNOWN: Final = 1024
+"""The names that are remembered, as most messages go to the same few queues."""
 
 
+@lru_cache(_KNOWN)
 def queue_topic(virtual_host: str, queue: str) -> str:
     """Return the topic of a queue, which is the name of its group, too."""
     return _joined([_quoted(queue)] if virtual_host == ROOT else [_quoted(virtual_host), _quoted(queue)])
 
 
+@lru_cache(_KNOWN)
 def exchange_topic(virtual_host: str, exchange: str) -> str:
     """Return the topic from which temporary queues read what is sent to an exchange; that of the default exchange is ``""``."""
     return _joined(["" if virtual_host == ROOT else _quoted(virtual_host), _quoted(exchange), "exchange"])
 
 
+@lru_cache(_KNOWN)
 def tag_of(routing_key: str) -> str:
     """Return the tag of messages with a routing key."""
     return _quoted(routing_key) or "-"

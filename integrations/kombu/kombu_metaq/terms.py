@@ -26,14 +26,14 @@ class QueueTerms(NamedTuple):
 class SendTerms(NamedTuple):
     """The terms on which a message is sent."""
 
-    priority: int
+    priority: int | None
+    """``None`` for that of a message without one, which is 0 and cheaper to send."""
     due: datetime | None
     """When it is delivered; ``None`` for at once."""
     once: str
     """The id under which it is stored once, however often it is sent."""
     is_transient: bool
     """Nobody waits until it is stored: events, and remote control."""
-    tag: str | None = None
 
 
 def terms_of(*, durable: bool, exclusive: bool, auto_delete: bool, arguments: Mapping[str, Any] | None) -> QueueTerms:

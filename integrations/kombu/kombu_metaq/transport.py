@@ -51,14 +51,17 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         self._broker: Broker | None = None
         self._shared: Shared | None = None
         self._loop: Any = None
-        self._key = SharedKey(";".join(_registries(client)), client.userid or "", self.virtual_host)
+        self._timeout_s = float(client.transport_options.get("timeout", TIMEOUT_S))
+        registries = _registries(client)
+        # kombu goes from one URL to the next one when a connection is lost, and the registries stay the same
+        self._key = SharedKey(";".join(sorted(registries)), client.userid or "", self.virtual_host)
         self._connect = partial(
             metaq.connect,
-            self._key.registries,
+            ";".join(registries),
             user=self._key.user,
             password=client.password or "",
             tls=_tls(client.ssl),
-            timeout_s=float(client.transport_options.get("timeout", TIMEOUT_S)),
+            timeout_s=self._timeout_s,
         )
         _let_workers_meet()
 
@@ -78,7 +81,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
             from kombu_metaq.broker import Broker  # noqa: PLC0415 - metaq's client takes longer to import than the rest
 
             visibility_s = float(self.client.transport_options.get("visibility_timeout", VISIBILITY_S))
-            self._broker = Broker(self._connect(), visibility_s, self.bell.ring)
+            self._broker = Broker(self._connect(), visibility_s, self._timeout_s, self.bell.ring)
         return self._broker
 
     @property

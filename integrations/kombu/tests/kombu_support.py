@@ -1,10 +1,6 @@
-"""The broker of a file's tests, workers of Celery as processes, what sends to them, and the journal that tasks write."""
+"""Workers of Celery as processes, what sends to them, and the journal that tasks write."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +10,14 @@ import kombu_metaq  # noqa: F401 - who makes connections before messages has to 
 import pytest
 from celery import Celery
 
-from tests.docs.examples import ROOT
 from tests.support.broker import BrokerProcess, wait_until
+from tests.support.workers import WorkerProcess
 
 START_S: Final = 120.0
 DONE_S: Final = 120.0
 STOP_S: Final = 60.0
+POOLS: Final = {"prefork": ("-P", "prefork", "-c", "2"), "gevent": ("-P", "gevent", "-c", "4")}
+"""The flags for a small worker of each kind."""
 
 
 class Journal:
@@ -70,19 +68,12 @@ def outcome(result: Any) -> Any:
     return result.get(timeout=DONE_S)
 
 
-class Worker:
-    """``celery worker`` in a group of processes of its own."""
+class Worker(WorkerProcess):
+    """``celery worker``, or another command, with the tasks of the tests."""
 
     def __init__(self, place: Place, log: Path, *flags: str, name: str = "one", command: str = "worker") -> None:
-        self.log = log
         named = ["-n", f"{name}@tests"] if command == "worker" else []
-        program = [sys.executable, "-m", "celery", "-A", "kombu_tasks", command, "-l", "INFO", *named, *flags]
-        paths = [str(Path(__file__).parent), str(ROOT), os.environ.get("PYTHONPATH", "")]
-        environment = {**os.environ, **place.environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        with log.open("ab") as output:
-            self.process = subprocess.Popen(
-                program, env=environment, cwd=log.parent, stdout=output, stderr=output, start_new_session=True
-            )
+        super().__init__(log, "celery", "-A", "kombu_tasks", command, "-l", "INFO", *named, *flags, **place.environment)
 
     def text(self) -> str:
         return self.log.read_text("utf-8", errors="replace")
@@ -96,28 +87,16 @@ class Worker:
         wait_until(lambda: text in self.text() or self.process.poll() is not None, START_S, f"{text!r} in {self.log}")
         assert text in self.text(), self.text()
 
-    def kill(self) -> None:
-        """SIGKILL to the worker and its children."""
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
     def terminate(self) -> int:
         """Let the worker end what it has begun, and return its exit code."""
         self.process.terminate()
         return self.process.wait(STOP_S)
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("broker") / "data") as running:
-        yield running
-
-
 @pytest.fixture
-def url(broker: BrokerProcess, request: pytest.FixtureRequest) -> str:
+def url(process: BrokerProcess, namespace: str) -> str:
     """A virtual host of the test's own."""
-    return f"metaq://{broker.registry}/{request.node.name.replace('[', '-').replace(']', '')}"
+    return f"metaq://{process.registry}/{namespace}"
 
 
 @pytest.fixture

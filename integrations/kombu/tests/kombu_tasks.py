@@ -47,6 +47,11 @@ def mark(name: str) -> str:
     return name
 
 
+@app.task(acks_late=True, reject_on_worker_lost=True)
+def mark_late(name: str) -> None:
+    note(name)
+
+
 @app.task
 def shout(name: str) -> None:
     note(name)

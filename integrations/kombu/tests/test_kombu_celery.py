@@ -12,13 +12,13 @@ import pytest
 from celery import chain, chord, group
 from celery.exceptions import TaskRevokedError
 from kombu.common import Broadcast
-from kombu_support import DONE_S, Journal, Place, Worker, broker, outcome, workers
+from kombu_support import DONE_S, Journal, Place, Worker, outcome, workers
 
 import metaq
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.ports import free_ports
 
-__all__ = ["broker", "workers"]  # fixtures
+__all__ = ["workers"]  # a fixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.partner("redis-server")]
 
@@ -61,9 +61,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module", params=sorted(POOLS))
 def shop(
-    broker: BrokerProcess, results: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+    process: BrokerProcess, results: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Shop]:
-    made = Shop(broker, tmp_path_factory.mktemp(request.param), request.param, results)
+    made = Shop(process, tmp_path_factory.mktemp(request.param), request.param, results)
     yield made
     made.worker.kill()
     made.close()

@@ -10,13 +10,13 @@ import pytest
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.exceptions import ChannelError, OperationalError
 from kombu_metaq.names import queue_topic
-from kombu_support import broker, url
+from kombu_support import url
 
 import metaq
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.users import ADMIN, USERS, write_users
 
-__all__ = ["broker", "url"]  # fixtures
+__all__ = ["url"]  # a fixture
 
 COME_S: Final = 60.0
 NONE_S: Final = 0.3
@@ -120,7 +120,9 @@ def test_a_lease_lasts_while_its_consumer_works(connect: Callable[..., Connectio
     slow.messages[0].ack()
 
 
-def test_rejects_come_again_or_become_dead_letters(broker: BrokerProcess, url: str, connect: Callable[..., Connection]) -> None:
+def test_rejects_come_again_or_become_dead_letters(
+    process: BrokerProcess, url: str, connect: Callable[..., Connection]
+) -> None:
     queue = Queue("letters")
     connection = connect()
     publish(connection, queue, "again")
@@ -130,18 +132,18 @@ def test_rejects_come_again_or_become_dead_letters(broker: BrokerProcess, url: s
     assert got.wait_for(2) == ["again", "again"]
     got.messages[1].reject()
     group = queue_topic(url.rpartition("/")[2], "letters")
-    with metaq.connect(broker.registry) as client:
+    with metaq.connect(process.registry) as client:
         wait_until(lambda: len(client.admin().dead_letters(group)) == 1, COME_S, "it is a dead letter")
 
 
 def test_what_kombu_has_not_written_becomes_a_dead_letter(
-    broker: BrokerProcess, url: str, connect: Callable[..., Connection]
+    process: BrokerProcess, url: str, connect: Callable[..., Connection]
 ) -> None:
     queue = Queue("letters")
     connection = connect()
     topic = queue_topic(url.rpartition("/")[2], "letters")
     publish(connection, queue, "before")
-    with metaq.connect(broker.registry) as client:
+    with metaq.connect(process.registry) as client:
         client.producer().send(topic, b"[1]")
         publish(connection, queue, "after")
         assert Got(connection, queue, no_ack=True).wait_for(2) == ["before", "after"]
@@ -260,19 +262,19 @@ def test_a_reply_queue_gets_what_is_sent_to_its_name_before_it_is_consumed(conne
     assert got.wait_for(1) == ["result"]
 
 
-def test_temporary_queues_leave_no_topic_behind(broker: BrokerProcess, connect: Callable[..., Connection]) -> None:
+def test_temporary_queues_leave_no_topic_behind(process: BrokerProcess, connect: Callable[..., Connection]) -> None:
     connection = connect()
     got = Got(connection, Queue("gone", Exchange("gossip", type="fanout"), auto_delete=True))
     got.consumer.cancel()
-    with metaq.connect(broker.registry) as client:
+    with metaq.connect(process.registry) as client:
         assert not [topic for topic in client.admin().topics() if topic.endswith("|gone")]
         assert [topic for topic in client.admin().topics() if topic.endswith("|gossip|exchange")]
 
 
-def test_virtual_hosts_are_apart(broker: BrokerProcess, connect: Callable[..., Connection]) -> None:
+def test_virtual_hosts_are_apart(process: BrokerProcess, connect: Callable[..., Connection]) -> None:
     queue = Queue("letters")
     publish(connect(), queue, "mine")
-    with Connection(f"metaq://{broker.registry}/elsewhere") as other:
+    with Connection(f"metaq://{process.registry}/elsewhere") as other:
         publish(other, queue, "theirs")
         assert Got(other, queue, no_ack=True).wait_for(1) == ["theirs"]
 
@@ -314,11 +316,18 @@ def test_no_broker_is_an_error_that_says_so() -> None:
         nowhere.ensure_connection(max_retries=1, interval_start=0)
 
 
-def test_several_registries_are_several_urls(broker: BrokerProcess, url: str) -> None:
+def test_several_registries_are_several_urls(process: BrokerProcess, url: str) -> None:
     queue = Queue("letters")
     with Connection(f"metaq://127.0.0.1:1/{url.rpartition('/')[2]};{url}") as connection:
         publish(connection, queue, "found")
         assert Got(connection, queue, no_ack=True).wait_for(1) == ["found"]
+
+
+def test_connections_share_their_state_whichever_registry_they_ask_first(url: str) -> None:
+    """kombu goes to the next URL when a connection is lost, and what others of the process have declared still counts."""
+    other = f"metaq://127.0.0.1:1/{url.rpartition('/')[2]}"
+    with Connection(f"{url};{other}") as one, Connection(f"{other};{url}") as two:
+        assert one.transport.shared is two.transport.shared
 
 
 def test_users_need_rights_to_the_names_of_a_virtual_host(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,17 +7,16 @@ from typing import Final
 
 import pytest
 from kombu import Queue
-from kombu_support import DONE_S, Journal, Place, Worker, broker, journal, url, workers
+from kombu_support import DONE_S, POOLS, Journal, Place, Worker, journal, url, workers
 
 from tests.support.broker import BrokerProcess, wait_until
 
-__all__ = ["broker", "journal", "url", "workers"]  # fixtures
+__all__ = ["journal", "url", "workers"]  # fixtures
 
 pytestmark = pytest.mark.slow
 
 LEASE_S: Final = 3
 TASKS: Final = int(os.environ.get("KOMBU_TASKS", "60"))
-POOLS: Final = {"prefork": ("-P", "prefork", "-c", "2"), "gevent": ("-P", "gevent", "-c", "4")}
 each_pool = pytest.mark.parametrize("pool", sorted(POOLS))
 
 

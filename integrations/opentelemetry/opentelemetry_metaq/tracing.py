@@ -6,6 +6,7 @@ current.
 """
 
 from collections.abc import Mapping, MutableMapping, Sequence
+from functools import lru_cache, partial
 from typing import Final
 
 from opentelemetry import context, propagate, trace
@@ -22,6 +23,8 @@ from opentelemetry_metaq import names
 
 SYSTEM: Final = "metaq"
 _EMPTY: Final = Context()
+_KNOWN: Final = 1024
+"""The topics whose names and attributes are remembered."""
 
 Attributes = dict[str, str | int]
 
@@ -43,16 +46,16 @@ class Tracing(Interceptor):
         if len(messages) > 1:
             return self._sending_batch(client, topic, messages)
         message = messages[0]
-        attributes = _attributes("send", "send", client, topic)
-        attributes[names.MESSAGE_ID] = message[UNIQUE_KEY]
+        name, shared = _of_sends(client, topic)
+        attributes = {**shared, names.MESSAGE_ID: message[UNIQUE_KEY]}
         if len(message) > 1:  # besides the id
             _describe(attributes, message)
             given = _creation(message)
             if given is not None:
-                return _sent(self._start(f"send {topic}", SpanKind.CLIENT, attributes, links=[Link(given)]))
-        span = self._start(f"send {topic}", SpanKind.PRODUCER, attributes)
+                return partial(_sent, self._start(name, SpanKind.CLIENT, attributes, links=[Link(given)]))
+        span = self._tracer.start_span(name, None, SpanKind.PRODUCER, attributes)
         propagate.inject(message, trace.set_span_in_context(span))
-        return _sent(span)
+        return partial(_sent, span)
 
     def _sending_batch(self, client: str, topic: str, messages: Sequence[MutableMapping[str, str]]) -> Sent:
         links = []
@@ -70,7 +73,7 @@ class Tracing(Interceptor):
         span = self._start(f"send {topic}", SpanKind.PRODUCER if without else SpanKind.CLIENT, attributes, links=links)
         for message in without:
             propagate.inject(message, trace.set_span_in_context(span))
-        return _sent(span)
+        return partial(_sent, span)
 
     def _create(self, client: str, topic: str, message: MutableMapping[str, str]) -> SpanContext:
         attributes = _attributes("create", "create", client, topic)
@@ -142,6 +145,12 @@ def _attributes(name: str, kind: str, client: str, topic: str) -> Attributes:
     return attributes
 
 
+@lru_cache(_KNOWN)
+def _of_sends(client: str, topic: str) -> tuple[str, Attributes]:
+    """Return the name that the spans of sends to a topic have, and the attributes that all of them have; not to be changed."""
+    return f"send {topic}", _attributes("send", "send", client, topic)
+
+
 def _describe(attributes: Attributes, properties: Mapping[str, str]) -> None:
     """Add what the properties of one message tell."""
     for name, key in ((names.MESSAGE_TAG, TAGS), (names.MESSAGE_KEYS, KEYS), (names.CONVERSATION_ID, CORRELATION_ID)):
@@ -194,16 +203,14 @@ def _nothing(outcome: object) -> None:
     """End what has no span."""
 
 
-def _sent(span: Span) -> Sent:
-    def ended(outcome: Sequence[SendResult] | BaseException) -> None:
-        if isinstance(outcome, BaseException):
-            _end(span, outcome)
-            return
-        if outcome and span.is_recording():
-            span.set_attribute(names.PARTITION_ID, f"{outcome[0].queue.broker_name}-{outcome[0].queue.partition}")
-        span.end()
-
-    return ended
+def _sent(span: Span, outcome: Sequence[SendResult] | BaseException) -> None:
+    if isinstance(outcome, BaseException):
+        _end(span, outcome)
+        return
+    if outcome:
+        queue = outcome[0].queue
+        span.set_attribute(names.PARTITION_ID, f"{queue.broker_name}-{queue.partition}")
+    span.end()
 
 
 def _end(span: Span, error: BaseException | None) -> None:

@@ -6,12 +6,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from opentelemetry.instrumentation.celery import CeleryInstrumentor
 from opentelemetry.instrumentation.fastapi import FastAPIInstrumentor
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -41,12 +44,6 @@ print([name for name in sys.modules if name.startswith("opentelemetry")])
 """
 
 
-@pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("broker") / "data") as broker:
-        yield broker
-
-
 def run(*command: str, **environment: str) -> str:
     """Return the standard output of a program that must succeed."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("METAQ_", "OTEL_"))}
@@ -55,46 +52,64 @@ def run(*command: str, **environment: str) -> str:
     return done.stdout
 
 
-def test_a_trace_through_services(process: BrokerProcess) -> None:
-    """It begins with a request, and leads over a message, a worker of a group, and a second message, to another group.
-
-    A Celery task, once metaq is a transport of kombu, has its place between the two messages.
-    """
+@contextmanager
+def traced() -> Iterator[tuple[InMemorySpanExporter, TracerProvider]]:
+    """What metaq and Celery do in this process is traced until the block is left."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    MetaqInstrumentor().instrument(tracer_provider=provider)
-    app = FastAPI()
+    instrumentors = (MetaqInstrumentor(), CeleryInstrumentor())
+    for instrumentor in instrumentors:
+        instrumentor.instrument(tracer_provider=provider)
     try:
-        with metaq.connect(process.registry) as client:
-            producer = client.producer()
-
-            @app.post("/parcels/{number}")
-            def take_parcel(number: int) -> None:
-                producer.send("parcels", b"%d" % number)
-
-            def pack(message: metaq.ReceivedMessage) -> None:
-                producer.send("labels", message.body)
-
-            FastAPIInstrumentor.instrument_app(app, tracer_provider=provider)
-            with TestClient(app) as browser:
-                assert browser.post("/parcels/2003").status_code == 200
-            with (
-                client.listen("parcels", "packing", pack, consume_from=FIRST),
-                client.lease_consumer("labels", "printing", from_first=True) as printing,
-            ):
-
-                def print_label(message: metaq.LeasedMessage) -> None:
-                    threading.Thread(target=printing.close).start()
-
-                printing.run(print_label, concurrency=1)
-                wait_until(lambda: "ack labels" in names(exporter), WAIT_S, "the ack has its span")
+        yield exporter, provider
     finally:
-        MetaqInstrumentor().uninstrument()
+        for instrumentor in instrumentors:
+            instrumentor.uninstrument()
+
+
+def test_a_trace_through_services(process: BrokerProcess) -> None:
+    """It begins with a request, and leads over a message, a Celery task and a second message to a consumer group."""
+    with (
+        traced() as (exporter, provider),
+        metaq.connect(process.registry) as client,
+        Celery("shop", broker=f"metaq://{process.registry}//") as tasks,
+    ):
+        producer = client.producer()
+        app = FastAPI()
+
+        @app.post("/parcels/{number}")
+        def take_parcel(number: int) -> None:
+            producer.send("parcels", b"%d" % number)
+
+        def make_label(number: str) -> None:
+            producer.send("labels", number.encode())
+
+        label = tasks.task(name="label")(make_label)
+
+        def pack(message: metaq.ReceivedMessage) -> None:
+            label.delay(message.body.decode())
+
+        FastAPIInstrumentor.instrument_app(app, tracer_provider=provider)
+        with TestClient(app) as browser:
+            assert browser.post("/parcels/2003").status_code == 200
+        with (
+            start_worker(tasks, pool="solo", perform_ping_check=False, shutdown_timeout=WAIT_S),
+            client.listen("parcels", "packing", pack, consume_from=FIRST),
+            client.lease_consumer("labels", "printing", from_first=True) as printing,
+        ):
+
+            def print_label(message: metaq.LeasedMessage) -> None:
+                threading.Thread(target=printing.close).start()
+
+            printing.run(print_label, concurrency=1)
+            wait_until(lambda: {"ack labels", "ack celery"} <= names(exporter), WAIT_S, "the acks have their spans")
     spans = {span.name: span for span in exporter.get_finished_spans()}
-    path = ["POST /parcels/{number}", "send parcels", "process parcels", "send labels", "process labels", "ack labels"]
+    path = ["POST /parcels/{number}", "send parcels", "process parcels", "apply_async/label", "run/label"]
+    path += ["send labels", "process labels", "ack labels"]
     assert [parent_id(spans[name]) for name in path] == [None, *(span_id(spans[name]) for name in path[:-1])]
     kinds = [spans[name].kind for name in path]
-    assert kinds == [SpanKind.SERVER, *[SpanKind.PRODUCER, SpanKind.CONSUMER] * 2, SpanKind.CLIENT]
+    assert kinds == [SpanKind.SERVER, *[SpanKind.PRODUCER, SpanKind.CONSUMER] * 3, SpanKind.CLIENT]
+    assert parent_id(spans["send celery"]) == span_id(spans["apply_async/label"])
 
 
 def names(exporter: InMemorySpanExporter) -> set[str]:

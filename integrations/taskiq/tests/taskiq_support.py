@@ -1,12 +1,10 @@
-"""What the tests of this package share: one broker of metaq for a module, and receivers of taskiq in the test's process."""
+"""A broker of taskiq for each test, and receivers in the test's process."""
 
 import asyncio
 import contextlib
-import shutil
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -20,26 +18,10 @@ from tests.support.broker import BrokerProcess
 DEADLINE_S: Final = 120.0
 
 
-@pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One process for all tests of a module, which use queues of their own."""
-    folder: Path = tmp_path_factory.mktemp("taskiq")
-    with BrokerProcess(folder / "data") as broker:
-        yield broker
-    shutil.rmtree(broker.data)
-
-
 @pytest.fixture
-def queue(request: pytest.FixtureRequest) -> str:
-    """One that no other test has."""
-    name: str = request.node.name
-    return "".join(letter if letter.isalnum() else "_" for letter in name)[:100]
-
-
-@pytest.fixture
-def broker(process: BrokerProcess, queue: str) -> MetaqBroker:
+def broker(process: BrokerProcess, namespace: str) -> MetaqBroker:
     """A broker that is not started yet."""
-    return MetaqBroker(f"metaq://{process.registry}/?timeout_s=30", queue=queue)
+    return MetaqBroker(f"metaq://{process.registry}/?timeout_s=30", queue=namespace)
 
 
 def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:

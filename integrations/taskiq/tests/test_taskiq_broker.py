@@ -15,13 +15,13 @@ from taskiq.acks import AcknowledgeType
 from taskiq.result import TaskiqResult
 from taskiq.utils import maybe_awaitable
 from taskiq_metaq import MetaqBroker, MetaqScheduleSource
-from taskiq_support import broker, comes, lag, process, queue, run, started, until, until_done, working
+from taskiq_support import broker, comes, lag, run, started, until, until_done, working
 
 import metaq
 from tests.client.poison import ZLIB, send_packed
 from tests.support.broker import BrokerProcess
 
-__all__ = ["broker", "process", "queue"]  # fixtures
+__all__ = ["broker"]  # a fixture
 
 SOON_S = 0.3
 """How long a test waits for what must not come."""

@@ -259,13 +259,14 @@ class Producer(GroupProducer, Generic[Body]):
         pairs = self._properties(topic, data, tag, keys, properties, own, ordering_key, once)
         if self._gatherer is not None:
             self._gatherer.flush(topic)
-
-        def send() -> list[SendResult]:
+        sent = intercepting.sending(self._core.id, self.group, topic, (pairs,))
+        try:
             outgoing = compose(self.group, topic, data, pairs, ordering_key=ordering_key, once=once)
             tell(self._core.transport, self._choice, outgoing, deadline)
-            return []
-
-        intercepting.intercepted(self._core.id, self.group, topic, (pairs,), send)
+        except BaseException as error:
+            sent(error)
+            raise
+        sent([])
 
     def send_batch(
         self, topic: str, messages: Iterable[Body | OutgoingMessage[Body]], *, timeout_s: float | None = None
@@ -296,11 +297,15 @@ class Producer(GroupProducer, Generic[Body]):
         if intercepting.is_intercepted():
             batch, pairs = with_own_properties(batch)
 
-        def send() -> list[SendResult]:
+        sent = intercepting.sending(self._core.id, self.group, topic, pairs)
+        try:
             outgoing = compose_batch(self.group, topic, batch, self._core.unique_ids)
-            return [] if outgoing is None else self._send(outgoing, deadline)
-
-        return intercepting.intercepted(self._core.id, self.group, topic, pairs, send)
+            results = [] if outgoing is None else self._send(outgoing, deadline)
+        except BaseException as error:
+            sent(error)
+            raise
+        sent(results)
+        return results
 
     def send_packed(self, topic: str, packed: bytes, count: int, *, queue: MessageQueue | None = None) -> list[SendResult]:
         """Send messages that are already encoded as in ``metaq.protocol.remoting.batch``; they get no client ids.
@@ -464,11 +469,15 @@ class Producer(GroupProducer, Generic[Body]):
         once: Once = NOT_ONCE,
         code: Request = Request.SEND_MESSAGE_V2,
     ) -> SendResult:
-        def send() -> list[SendResult]:
+        sent = intercepting.sending(self._core.id, self.group, topic, (pairs,))
+        try:
             outgoing = compose(self.group, topic, body, pairs, code=code, ordering_key=ordering_key, once=once)
-            return self._send(outgoing, deadline)
-
-        return intercepting.intercepted(self._core.id, self.group, topic, (pairs,), send)[0]
+            results = self._send(outgoing, deadline)
+        except BaseException as error:
+            sent(error)
+            raise
+        sent(results)
+        return results[0]
 
     def _send(self, outgoing: Outgoing, deadline: float) -> list[SendResult]:
         if self._gatherer is not None:

@@ -302,8 +302,13 @@ class QueueChoice:
         return min(others or ring, key=lambda queue: self.health.available_at(queue.broker_name))
 
 
-def _of_id(ident: str, queues: Sequence[MessageQueue]) -> tuple[MessageQueue, ...]:
-    """Return the queues of the broker to which messages with an id go, as long as the brokers are the same."""
+def _of_id(ident: str, queues: tuple[MessageQueue, ...]) -> tuple[MessageQueue, ...]:
+    """Return the queues of the broker to which messages with an id go, as long as the brokers are the same.
+
+    ``queues`` are sorted by broker.
+    """
+    if queues[0].broker_name == queues[-1].broker_name:
+        return queues
     names = sorted({queue.broker_name for queue in queues})
     name = names[abs(java_hash(ident)) % len(names)]
     return tuple(queue for queue in queues if queue.broker_name == name)
