@@ -205,12 +205,15 @@ class Duties:
                 table.save(self._store.disk, self._store.clock.now_ms(), self._run)
 
     def settle(self) -> None:
-        """Wait until the current turn has ended: a greenlet that waited for the disk may resume in the middle of one."""
+        """End the current turn: a greenlet that waited for the disk may resume in the middle of one.
+
+        Clients that are answered at its end may begin another; ``metaq.server.wire.pace`` bounds how often.
+        """
         while not self._store.settled:
-            gevent.sleep(0)
+            self._turns.finish()
 
     def rest(self) -> None:
-        """Let all other greenlets run, and return after the end of a turn."""
+        """Let all other greenlets run, and return at the end of a turn."""
         gevent.sleep(REST_S)
         self.settle()
 

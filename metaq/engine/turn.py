@@ -2,7 +2,7 @@
 
 All puts that arrive in one turn, on any connection, are staged and then appended with one write at the end of the turn. At
 MEMORY they are answered then. At DISK they are parked until a sync covers them: one sync releases every put before it (group
-commit). At REPLICA they are parked until the replicas in sync hold them.
+commit), and a turn that begins while one runs ends with it. At REPLICA they are parked until the replicas in sync hold them.
 """
 
 import logging
@@ -25,6 +25,9 @@ from metaq.store.queues.consumequeue import ConsumeQueue
 
 logger = logging.getLogger(__name__)
 
+LONGEST_HOLD_S: Final = 0.002
+"""The longest that a turn is held for a running sync: what it appends earlier could not be synced earlier, but a slow disk must
+not keep it from the log, and its time limit from running."""
 NOT_STORED: Final = "was not stored"
 IN_DOUBT: Final = "may be stored or not"
 # typed as a tuple of any length: the compiled module mistakes a fixed-length tuple of floats for one that was never set
@@ -125,6 +128,9 @@ class Turns:
         self._synced_messages = 0
         self._complaint = ""
         self._sync_due = Event()
+        self._syncing = False  # a sync runs for which puts wait
+        self._held = False  # this turn ends with that sync
+        self._latest_end = self._loop.timer(LONGEST_HOLD_S)
         self._last_sync_ms = 1
         self._stopping = False
 
@@ -186,10 +192,14 @@ class Turns:
         self._after_append.append(call)
 
     def _begin(self) -> None:
-        """Begin a turn: its end is due once the loop has served what is ready now."""
+        """Begin a turn: its end is due once the loop has served what is ready now, and a running sync has ended."""
         self._ends = True
         self._began = self._clock.monotonic()
-        self._loop.run_callback(self.finish)
+        self._held = self._syncing
+        if self._held:
+            self._latest_end.start(self.finish)
+        else:
+            self._loop.run_callback(self.finish)
 
     def finish(self) -> None:
         """End the turn: append what was staged, then answer or park the outcomes."""
@@ -201,6 +211,9 @@ class Turns:
         began, answered = self._began, False
         self.number += 1
         self._ends = False
+        if self._held:
+            self._held = False
+            self._latest_end.stop()
         store = self._store
         failure: StoreError | None = None
         try:
@@ -304,7 +317,7 @@ class Turns:
             self._synced_messages, syncs = store.messages_put, store.syncs
             started = self._clock.monotonic()
             try:
-                readable = store.sync(self._run)
+                readable = self._sync()
             except StoreError as error:
                 if error is not reported:  # the store raises it again for every turn that wants a sync
                     logger.critical("sync failed, the broker is read-only until it is restarted reason=%s", error)
@@ -315,10 +328,24 @@ class Turns:
             self._last_sync_ms = max(1, round(took_s * 1000))
             if store.syncs > syncs:
                 self.sync_times.observe(took_s)
-            self.release()
-            if readable:
-                self._wake(readable)
-            self._grown()
+            self._loop.run_callback(self._synced, readable)
+
+    def _sync(self) -> list[ConsumeQueue]:
+        """Sync the log; return the queues in which readers see more. Then end the turn that was held for it."""
+        self._syncing = self._on_disk
+        try:
+            return self._store.sync(self._run)
+        finally:
+            self._syncing = False
+            if self._held:
+                self.finish()
+
+    def _synced(self, readable: list[ConsumeQueue]) -> None:
+        """Answer what a sync made safe, while the next one runs already."""
+        self.release()
+        if readable:
+            self._wake(readable)
+        self._grown()
 
     def expire(self) -> None:
         """Answer as late the puts that have waited too long: they are stored, but not yet as durable as promised."""

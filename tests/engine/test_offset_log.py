@@ -44,6 +44,10 @@ class Hub:
         def run_callback(_: Callable[[], None]) -> None:
             pass
 
+        @staticmethod
+        def timer(_: float) -> None:
+            """Return nothing: no turn waits for a sync."""
+
 
 class Master:
     """The parts of a broker at REPLICA that keep offsets."""

@@ -55,17 +55,26 @@ class Watcher:
 
 
 class Timer:
-    """A timer that fires when the test moves the clock."""
+    """A timer that fires once when the test moves the clock, after each start."""
 
-    def __init__(self, due_s: float) -> None:
-        self.due_s = due_s
+    def __init__(self, clock: ManualClock, seconds: float) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self._due_s = 0.0
         self._call: Callable[[], object] | None = None
+
+    @property
+    def is_due(self) -> bool:
+        return self._call is not None and self._due_s <= self._clock.monotonic()
 
     def start(self, callback: Callable[..., object], *arguments: object) -> None:
         self._call = partial(callback, *arguments)
+        self._due_s = self._clock.monotonic() + self._seconds
 
-    def close(self) -> None:
+    def stop(self) -> None:
         self._call = None
+
+    close = stop
 
     def fire(self) -> None:
         call, self._call = self._call, None
@@ -81,23 +90,20 @@ class Loop:
         self._callbacks: deque[Callable[[], object]] = deque()
         self._timers: list[Timer] = []
 
-    def run_callback(self, callback: Callable[[], object]) -> None:
-        self._callbacks.append(callback)
+    def run_callback(self, callback: Callable[..., object], *arguments: object) -> None:
+        self._callbacks.append(partial(callback, *arguments))
 
     def io(self, fd: int, events: int) -> Watcher:
         return Watcher()
 
     def timer(self, seconds: float) -> Timer:
-        timer = Timer(self._clock.monotonic() + seconds)
+        timer = Timer(self._clock, seconds)
         self._timers.append(timer)
         return timer
 
     def fire_timers(self) -> None:
         """Fire the timers that are due."""
-        now_s = self._clock.monotonic()
-        due = [timer for timer in self._timers if timer.due_s <= now_s]
-        self._timers = [timer for timer in self._timers if timer.due_s > now_s]
-        for timer in due:
+        for timer in [timer for timer in self._timers if timer.is_due]:
             timer.fire()
 
     def end_turn(self) -> None:
