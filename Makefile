@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: run test test-slow test-all test-long lint format docs bench sbom compile interpret test-compiled
 
 run: .venv/.stamp-run
-	@echo "starting a broker with its data in ./data; Ctrl-C stops it; when it is ready: telnet 127.0.0.1 8123"
+	@echo "starting a broker with its data in ./data; Ctrl-C stops it; when it is ready: telnet 127.0.0.1 8123, and http://127.0.0.1:8124/ in a browser"
 	@$(BIN)/metaq serve --data data --listen 127.0.0.1:8123
 
 # What is fast, and a little of each kind that is slow.
@@ -58,7 +58,9 @@ interpret:
 	find . -name '*.so' -path './metaq/*' -delete
 	rm -rf build
 
-test-compiled: compile
+# With the modules of the wheel that `make test-slow` builds and installs.
+test-compiled: .venv/.stamp-dev
+	$(BIN)/python -m tests.packaging.built
 	$(PYTEST) -m "not slow" tests/protocol tests/store tests/engine tests/client tests/tx tests/wire tests/crash tests/server/text tests/server/remoting; status=$$?; \
 	    $(MAKE) interpret; exit $$status
 

@@ -235,7 +235,7 @@ setup(
     package_dir={"": "."},
     packages=find_packages(include=["metaq", "metaq.*"]),
     py_modules=["pyspark_metaq"],
-    package_data={"metaq": ["py.typed"]},
+    package_data={"metaq": ["py.typed"], "metaq.server.console": ["static/*", "templates/*.html"]},
     zip_safe=False,
     ext_modules=extensions(),
     install_requires=[
@@ -243,11 +243,13 @@ setup(
         "crcmod>=1.7",
         "falcon>=4.0",
         "gevent>=24.2",
+        "jinja2>=3.1",
         "librt>=0.16",
         "msgspec>=0.19",
         "orjson>=3.9",
         "pyyaml>=6.0",
         "rich>=13.0",
+        "wsproto>=1.2",
         "zlib-ng>=0.5",
     ],
     extras_require={
@@ -280,6 +282,7 @@ setup(
             "openapi-spec-validator>=0.7",
             "import-linter>=2.16",
             "packaging>=24.2",
+            "playwright>=1.50",
             "prometheus-client>=0.20",
             "psycopg[binary]>=3.1",
             "pydantic>=2.6",  # the benchmarks' results
@@ -294,6 +297,7 @@ setup(
             "types-jsonschema>=4.20",
             "types-gevent>=24.2",
             "types-setuptools>=68",
+            "websockets>=15.0",
             "zope.sqlalchemy>=3.1",
         ],
     },

@@ -8,7 +8,7 @@ name ends in a unit (``metaq.quantities``) takes sizes and lengths of time as pe
 import enum
 import math
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -253,9 +253,9 @@ def _path(value: Any) -> Path:
 _KINDS: Final[Mapping[Any, Callable[[Any], Any]]] = {int: _integer, float: _number, bool: _truth, str: _text, Path: _path}
 
 
-def plain(thing: Any) -> dict[str, Any]:
-    """Return the fields of an object by name, as JSON and YAML have them."""
-    return {name: _plain(getattr(thing, name)) for name in declared(type(thing))}
+def plain(thing: Any, *, without: Collection[str] = ()) -> dict[str, Any]:
+    """Return the fields of an object by name, as JSON and YAML have them; ``without`` are names to leave out."""
+    return {name: _plain(getattr(thing, name)) for name in declared(type(thing)) if name not in without}
 
 
 def _plain(value: Any) -> Any:

@@ -17,9 +17,10 @@ import logging
 import math
 import re
 import sys
+from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 _KEY: Final = re.compile(r"(?:^| )(\w+)=")
 _CONVERSION: Final = re.compile(r"%[^%a-zA-Z]*([a-zA-Z%])")
@@ -63,6 +64,65 @@ class JsonFormatter(logging.Formatter):
         if trace:
             content["trace"] = trace
         return json.dumps(content, default=str)
+
+
+MOST_LINES: Final = 2000
+MOST_CHARACTERS: Final = 512 * 1024
+"""Of all lines together."""
+LONGEST_LINE: Final = 8192
+_PLAIN: Final = logging.Formatter()
+
+
+class LogLine(NamedTuple):
+    """A log line that is kept in memory."""
+
+    number: int
+    """Of all lines since the start; the first is 1."""
+    time_ms: int
+    level: int
+    logger: str
+    text: str
+
+
+class RecentLines(logging.Handler):
+    """A handler that keeps the newest lines in memory, for those who look at them through the broker."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: deque[LogLine] = deque()
+        self._size = 0
+        self.count = 0
+        """How many lines there were since the start."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line; the oldest ones make room."""
+        trace = _trace(record, _PLAIN)
+        text = f"{record.getMessage()} trace={trace}" if trace else record.getMessage()
+        if len(text) > LONGEST_LINE:
+            text = f"{text[:LONGEST_LINE]}…"
+        text = text if text.isprintable() else text.translate(_ESCAPES)
+        self.count += 1
+        self._lines.append(LogLine(self.count, int(record.created * 1000), record.levelno, record.name, text))
+        self._size += len(text)
+        while len(self._lines) > MOST_LINES or self._size > MOST_CHARACTERS:
+            self._size -= len(self._lines.popleft().text)
+
+    def lines(self) -> list[LogLine]:
+        """Return the lines, the oldest first."""
+        self.acquire()
+        try:
+            return list(self._lines)
+        finally:
+            self.release()
+
+
+RECENT: Final = RecentLines()
+"""The newest lines of this process, once ``keep_recent`` was called. There is one, as logging itself is one for a process."""
+
+
+def keep_recent() -> None:
+    """Begin to keep the newest lines in ``RECENT``."""
+    logging.getLogger().addHandler(RECENT)
 
 
 _FORMATTERS: Final[dict[str, type[logging.Formatter]]] = {"text": TextFormatter, "json": JsonFormatter}

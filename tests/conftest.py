@@ -5,6 +5,7 @@ whole file. The names are the first column of `.ci/packages`. A test whose partn
 the run says how to get it. With REQUIRE_PARTNERS=1, as in CI, every skip of any kind is a failure.
 """
 
+import functools
 import os
 import shutil
 import signal
@@ -19,11 +20,15 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.support.jvms import short_lived
+
 ROOT: Final = Path(__file__).parents[1]
 TESTS: Final = Path(__file__).parent.name
 PACKAGES: Final = ROOT / ".ci" / "packages"
 SPARK: Final = "tests/spark/"
 """The place whose tests share a session of Spark."""
+SPARK_ALONE: Final = ("tests/spark/test_restarts.py", "tests/spark/test_oldest.py")
+"""Those there that start drivers of their own, and need not wait for the others."""
 TOGETHER: Final = (
     "tests/interop/",
     "tests/packaging/test_distribution.py",
@@ -32,6 +37,8 @@ TOGETHER: Final = (
     "integrations/kombu/tests/test_kombu_celery.py",
 )
 """Places where the slow tests of a file share a client of another language, a package that is built, or a worker of Celery."""
+SLOW_BY_FIXTURES: Final = ROOT / "tests" / "interop"
+"""The folder whose conftest and base classes mark tests as slow, for versions and for scenarios."""
 LONG_FOLDERS: Final = (
     "spark",
     "deploy",
@@ -76,8 +83,9 @@ PARTNERS: Final = read_partners()
 def pytest_configure() -> None:
     """Take SIGINT as usual: a run in the background of a script ignores it, and so would the processes that tests start.
 
-    And know none of the contexts of the person who runs the tests.
+    And know none of the contexts of the person who runs the tests, and have JVMs start fast.
     """
+    os.environ.update(short_lived())
     os.environ["XDG_CONFIG_HOME"] = str(Path(tempfile.gettempdir(), "metaq-tests-have-no-contexts"))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -106,6 +114,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 raise pytest.UsageError(f"{item.nodeid}: partner{mark.args} is not in {PACKAGES}; known: {known}")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files without slow tests when only these are asked for: each process would need ten seconds to import them."""
+    only_slow = config.getoption("markexpr") == "slow"
+    return True if only_slow and collection_path.name.startswith("test_") and not may_be_slow(collection_path) else None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Check that no slow test is in a file that is left out."""
+    if item.get_closest_marker("slow") is not None and not may_be_slow(item.path):
+        raise ValueError(f"{item.nodeid} is slow by a mark of another file: add its folder to SLOW_BY_FIXTURES")
+
+
+@functools.cache
+def may_be_slow(file: Path) -> bool:
+    """Return whether a file of tests names the mark, or is where fixtures and base classes bring it."""
+    return file.is_relative_to(SLOW_BY_FIXTURES) or "mark.slow" in file.read_text("utf-8")
+
+
 def longest_first(item: pytest.Item) -> tuple[float, int]:
     """Order slow tests by the limit that they set themselves, others by their folders."""
     limit = item.get_closest_marker("timeout")
@@ -126,7 +152,7 @@ class Scheduler(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        if file.startswith(SPARK):
+        if file.startswith(SPARK) and not file.startswith(SPARK_ALONE):
             return SPARK
         is_alone = self.config.getoption("markexpr") == "slow" and not file.startswith(TOGETHER)
         return nodeid if is_alone else file

@@ -118,6 +118,7 @@ class Admin:
     query_by_id = threaded(blocking.Admin.query_by_id)
     query_by_offset_id = threaded(blocking.Admin.query_by_offset_id)
     query_by_time = iterated(blocking.Admin.query_by_time)
+    count_dead_letters = threaded(blocking.Admin.count_dead_letters)
     dead_letters = threaded(blocking.Admin.dead_letters)
     replay = threaded(blocking.Admin.replay)
     read = iterated(blocking.Admin.read)

@@ -74,6 +74,7 @@ MODULES: Final = {
     "context": "host.context",
     "zookeeper": "host.zookeeper",
     "systemd": "host.systemd",
+    "console": "host.console",
     "put": "messages.lines",
     "get": "messages.lines",
     "tail": "messages.lines",

@@ -162,6 +162,11 @@ class CommandLogin:
         explicit = self._sources.get("context") is ParameterSource.COMMANDLINE
         return Applied(name, contexts.named(name, "--context" if explicit else CONTEXT_VARIABLE), explicit)
 
+    @property
+    def tls(self) -> str | bool:
+        """The file with the certificates to check brokers with; false without TLS."""
+        return self._value("tls_ca") or False
+
     def _value(self, name: str) -> str:
         value, source = self._given.get(name, ""), self._sources.get(name)
         if value and source is ParameterSource.COMMANDLINE:
@@ -176,7 +181,7 @@ class CommandLogin:
         The password is no command-line argument: anyone who can list processes sees those.
         """
         user = self._value("user")
-        return {"user": user, "password": self._password(user) if user else "", "tls": self._value("tls_ca") or False}
+        return {"user": user, "password": self._password(user) if user else "", "tls": self.tls}
 
     def _password(self, user: str) -> str:
         given = os.environ.get(PASSWORD_VARIABLE)

@@ -44,9 +44,10 @@ from metaq.protocol.remoting.codes import Request
 from metaq.protocol.text.commands import Auth, Transaction
 from metaq.registry.kvconfig import KvConfig
 from metaq.server.access.authentication import LOOK_S, Authentication
-from metaq.server.api.site import ApiSite
 from metaq.server.endpoint import CommandHandler
 from metaq.server.http.brokermetrics import BrokerMetrics
+from metaq.server.http.sampler import Sampler
+from metaq.server.lasting import Lasting
 from metaq.server.opened import Opened, open_data
 from metaq.server.registering.clusterroutes import ClusterRoutes
 from metaq.server.registering.registration import Registration
@@ -80,6 +81,7 @@ from metaq.server.remoting.sending.reply import ReplyHandler
 from metaq.server.remoting.sending.send import SendHandler
 from metaq.server.remoting.session import Family
 from metaq.server.services.call import Interior
+from metaq.server.sites import BrokerSite
 from metaq.server.text.admin import AdminHandler
 from metaq.server.text.get import GetHandler
 from metaq.server.text.later import LaterHandler
@@ -126,6 +128,7 @@ class Broker:
         self.store, self.recovery, self.addresses = opened.store, opened.recovery, opened.addresses
         self.role, self.epochs, self.peers, self.run = opened.role, opened.epochs, opened.peers, opened.run
         self._endpoint, self._parts, self._owner, self._hub = opened.endpoint, parts, owner or self, get_hub()
+        self.lasting = Lasting() if owner is None else owner.lasting
         store_host = host_bytes(*self.addresses.advertised)
         tables = load_tables(settings, self.store, is_master=self.role.is_master, goes_on=opened.goes_on, run=self.run)
         self.context = self._make_context(tables, store_host)
@@ -162,8 +165,8 @@ class Broker:
         self.metrics = self._make_metrics()
         self.origins = Origins(settings, {})
         reads, reasons, cancels = through_cache(self.run), self.metrics.reasons, self._timing.cancels
-        interior = Interior(self.context, self._endpoint, self.holds, reads, reasons, cancels, lambda: self._owner.origins)
-        self.site = ApiSite(interior)
+        shown = self.context, self._endpoint, self.holds, reads, reasons, cancels, lambda: self._owner.origins, self._pushes
+        self.site = BrokerSite(Interior(*shown, self.registration, self.lasting, self.leasing.figures))
         self._take_role()
         self.context.statistics.begin()
 
@@ -287,6 +290,7 @@ class Broker:
             registered=self._why_unknown,
             registry=self._registry,
             run=self.run,
+            history=self.lasting.history,
         )
 
     def _figures(self, read: Read) -> Mapping[str, object]:
@@ -316,11 +320,12 @@ class Broker:
         self._branches = TransactionHandler(
             self.context, self.turns, self._reads, puts, self.transactions, self._local, self.run
         )
+        self._pushes = PushHandler(leases)
         commands: dict[type, CommandHandler] = {
             Auth: partial(log_in, self.authentication),
             Transaction: self._branches.transaction,
         }
-        for family in (gets, admin, later, leases, PushHandler(leases)):
+        for family in (gets, admin, later, leases, self._pushes):
             commands.update(family.commands())
         self._endpoint.answer_text(commands, puts.puts, self._branches.puts)
 
@@ -379,14 +384,8 @@ class Broker:
     def start(self) -> None:
         """Accept connections, start the duties, and register the broker."""
         recovery = self.recovery
-        logger.info(
-            "recovered ending=%s walked_from=%d end=%d records=%d gaps=%d",
-            recovery.ending,
-            recovery.walked_from,
-            recovery.end,
-            recovery.records,
-            len(recovery.gaps),
-        )
+        walked = recovery.ending, recovery.walked_from, recovery.end, recovery.records, len(recovery.gaps)
+        logger.info("recovered ending=%s walked_from=%d end=%d records=%d gaps=%d", *walked)
         self._endpoint.start()
         keeper = self._parts.keeper
         keepers = (self._branches, self._check_back, self.epochs, self._timing.keeper, self._lease_keeper)
@@ -397,7 +396,7 @@ class Broker:
             self._duties.every(self.settings.checkpoint_interval_ms / 1000, index.flush)
         self._duties.every(IDLE_SCAN_S, self._endpoint.close_idle)
         self._duties.every(LOOK_S, self.authentication.reload_if_changed)
-        self._duties.every(SAMPLE_S, self._sample)
+        self._duties.every(SAMPLE_S, Sampler(self.metrics, self._duties.rest).sample)
         self._duties.every(self.settings.client_scan_ms / 1000, self._look_for_silent_clients)
         if self.role.is_master:
             self._start_writing()
@@ -425,9 +424,6 @@ class Broker:
         self.transactions.snapshots.save(self.run)
         self.halves.save(self.run)
 
-    def _sample(self) -> None:
-        self.context.statistics.sample(self._duties.rest)
-
     def _look_for_silent_clients(self) -> None:
         self.context.clients.expire(self.store.clock.monotonic() - self.settings.client_expiry_ms / 1000)
         self._locks.expire()
@@ -448,7 +444,8 @@ class Broker:
 
     def _withdraw(self) -> None:
         """Take this broker out of the registries, so that clients turn to others."""
-        self.metrics.leaves = self.site.stopped = True
+        self.metrics.leaves = True
+        self.site.stop()
         if self._zookeeper is not None:
             self._zookeeper.stop()
         self.registration.stop()

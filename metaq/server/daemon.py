@@ -77,11 +77,12 @@ def run(
 
     A signal that arrives during recovery of the store ends it; the next start begins the recovery anew.
 
-    Once the server is up, one line goes to standard output: ``metaq ready listen=HOST:PORT … data=DIR pid=N http=HOST:PORT``.
-    The last part is missing when there is no HTTP port. When ``http_listen`` is not set, the HTTP port is the one after that of
-    ``listen``.
+    Once the server is up, one line goes to standard output: ``metaq ready listen=HOST:PORT … data=DIR pid=N http=HOST:PORT
+    console=http://HOST:PORT/``. The last two are missing when there is no HTTP port; a registry has no console. When
+    ``http_listen`` is not set, the HTTP port is the one after that of ``listen``.
     """
     logs.configure(settings.log_level, settings.log_format)
+    logs.keep_recent()
     Hub.SYSTEM_ERROR = (*Hub.SYSTEM_ERROR, AssertionError)  # a failed assertion ends the process
     stopping = Event()
     watchers = [gevent.signal_handler(number, stopping.set) for number in (signal.SIGTERM, signal.SIGINT)]
@@ -104,7 +105,8 @@ def run(
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, GC_YOUNG, GC_MIDDLE)
     monitor.serving(lambda: server.metrics, server.authentication, lambda: server.site)
-    where = "" if monitor.address is None else f" http={monitor.address}"
+    console = "" if server.site is None or not monitor.page else f" console={monitor.page}"
+    where = "" if monitor.address is None else f" http={monitor.address}{console}"
     print(f"{server.ready} pid={os.getpid()}{where}", flush=True)
     notifier.tell("READY=1", f"STATUS={server.ready}")
     notifier.watch(get_hub().loop)

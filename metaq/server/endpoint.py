@@ -69,6 +69,8 @@ class Endpoint:
         self.puts: PutsHandler = _no_puts
         self.transactional_puts: PutsHandler = _no_puts
         self.runs: dict[int, RunHandler] = {}
+        self.known_runs: dict[int, RunHandler] = {}
+        """The same, for sessions whose principal is known without a signature."""
         self._commands: Mapping[type, CommandHandler] = {}
         self._requests: dict[int, tuple[Admission, RequestHandler]] = {}
         self.pace = Pace(loop)
@@ -98,6 +100,7 @@ class Endpoint:
 
     def answer_runs(self, handlers: Mapping[int, RunHandler]) -> None:
         """Add handlers that take runs of plain requests of a code; ``answer`` has one for those that they do not take."""
+        self.known_runs.update(handlers)
         self.runs.update({code: signed(self.authentication, admission(code), run) for code, run in handlers.items()})
 
     def answer_text(self, commands: Mapping[type, CommandHandler], puts: PutsHandler, transactional_puts: PutsHandler) -> None:

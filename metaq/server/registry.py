@@ -109,6 +109,9 @@ class RegistryServer:
     def families(self, rest: Rest) -> Iterator[Family]:
         return registry_families(self._registry)
 
+    def stalled(self, seconds: float) -> None:
+        """Take no note: a registry has no history."""
+
     @property
     def ready(self) -> str:
         """The line that names the address served."""

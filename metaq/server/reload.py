@@ -15,6 +15,7 @@ from gevent.event import Event
 from metaq import logs
 from metaq.config import FIELDS, LIVE, Settings
 from metaq.errors import MetaqError
+from metaq.server.lasting import Lasting
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +45,16 @@ class Origins(NamedTuple):
 
 
 class Owner(Configurable, Protocol):
-    """The owner of the settings in force across roles."""
+    """The owner of what goes on across roles: the settings in force, and what is kept."""
 
     @property
     def origins(self) -> Origins:
         """The origins of the settings."""
+        ...
+
+    @property
+    def lasting(self) -> Lasting:
+        """The state that outlives a role."""
         ...
 
 

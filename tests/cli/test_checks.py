@@ -7,16 +7,16 @@ import pytest
 from metaq.cli.doctor.doctor import (
     check_advertised,
     check_clocks,
-    check_disks,
     check_reached,
     check_registered,
-    check_replicas,
-    check_transactions,
+    of_all,
+    of_masters,
     reach_of,
 )
 from metaq.cli.doctor.doctorfacts import BrokerState, DoctorFacts, RegistryState, difference
-from metaq.cli.doctor.findings import Finding, Level, some
 from metaq.client.admin.views import BrokerIdentity, BrokerView
+from metaq.diagnosis.brokerchecks import check_disk, check_replicas, check_transactions
+from metaq.diagnosis.findings import Finding, Level, some
 
 GIB = 1 << 30
 
@@ -100,7 +100,7 @@ def test_a_slow_answer_is_no_difference() -> None:
 def test_disks(ratio: str, free_gib: float, config: dict[str, str], found: Level) -> None:
     """E-04: by the broker's own limits where it tells them, and not at all where much is free."""
     info = {"commitLogDiskRatio": ratio, "commitLogDirCapacity": f"Total : 100.0 GiB, Free : {free_gib:.1f} GiB."}
-    (finding,) = check_disks(facts(info=info, config=config))
+    (finding,) = of_all(check_disk)(facts(info=info, config=config))
     assert finding.level is found
 
 
@@ -118,8 +118,10 @@ def test_disks(ratio: str, free_gib: float, config: dict[str, str], found: Level
 def test_old_transactions(prepared_s: int, half_s: int, found: list[Level]) -> None:
     """MQ-107: nobody decides what has been undecided for ten minutes, and after an hour that is a problem."""
     ages = {"tx_oldest_prepared_s": str(prepared_s), "half_oldest_s": str(half_s)}
-    assert levels(list(check_transactions(facts(info={"tx_prepared": "3", "half_undecided": "2", **ages})))) == found
-    assert list(check_transactions(facts(info={}))) == []  # another kind of broker
+    assert (
+        levels(list(of_masters(check_transactions)(facts(info={"tx_prepared": "3", "half_undecided": "2", **ages})))) == found
+    )
+    assert list(of_masters(check_transactions)(facts(info={}))) == []  # another kind of broker
 
 
 def test_a_process_that_is_registered_twice() -> None:
@@ -158,6 +160,6 @@ def test_long_lists_stay_short() -> None:
 def test_slaves_that_lag(in_sync: str, second: str, durability: str, found: list[Level]) -> None:
     """SG-140, E-04: each is named; too few are a problem where messages wait for them."""
     info = {"role": "master", "in_sync": in_sync, "min_in_sync": "2", "slave_2_in_sync": second, "slave_2_lag_bytes": "77"}
-    findings = list(check_replicas(facts(info=info, config={"durability": durability})))
+    findings = list(of_all(check_replicas)(facts(info=info, config={"durability": durability})))
     assert levels(findings) == found
     assert (second == "no") == ("slave 2 of broker-a is not in sync, 77 bytes behind" in findings[0].found)

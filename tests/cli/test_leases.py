@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from metaq.cli.doctor.findings import Level
-from metaq.cli.doctor.groupfacts import BrokerSide, GroupFacts, LeaseSide
-from metaq.cli.doctor.leasechecks import check_leases, check_mode
 from metaq.client.admin.views import BrokerView, MemberWork, QueueWork
+from metaq.diagnosis.findings import Level
+from metaq.diagnosis.groupfacts import BrokerSide, GroupFacts, LeaseSide
+from metaq.diagnosis.leasechecks import check_leases, check_mode
 from metaq.message import MessageQueue
 from metaq.protocol.remoting.leases.figures import PlaceRow, TopicRow
 from tests.cli.test_why import why

@@ -51,7 +51,7 @@ class Requests:
             (method.upper(), path, described)
             for path, methods in document["paths"].items()
             for method, described in methods.items()
-            if described["operationId"] not in LEFT_OUT and "text/event-stream" not in described["responses"]["200"]["content"]
+            if described["operationId"] not in LEFT_OUT and "text/event-stream" not in _contents(described)
         ]
 
     def draw(self) -> tuple[str, str, bytes | None, dict[str, Any]]:
@@ -163,6 +163,12 @@ class Requests:
                     self._seen[name] = [*self._seen[name][-20:], value]
                 elif isinstance(value, (dict, list)):
                     self._learn(value)
+
+
+def _contents(described: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The forms of an operation's answer; a WebSocket has none, and without its handshake it is refused."""
+    found: Mapping[str, Any] = described["responses"].get("200", {}).get("content", {})
+    return found
 
 
 def _text(value: Any) -> str:

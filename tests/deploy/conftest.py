@@ -58,8 +58,8 @@ def make_second(folder: Path, wheels: Path) -> None:
     lines = version.read_text().splitlines()
     version.write_text("\n".join(f'__version__ = "{SECOND}"' if line.startswith("__version__") else line for line in lines))
     shutil.copytree(wheels, built, ignore=shutil.ignore_patterns("metaq_broker-*"))
-    make = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(built), str(source)]
-    subprocess.run(make, check=True, env={**os.environ, "COMPILE_METAQ": "0"})
+    make = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(built)]
+    subprocess.run([*make, str(source)], check=True, env={**os.environ, "COMPILE_METAQ": "0"})
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,7 @@
 """The ``python3`` of a machine that has installed the same wheels before: it copies what that came to.
 
 An installation takes ten seconds of a processor, and tests of what follows it need one for each host and release. The first
-installation of a set of wheels is real, and all of those of ``test_fabric`` are. Whatever else is asked of it, the interpreter
-itself does.
+installation of a set of wheels is real. Whatever else is asked of it, the interpreter itself does.
 
 ``prepared_python`` writes the script that runs this with the folder of what is kept, and the arguments of ``python3``.
 """

@@ -65,20 +65,20 @@ class Machines:
 
 
 @contextmanager
-def machines(folder: Path) -> Iterator[Machines]:
+def machines(folder: Path, python: Path) -> Iterator[Machines]:
     with ExitStack() as stack:
         zookeeper = stack.enter_context(ZooKeeperProcess(folder / "zookeeper"))
-        hosts = {name: stack.enter_context(SshHost(folder, name)) for name in NAMES}
+        hosts = {name: stack.enter_context(SshHost(folder, name, python)) for name in NAMES}
         yield Machines(folder, hosts, zookeeper.address)
 
 
 @pytest.mark.slow
-def test_a_life(tmp_path: Path, wheels: Path, second_wheels: Path) -> None:
+def test_a_life(tmp_path: Path, python: Path, wheels: Path, second_wheels: Path) -> None:
     """E-18: deploy, restart and upgrade under load without a failed send, roll back; and nothing is lost in the end.
 
     The second release listens elsewhere: each broker is asked where it listens now, and restarted behind its master's back.
     """
-    with machines(tmp_path) as cluster:
+    with machines(tmp_path, python) as cluster:
         fab = cluster.fab
         cluster.configure(wheels)
         plan = fab.run("deploy", "--dry-run")

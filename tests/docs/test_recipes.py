@@ -47,7 +47,10 @@ def test_the_recipes(broker: BrokerProcess, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_programs_are_typed(tmp_path: Path) -> None:
-    """Check those of all pages that have been written for the site by mypy --strict, each page's in a folder of its own."""
+    """Check those of all pages that have been written for the site by mypy --strict, each page's in a folder of its own.
+
+    What mypy knows of metaq is kept from page to page.
+    """
     for page in PAGES:
         folder = tmp_path / Path(page).stem
         folder.mkdir()
@@ -58,7 +61,8 @@ def test_the_programs_are_typed(tmp_path: Path) -> None:
             assert named is not None
             (folder / named[1]).write_text(fence.text, "utf-8")
         if programs:
-            command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), "--strict", "."]
+            command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), "--strict"]
+            command += ["--cache-dir", str(tmp_path / "cache"), "."]
             done = subprocess.run(
                 command, cwd=folder, env={**os.environ, "MYPYPATH": SOURCES}, capture_output=True, text=True, check=False
             )

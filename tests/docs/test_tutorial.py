@@ -11,7 +11,8 @@ import pytest
 
 from tests.docs.examples import ROOT, Fence, fences
 from tests.docs.shell import Shell
-from tests.packaging.built import copy, run, tracked, wheel_in
+from tests.packaging.built import copy, run, sources, wheel_in
+from tests.support.jvms import short_lived
 from tests.support.ports import free_ports
 
 PAGE: Final = "docs/tutorial.md"
@@ -37,10 +38,10 @@ def parts() -> tuple[list[Fence], list[Fence]]:
 @pytest.fixture
 def wheel(tmp_path: Path) -> Path:
     """The pure one of this tree."""
-    source = copy([name for name in tracked() if not name.startswith(("tests/", "benchmarks/"))], tmp_path / "source")
+    source = copy(sources(), tmp_path / "source")
     run(
-        sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path / "wheel", source,
-        cwd=tmp_path, COMPILE_METAQ="0",
+        sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path / "wheel",
+        source, cwd=tmp_path, COMPILE_METAQ="0",
     )  # fmt: skip
     return wheel_in(tmp_path / "wheel")
 
@@ -108,6 +109,7 @@ def test_the_part_with_spark(tmp_path: Path) -> None:
     before, spark = parts()
     place = Place(tmp_path / "home", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", PACKAGE)
     place.environment |= {name: os.environ[name] for name in ("JAVA_HOME",) if name in os.environ}
+    place.environment |= short_lived()
     place.environment["SPARK_LOCAL_IP"] = "127.0.0.1"
     lines = [line for fence in before if fence.kind == "console" for line in fence.text.splitlines()]
     start = [line for line in lines if line.startswith(("$ metaq serve", "$ cat broker.log", "…metaq ready"))]

@@ -55,14 +55,16 @@ def test_a_message_comes_at_its_time_as_it_was_sent(tmp_path: Path) -> None:
         assert (answer["queueId"], answer["queueOffset"]) == ("3", "0")
         delayed(client, b"now", f"__STARTDELIVERTIME\x01{asked - 5}\x02", partition=3)
         wait_count(client, 4, 3)
-        found = records(client, TOPIC, 3)
-        assert [bytes(record.body) for record in found] == [b"now", b"first", b"second", b"third"]
-        pairs = pairs_of(found[3])
-        for record, delay_ms in zip(found[1:], (700, 1200, 2000), strict=True):
-            due_ms = int(pairs_of(record)["TIMER_OUT_MS"])
-            assert asked + delay_ms <= due_ms <= record.store_ms
+        now, *later = records(client, TOPIC, 3)
+        found = {bytes(record.body): record for record in later}
+        dues_ms = [int(pairs_of(record)["TIMER_OUT_MS"]) for record in later]
+        assert bytes(now.body) == b"now" and found.keys() == {b"first", b"second", b"third"}
+        assert dues_ms == sorted(dues_ms)  # on a busy machine sends may be further apart than what they ask for
+        for body, delay_ms in ((b"first", 700), (b"second", 1200), (b"third", 2000)):
+            assert asked + delay_ms <= int(pairs_of(found[body])["TIMER_OUT_MS"]) <= found[body].store_ms
+        pairs = pairs_of(found[b"third"])
         enqueued, dequeued = int(pairs.pop("TIMER_ENQUEUE_MS")), int(pairs.pop("TIMER_DEQUEUE_MS"))
-        assert asked <= enqueued <= asked + 1000 and dequeued <= found[3].store_ms
+        assert asked <= enqueued <= dequeued <= found[b"third"].store_ms
         pairs.pop("TIMER_OUT_MS")
         assert pairs == {"TIMER_DELAY_SEC": "2", "TAGS": "t", "KEYS": "k", "UNIQ_KEY": "U1"}
 
@@ -199,8 +201,8 @@ def test_what_waits_survives_a_kill(tmp_path: Path, engine: str, durability: str
 def test_a_message_whose_topic_was_deleted_is_dropped(tmp_path: Path) -> None:
     """ES-008: it is reported, and those after it are delivered."""
     with BrokerProcess(tmp_path / "data") as broker, RemotingClient(broker.host, broker.port) as client:
-        sent(client, send(client, send_header("gone", "TIMER_DELAY_MS\x01400\x02"), b"lost"))
-        delayed(client, b"kept", "TIMER_DELAY_MS\x01500\x02")
+        sent(client, send(client, send_header("gone", "TIMER_DELAY_MS\x012000\x02"), b"lost"))
+        delayed(client, b"kept", "TIMER_DELAY_MS\x012000\x02")
         answer = client.call(Request.DELETE_TOPIC_IN_BROKER, {"topic": "gone"})
         assert answer.code == Response.SUCCESS, answer
         wait_count(client, 1)

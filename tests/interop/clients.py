@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import fcntl
 import functools
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
@@ -25,25 +27,51 @@ JVM_FLAGS: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", "
 """Short-lived processes beside a broker on a small machine: start fast, take one thread for collections."""
 
 
-def run_build(command: Sequence[str], folder: Path) -> None:
-    """Build in a folder, one build at a time: other test processes may want the same one, and the same downloads."""
-    environment = os.environ | {"CGO_ENABLED": "0"}  # a Go program that needs no C compiler
+@contextmanager
+def one_build_at_a_time() -> Iterator[None]:
+    """Keep other test processes out: they may want the same build, and the same downloads."""
     everybody = os.open(Path(__file__).parent, os.O_RDONLY)
     try:
         fcntl.flock(everybody, fcntl.LOCK_EX)
-        done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False
-        )
+        yield
     finally:
         os.close(everybody)
+
+
+def run_build(command: Sequence[str], folder: Path) -> None:
+    """Build in a folder. ``RuntimeError`` has what a build that failed has printed."""
+    with one_build_at_a_time():
+        _run(command, folder)
+
+
+def run_maven(project: Path, *goals: str) -> None:
+    """Run goals of Maven, unless that was done with the project as it is: a start of Maven takes seconds of a processor.
+
+    Each test process asks, and what was built is kept in ``.build`` from run to run.
+    """
+    digest = hashlib.sha256(repr(goals).encode())
+    for path in sorted([project / "pom.xml", *(project / "src").rglob("*.*")]):
+        digest.update(f"{path.relative_to(project)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    done = project / ".build" / f"done-{digest.hexdigest()[:16]}"
+    with one_build_at_a_time():
+        if not done.exists():
+            _run(["mvn", "-q", "-B", *goals], project)
+            done.touch()
+
+
+def _run(command: Sequence[str], folder: Path) -> None:
+    environment = os.environ | {"CGO_ENABLED": "0"}  # a Go program that needs no C compiler
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False
+    )
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} failed in {folder}:\n{done.stdout}{done.stderr}")
 
 
 @functools.cache
 def java_class_path() -> str:
-    """Compile the Java driver and fetch the client's jars, both unless Maven has done so before."""
-    run_build(["mvn", "-q", "-B", "compile", "dependency:copy-dependencies"], JAVA)
+    """Compile the Java driver and fetch the client's jars; return them as a class path."""
+    run_maven(JAVA, "compile", "dependency:copy-dependencies")
     return f"{JAVA / '.build' / 'classes'}:{JAVA / '.build' / 'dependency'}/*"
 
 

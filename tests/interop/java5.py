@@ -12,7 +12,7 @@ import metaq
 from metaq.client.admin.views import GroupView
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.codes import Request
-from tests.interop.clients import JVM_FLAGS, ClientProcess, Received, run_build
+from tests.interop.clients import JVM_FLAGS, ClientProcess, Received, run_maven
 from tests.interop.mqadmin import AdminTool
 from tests.support.admin import ask, connect
 from tests.support.broker import BrokerProcess
@@ -31,10 +31,10 @@ HURRY_FLAGS: Final = ("-Drocketmq.client.rebalance.waitInterval=1000", "-Drocket
 def java5_command(version: str) -> tuple[str, ...]:
     """Return the program of a driver with the client of that version, built. All run the classes made with the newest one."""
     if version == NEWEST:
-        run_build(["mvn", "-q", "-B", "compile", COPY_JARS], JAVA5)
+        run_maven(JAVA5, "compile", COPY_JARS)
     else:
         java5_command(NEWEST)
-        run_build(["mvn", "-q", "-B", COPY_JARS, f"-Drocketmq.version={version}"], JAVA5)
+        run_maven(JAVA5, COPY_JARS, f"-Drocketmq.version={version}")
     classes = f"{JAVA5 / '.build' / 'classes'}:{JAVA5 / '.build' / version}/*"
     return ("java", *JVM_FLAGS, *HURRY_FLAGS, "-cp", classes, "metaq.interop.Driver")
 

@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.rows_api import API
 from tests.mutants.rows_clients import CLIENT, TOOLS
 from tests.mutants.rows_cluster import BROKER, REGISTRIES, REPLICAS, USERS
+from tests.mutants.rows_console import CONSOLE
 from tests.mutants.rows_leases import LEASES
 from tests.mutants.rows_store import PROTOCOLS, STORE, TRANSACTIONS
 
@@ -21,4 +22,5 @@ MUTANTS: Final[list[Mutant]] = [
     *CLIENT,
     *TOOLS,
     *API,
+    *CONSOLE,
 ]

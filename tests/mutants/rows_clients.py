@@ -183,7 +183,7 @@ TOOLS: Final = [
     ),
     M(
         "cli",
-        "cli/doctor/groupchecks.py",
+        "diagnosis/groupchecks.py",
         "if queue not in owners]",
         "if False]",
         "cli/test_why.py::test_partitions_without_an_owner",

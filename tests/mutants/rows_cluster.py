@@ -304,7 +304,7 @@ REGISTRIES: Final = [
     M(
         "SG-066",
         "server/registering/registration.py",
-        "self._registry.register(self._key, self._ha_address, self.table([name]))",
+        "self._registry.register(self.key, self._ha_address, self.table([name]))",
         "pass",
         "server/test_registry.py::test_a_new_topic_is_routed_at_once",
     ),

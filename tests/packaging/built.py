@@ -1,11 +1,17 @@
-"""The distribution as a user gets it: built from the tracked files, installed in an environment of its own."""
+"""The distribution as a user gets it: built from the tracked files, installed in an environment of its own.
 
+``python -m tests.packaging.built`` puts the compiled modules of the wheel beside their sources: from then on every command uses
+them, until ``make interpret``.
+"""
+
+import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
 import venv
+import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,12 +19,14 @@ from typing import Final, NamedTuple
 
 from tests.docs.examples import ROOT
 from tests.support.broker import wait_until
+from tests.support.once import made_in
 
 DEADLINE_S: Final = 1200.0
 """For one command, on a machine that does much else: alone, a build takes two minutes."""
 READY: Final = re.compile(
-    r"^metaq ready listen=(\S+) remoting=(\S+) registry=(\S+) data=data pid=(\d+)(?: http=\S+)?$", re.MULTILINE
+    r"^metaq ready listen=(\S+) remoting=(\S+) registry=(\S+) data=data pid=(\d+)(?: http=\S+ console=\S+)?$", re.MULTILINE
 )
+COMPILED: Final = ROOT / "build" / "compiled"
 MOST_KIB: Final = 52_000_000 // 1024
 """P15: resident when it has taken its first message, compiled. The extension is 5 MB of it."""
 NO_PORTS: Final = dict.fromkeys(
@@ -62,6 +70,11 @@ def tracked() -> list[str]:
     return [name for name in listing.split("\0") if name and (ROOT / name).is_file()]
 
 
+def sources() -> list[str]:
+    """Those of them that a distribution may take."""
+    return [name for name in tracked() if not name.startswith(("tests/", "benchmarks/"))]
+
+
 def copy(names: Iterable[str], to: Path) -> Path:
     """Files of this project: what else lies about in a work tree must not get into a distribution."""
     for name in names:
@@ -72,10 +85,24 @@ def copy(names: Iterable[str], to: Path) -> Path:
 
 def build(folder: Path, **environment: str) -> tuple[Path, Path]:
     """The sdist, and the wheel that is made of it."""
-    source = copy([name for name in tracked() if not name.startswith(("tests/", "benchmarks/"))], folder / "source")
+    source = copy(sources(), folder / "source")
     run(sys.executable, "-m", "build", "--outdir", folder / "dist", source, cwd=folder, **environment)
     (sdist,) = (folder / "dist").glob("*.tar.gz")
     return sdist, wheel_in(folder / "dist")
+
+
+def build_compiled() -> tuple[Path, Path]:
+    """The same, compiled. That takes minutes, so it is kept until a source changes or ``make interpret`` removes it."""
+    digest = hashlib.sha256()
+    for name in sources():
+        digest.update(f"{name} {hashlib.sha256((ROOT / name).read_bytes()).hexdigest()}\n".encode())
+    folder = made_in(COMPILED / digest.hexdigest()[:16], _build_compiled)
+    (sdist,) = (folder / "dist").glob("*.tar.gz")
+    return sdist, wheel_in(folder / "dist")
+
+
+def _build_compiled(folder: Path) -> None:
+    build(folder, COMPILE_METAQ="1")
 
 
 def wheel_in(folder: Path) -> Path:
@@ -117,3 +144,13 @@ def serving(binaries: Path, folder: Path) -> Iterator[Serving]:
     finally:
         process.kill()
         process.wait()
+
+
+def main() -> None:
+    _, wheel = build_compiled()
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(ROOT, [name for name in archive.namelist() if name.endswith(".so")])
+
+
+if __name__ == "__main__":
+    main()

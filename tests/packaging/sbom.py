@@ -3,7 +3,7 @@
 Writes what metaq-broker needs when it runs, with versions and licences, as CycloneDX 1.6 in JSON: to FILE, or to standard
 output. It is read from what is installed here, so other interpreters and platforms may have other versions. What only an extra
 brings has the scope ``optional``; the extra ``dev`` is left out. cyclonedx-py would bring 20 packages for it, and does not know
-which extras are for users.
+which extras are for users. The files of npm packages that are shipped (``tests.packaging.vendored``) are in it, too.
 """
 
 import json
@@ -17,6 +17,8 @@ from typing import Any, Final
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tests.packaging.vendored import PACKAGES, SHIPPED, Vendored
 
 SEVERAL: Final = "Dual License"
 """What a package says whose classifiers name the licences to choose from."""
@@ -113,22 +115,41 @@ def described(component: Component, scope: str) -> dict[str, Any]:
     }
 
 
+def shipped(package: Vendored) -> dict[str, Any]:
+    """Return the entry of an npm package whose files are in the wheel."""
+    return {
+        "type": "library",
+        "bom-ref": package.purl,
+        "name": package.name,
+        "version": package.version,
+        "scope": "required",
+        "licenses": licences(package.licence),
+        "hashes": [{"alg": "SHA-256", "content": package.sha256}],
+        "purl": package.purl,
+    }
+
+
 def document() -> dict[str, Any]:
     """Return the bill of materials."""
     required, everything = collect([]), collect(extras_of_users())
     own = everything[PACKAGE]
     others = [everything[name] for name in sorted(everything.keys() - {PACKAGE})]
+    scripts = [shipped(package) for package in PACKAGES if package.folder == SHIPPED]
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
         "metadata": {"component": {**described(own, "required"), "type": "application"}},
-        "components": [described(other, "required" if other.name in required else "optional") for other in others],
+        "components": [
+            *(described(other, "required" if other.name in required else "optional") for other in others),
+            *scripts,
+        ],
         "dependencies": [
             {"ref": component.purl, "dependsOn": sorted(everything[name].purl for name in component.needs)}
             for component in (own, *others)
-        ],
+        ]
+        + [{"ref": script["bom-ref"], "dependsOn": []} for script in scripts],
     }
 
 

@@ -11,8 +11,7 @@ import pytest
 
 import metaq
 from tests.docs.examples import ROOT
-from tests.packaging.built import MOST_KIB, build, install, run, serving, tracked, wheel_in
-from tests.support.once import made_once
+from tests.packaging.built import MOST_KIB, build_compiled, install, run, serving, tracked
 
 pytestmark = [pytest.mark.slow, pytest.mark.partner("git"), pytest.mark.timeout(2400)]
 
@@ -27,14 +26,8 @@ class Built(NamedTuple):
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """The compiled form."""
-    folder = made_once(tmp_path_factory, "distribution", make_compiled)
-    (sdist,) = (folder / "dist").glob("*.tar.gz")
-    return Built(sdist, wheel_in(folder / "dist"), folder / "environment" / "bin")
-
-
-def make_compiled(folder: Path) -> None:
-    build(folder, COMPILE_METAQ="1")
-    install(wheel_in(folder / "dist"), folder / "environment")
+    sdist, wheel = build_compiled()
+    return Built(sdist, wheel, install(wheel, tmp_path_factory.mktemp("distribution") / "environment"))
 
 
 def compiled_modules() -> set[str]:

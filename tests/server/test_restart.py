@@ -103,7 +103,7 @@ def test_the_ready_line(tmp_path: Path) -> None:
     with BrokerProcess(data, *SMALL) as broker:
         output = data.with_name("data.stdout").read_text()
         where = f"listen=127.0.0.1:{broker.port} registry={broker.registry}"
-        assert output == f"metaq ready {where} data={data} pid={broker.pid} http={broker.http}\n"
+        assert output == f"metaq ready {where} data={data} pid={broker.pid} http={broker.http} console=http://{broker.http}/\n"
         assert broker.port
 
 

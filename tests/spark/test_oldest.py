@@ -16,6 +16,7 @@ import pytest
 from tests.docs.examples import ROOT
 from tests.spark.topics import clients
 from tests.support.broker import BrokerProcess
+from tests.support.jvms import HOME, make_home
 
 MESSAGES: Final = 25
 INSTALL_S: Final = 600.0
@@ -50,6 +51,7 @@ def test_the_oldest_pyspark_reads_streams_writes_and_reports(installed: Path, tm
             for partition in (0, 1):
                 text.put_many("t", [b"%d" % number for number in range(10)], partition=partition)
         environment = {**os.environ, "PYTHONPATH": f"{installed}{os.pathsep}{ROOT}", "SPARK_LOCAL_IP": "127.0.0.1"}
+        environment[HOME] = str(make_home(tmp_path / "spark", installed / "pyspark"))
         command = [sys.executable, "-m", "tests.spark.oldest_driver", broker.registry, str(tmp_path), str(MESSAGES)]
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=RUN_S, check=False)
     assert done.returncode == 0, done.stderr[-5000:]

@@ -54,6 +54,9 @@ class Slow:
     def families(self, rest: Rest) -> Iterator[Family]:
         return iter(())
 
+    def stalled(self, seconds: float) -> None:
+        """Nobody asks."""
+
     def configure(self, settings: Settings) -> None:
         """Nothing can change."""
 

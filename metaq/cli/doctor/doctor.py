@@ -1,10 +1,8 @@
 """``metaq doctor``: checks whether clients can work, seen from where it runs. Each check is a function of facts."""
 
 import ipaddress
-import json
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import click
@@ -12,27 +10,18 @@ import click
 from metaq.address import parse_address
 from metaq.cli.common import examples, json_option, registry_option
 from metaq.cli.doctor.doctorfacts import BrokerState, DoctorFacts, gather_facts
-from metaq.cli.doctor.findings import Finding, Level, ok, print_findings, problem, some, warning
-from metaq.cli.doctor.groupchecks import diagnose
-from metaq.cli.doctor.groupfacts import DEFAULT_WATCH_S
-from metaq.client.admin.views import permission_text
+from metaq.cli.doctor.findings import print_findings
+from metaq.diagnosis import brokerchecks
+from metaq.diagnosis.brokerchecks import BrokerReport
+from metaq.diagnosis.findings import Finding, Level, ok, problem, some, warning
+from metaq.diagnosis.groupchecks import diagnose
+from metaq.diagnosis.groupfacts import DEFAULT_WATCH_S
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX
 from metaq.protocol.remoting.codes import MASTER, READ, WRITE
 
 CLOCK_WARNING_MS: Final = 1_000
 CLOCK_PROBLEM_MS: Final = 60_000
 """From here on, searches by time, delays and retention mean something else here than there."""
-DISK_WARNING: Final = 0.75
-DISK_PROBLEM: Final = 0.90
-"""For brokers that do not report their own limits; these are RocketMQ's."""
-UNDECIDED_WARNING_S: Final = 10 * 60
-"""A transaction manager that restarts recovers within minutes; half messages are decided or given up after two."""
-UNDECIDED_PROBLEM_S: Final = 60 * 60
-"""By then no one will decide it any more, and such a branch keeps its locks in other participants, for example a database."""
-GIB: Final = 1024**3
-_SLAVE: Final = re.compile(r"slave_(\d+)_in_sync")
-_FREE: Final = re.compile(r"Free : ([\d.]+) GiB")
-
 ANYWHERE: Final = "anywhere"
 HERE: Final = "this machine"
 
@@ -121,25 +110,6 @@ def check_reached(facts: DoctorFacts) -> Iterator[Finding]:
             yield ok("reached", f"{name} answers at {address}")
 
 
-def check_writable(facts: DoctorFacts) -> Iterator[Finding]:
-    """Check that masters accept and deliver messages."""
-    for state in masters(facts):
-        name = state.broker.name
-        refusal = state.info.get("metaqWritable", "yes")
-        permission = int(state.config.get("brokerPermission", READ | WRITE))
-        if refusal != "yes":
-            yield problem(
-                "writable",
-                f"{name} cannot store messages: {refusal}",
-                "free the disk, or check the broker's log and restart it",
-            )
-        elif permission & (READ | WRITE) != READ | WRITE:
-            found = f"the permission of {name} is only {permission_text(permission)}"
-            yield problem("writable", found, "set its brokerPermission to 6 again")
-        else:
-            yield ok("writable", f"{name} accepts and delivers messages")
-
-
 def masters(facts: DoctorFacts) -> list[BrokerState]:
     """Return the masters that answered."""
     return [state for state in facts.brokers if state.error is None and state.broker.broker_id == MASTER]
@@ -160,42 +130,6 @@ def check_clocks(facts: DoctorFacts) -> Iterator[Finding]:
             yield ok("clock", f"the clock of {state.broker.name} agrees with this one")
 
 
-def check_client_clocks(facts: DoctorFacts) -> Iterator[Finding]:
-    """Check that no consumer drops what it is given because its clock is too far ahead of a broker's."""
-    for state in facts.brokers:
-        for client in json.loads(state.info.get("metaqClocksAhead", "[]")):
-            invisible_s = client["invisible_ms"] / 1000
-            found = (
-                f"the clock of {client['client']} ({client['group']}) is {client['ahead_ms'] / 1000:.0f} s ahead of"
-                f" {state.broker.name}: its leases of {invisible_s:.0f} s seem over, so it drops every message"
-            )
-            yield warning("client clock", found, "set both clocks with NTP")
-
-
-def check_disks(facts: DoctorFacts) -> Iterator[Finding]:
-    """Check that the brokers' disks have room."""
-    for state in facts.brokers:
-        if "commitLogDiskRatio" not in state.info:
-            continue
-        ratio = float(state.info["commitLogDiskRatio"])
-        limits = state.config
-        clean, refuse = float(limits.get("clean_ratio", DISK_WARNING)), float(limits.get("refuse_ratio", DISK_PROBLEM))
-        free = _FREE.search(state.info.get("commitLogDirCapacity", ""))
-        # a broker with this much free space ignores the ratios
-        ample = free is not None and float(free[1]) * GIB >= int(limits.get("ample_free_bytes", 1 << 62))
-        used = f"the disk of {state.broker.name} is {ratio:.0%} full"
-        if ratio >= refuse and not ample:
-            yield problem(
-                "disk", f"{used}: it refuses messages from {refuse:.0%} on", "make room, or keep messages for a shorter time"
-            )
-        elif ratio >= clean and not ample:
-            yield warning(
-                "disk", f"{used}: it deletes old messages from {clean:.0%} on", "make room, or keep messages for a shorter time"
-            )
-        else:
-            yield ok("disk", used)
-
-
 def check_masters(facts: DoctorFacts) -> Iterator[Finding]:
     """Check that only one process takes messages under each name."""
     masters_of = Counter(state.broker.name for state in facts.brokers if is_master(state))
@@ -208,56 +142,6 @@ def check_masters(facts: DoctorFacts) -> Iterator[Finding]:
 def is_master(state: BrokerState) -> bool:
     """Return whether a broker says that it is a master."""
     return state.info.get("role") == "master"
-
-
-def check_replicas(facts: DoctorFacts) -> Iterator[Finding]:
-    """Check that enough replicas are in sync, and that every slave follows."""
-    for state in facts.brokers:
-        name, info = state.broker.name, state.info
-        if info.get("role") == "slave":
-            if info["following"] != "yes":
-                found = f"the slave of {name} at {state.broker.address} does not follow a master: {info['following']}"
-                yield problem(
-                    "replicas", found, f"metaq cluster status {name}; docs/replication.md has a section for each cause"
-                )
-            continue
-        if "in_sync" not in info:
-            continue
-        lagging = [number for number in slaves_of(info) if info[f"slave_{number}_in_sync"] != "yes"]
-        for number in lagging:
-            found = f"slave {number} of {name} is not in sync, {info[f'slave_{number}_lag_bytes']} bytes behind"
-            advice = f"metaq cluster add-slave {name} --replica {number} --wait 600 shows whether it catches up"
-            yield warning("replicas", found, advice)
-        in_sync, least = int(info["in_sync"]), int(info["min_in_sync"])
-        if in_sync < least and "replica" in state.config.get("durability", ""):
-            found = f"{in_sync} replicas of {name} are in sync, {least} are needed (min_in_sync): no message is safe"
-            yield problem("replicas", found, f"start its slaves; metaq cluster status {name} shows what keeps them")
-        elif not lagging:
-            yield ok("replicas", f"{in_sync} replicas of {name} are in sync")
-
-
-def slaves_of(info: Mapping[str, str]) -> list[int]:
-    """Return the numbers of the slaves that a master knows."""
-    found = (_SLAVE.fullmatch(name) for name in info)
-    return sorted(int(match[1]) for match in found if match is not None)
-
-
-def check_transactions(facts: DoctorFacts) -> Iterator[Finding]:
-    """Check that no transaction has been undecided for long."""
-    kinds = (("tx_prepared", "tx_oldest_prepared_s", "branches"), ("half_undecided", "half_oldest_s", "transactional messages"))
-    for state in masters(facts):
-        if "tx_prepared" not in state.info:
-            continue
-        name, oldest_s = state.broker.name, 0
-        for count, age, what in kinds:
-            age_s = int(state.info[age])
-            oldest_s = max(oldest_s, age_s)
-            if age_s >= UNDECIDED_WARNING_S:
-                found = f"{name} has {state.info[count]} undecided {what}, the oldest for {age_s // 60} min"
-                advice = "start the program that decides them; metaq tx list shows them, metaq tx decides for it"
-                yield (problem if age_s >= UNDECIDED_PROBLEM_S else warning)("transactions", found, advice)
-        if oldest_s < UNDECIDED_WARNING_S:
-            yield ok("transactions", f"nothing has been undecided on {name} for {UNDECIDED_WARNING_S // 60} min")
 
 
 # -- topics and groups ------------------------------------------------------------------------------------------------
@@ -325,18 +209,34 @@ def check_groups(facts: DoctorFacts) -> Iterator[Finding]:
 
 Check = Callable[[DoctorFacts], Iterator[Finding]]
 
+
+def of_all(check: brokerchecks.Check) -> Check:
+    """Return the check of all brokers that is one of each."""
+    return lambda facts: _each(check, facts.brokers)
+
+
+def of_masters(check: brokerchecks.Check) -> Check:
+    """Return the check of all masters that is one of each."""
+    return lambda facts: _each(check, masters(facts))
+
+
+def _each(check: brokerchecks.Check, states: Iterable[BrokerState]) -> Iterator[Finding]:
+    for state in states:
+        yield from check(BrokerReport(state.broker.name, state.broker.address, state.info, state.config))
+
+
 CHECKS: Final[tuple[Check, ...]] = (
     check_registries,
     check_registered,
     check_advertised,
     check_reached,
-    check_writable,
+    of_masters(brokerchecks.check_writable),
     check_clocks,
-    check_client_clocks,
-    check_disks,
+    of_all(brokerchecks.check_client_clocks),
+    of_all(brokerchecks.check_disk),
     check_masters,
-    check_replicas,
-    check_transactions,
+    of_all(brokerchecks.check_replicas),
+    of_masters(brokerchecks.check_transactions),
     check_gathering,
     check_topics,
     check_routes,

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from metaq.cli.common import connect_registry
-from metaq.cli.doctor.groupfacts import GroupFacts, collect, leases_of, watch
+from metaq.cli.doctor.groupfacts import collect, leases_of, watch
 from metaq.client import Admin
 from metaq.client.admin.views import BrokerIdentity, BrokerView, TopicView
+from metaq.diagnosis.groupfacts import GroupFacts
 from metaq.errors import ClientError, Refused
 from metaq.message import MessageQueue
 from metaq.protocol.remoting.codes import MASTER, Response

@@ -44,11 +44,11 @@ def list_groups(registry: str, as_json: bool) -> None:
         topics = [topic for topic in admin.topics() if topic.startswith(DEAD_PREFIX)]
         rows: list[Row] = []
         for topic in topics:
-            queues = admin.queues(topic)
-            messages = sum(view.end - view.begin for view in queues)
-            newest_ms = max((view.updated_ms for view in queues), default=0)
+            group = topic.removeprefix(DEAD_PREFIX)
+            messages = admin.count_dead_letters(group)
+            newest_ms = max((view.updated_ms for view in admin.queues(topic)), default=0)
             if messages:
-                rows.append({"group": topic.removeprefix(DEAD_PREFIX), "messages": messages, "newest_ms": newest_ms})
+                rows.append({"group": group, "messages": messages, "newest_ms": newest_ms})
     print_rows(rows, as_json=as_json)
     if not rows and not as_json:
         click.echo("no group has dead letters", err=True)

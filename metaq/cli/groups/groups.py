@@ -19,8 +19,7 @@ from metaq.cli.common import (
     yes_option,
 )
 from metaq.cli.doctor.findings import print_findings
-from metaq.cli.doctor.groupchecks import diagnose
-from metaq.cli.doctor.groupfacts import DEFAULT_WATCH_S, collect, messages_in, watch, work_of
+from metaq.cli.doctor.groupfacts import collect, messages_in, watch, work_of
 from metaq.cli.groups.known import known_group
 from metaq.cli.numbers import IntRange
 from metaq.cli.suggestions import Suggesting
@@ -28,6 +27,8 @@ from metaq.cli.tables import Row, print_record, print_rows
 from metaq.cli.times import TIMES, When
 from metaq.client import Admin, ConsumeFrom
 from metaq.client.admin.views import GroupView, LagView, MemberView
+from metaq.diagnosis.groupchecks import diagnose
+from metaq.diagnosis.groupfacts import DEFAULT_WATCH_S
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX
 from metaq.protocol.remoting.attributes import GROUP_ATTRIBUTES, check_attributes
 

@@ -12,9 +12,10 @@ from typing import Any, Final
 import click
 
 from metaq.cli.common import FAILED, PASSWORD_VARIABLE, command_login, examples, json_option, registry_option
-from metaq.cli.doctor.findings import Finding, Level, print_findings
+from metaq.cli.doctor.findings import print_findings
 from metaq.cli.numbers import IntRange
 from metaq.cli.progress import progress
+from metaq.diagnosis.findings import Finding, Level
 from metaq.message import HISTORY_TOPIC
 
 PAGE: Final = "report.html"

@@ -32,6 +32,7 @@ def serve(config_file: Path | None, **flags: Any) -> int:
     """Run a broker until SIGTERM or Ctrl-C.
 
     When it serves, it prints one line: metaq ready listen=HOST:PORT registry=HOST:PORT data=DIR pid=N http=HOST:PORT
+    console=http://HOST:PORT/
 
     Each setting is a flag, an environment variable (METAQ_KEEP_HOURS for --keep-hours) and a line of the
     configuration file (keep_hours: 3d). Flags override the environment, which overrides the file. On SIGHUP all

@@ -12,13 +12,13 @@ import click
 
 from metaq.address import parse_address
 from metaq.cli.common import FAILED, connect_registry, examples, json_line, json_option, print_json, registry_option
-from metaq.cli.messages.tracks import tracks
 from metaq.cli.numbers import IntRange
 from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import Row, local_time, one_line, print_record, print_rows
 from metaq.cli.times import TIMES, When, later_options
 from metaq.client import Admin, Client, ReceivedMessage
-from metaq.errors import BadRequest
+from metaq.diagnosis.tracks import track_of
+from metaq.errors import BadRequest, RouteNotFound
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.properties import DELAY, KEYS, PRIORITY, SHARDING_KEY
 from metaq.protocol.record import TAGS
@@ -285,6 +285,29 @@ def by_id(admin: Admin, topics: list[str], message_id: str) -> list[ReceivedMess
     return [one for topic in topics for one in admin.query_by_id(topic, message_id)]
 
 
+class _AdminTraces:
+    """Where messages leave traces in a cluster."""
+
+    def __init__(self, admin: Admin) -> None:
+        self._admin = admin
+        self.groups_of_topic, self.offsets, self.members = admin.groups_of_topic, admin.offsets, admin.members
+
+    def copies(self, topic: str, message_id: str) -> list[ReceivedMessage]:
+        try:
+            return self._admin.query_by_id(topic, message_id)
+        except RouteNotFound as error:
+            if error.retriable:
+                raise
+            return []
+
+
+def _tracks(admin: Admin, found: ReceivedMessage) -> list[Row]:
+    """Return the state of a message in each group that consumes its topic."""
+    traces = _AdminTraces(admin)
+    groups = admin.groups_of_topic(found.queue.topic)
+    return [{"group": group, "state": track_of(traces, group, found)} for group in groups]
+
+
 # -- show -------------------------------------------------------------------------------------------------------------
 
 
@@ -300,7 +323,7 @@ def show(message_id: str, topic: str | None, registry: str, as_json: bool) -> in
         system = set() if topic else set(admin.system_topics())
         topics = [topic] if topic else [name for name in admin.topics() if name not in system]
         found = by_id(admin, topics, message_id)
-        seen = [(one, tracks(admin, one)) for one in found]
+        seen = [(one, _tracks(admin, one)) for one in found]
     for number, (one, groups) in enumerate(seen):
         if as_json:
             print_json({**describe(one), "groups": groups})

@@ -8,6 +8,7 @@ from typing import Final
 from metaq.address import Address
 from metaq.client import checks
 from metaq.client.admin.topics import TopicAdmin
+from metaq.client.admin.views import read_object
 from metaq.client.connecting.transport import RemotingRequest, successful
 from metaq.client.consuming.pull import PullConsumer
 from metaq.client.consuming.records import decode_messages
@@ -18,8 +19,10 @@ from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.properties import DEDUPE_ID, DELAY, RETRY_TOPIC, UNIQUE_KEY
 from metaq.protocol.remoting import headers
+from metaq.protocol.remoting.attributes import DISCARDED
 from metaq.protocol.remoting.codes import INNER_PRODUCER, Request, Response
 from metaq.protocol.remoting.headers import Int32
+from metaq.protocol.spans import Spans
 
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 _MOST_FOUND: Final = 64
@@ -133,19 +136,49 @@ class MessageAdmin(TopicAdmin):
             RequestTimeout: no answer in time.
             ClientError: a broker gave none for 5 s where there are some.
         """
-        topic = f"{DEAD_PREFIX}{group}"
+        found: list[ReceivedMessage] = []
+        for queue in self._dead_queues(group):
+            deadline, discarded = self._core.deadline(), self._discarded(queue)
+            letters = self.read(queue, self._ends.begin(queue, deadline), self._ends.end(queue, deadline))
+            left = (letter for letter in letters if letter.queue_offset not in discarded)
+            found += itertools.islice(left, None if most is None else most - len(found))
+        return found
+
+    def count_dead_letters(self, group: str) -> int:
+        """Return how many dead letters a group has.
+
+        Args:
+            group: the name of the group.
+
+        Raises:
+            RouteNotFound: no registry answers.
+            Refused: a broker refuses; ``text`` says why.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
+        count = 0
+        for queue in self._dead_queues(group):
+            deadline = self._core.deadline()
+            begin, end = self._ends.begin(queue, deadline), self._ends.end(queue, deadline)
+            count += end - begin - (self._discarded(queue).count(begin, end) if end > begin else 0)
+        return count
+
+    def _dead_queues(self, group: str) -> tuple[MessageQueue, ...]:
         try:
-            queues = self._core.routes.readable(topic, self._core.deadline())
+            return self._core.routes.readable(f"{DEAD_PREFIX}{group}", self._core.deadline())
         except RouteNotFound as error:
             if error.retriable:
                 raise
-            return []  # the first dead letter creates the topic
-        found: list[ReceivedMessage] = []
-        for queue in queues:
-            deadline = self._core.deadline()
-            letters = self.read(queue, self._ends.begin(queue, deadline), self._ends.end(queue, deadline))
-            found += itertools.islice(letters, None if most is None else most - len(found))
-        return found
+            return ()  # the first dead letter creates the topic
+
+    def _discarded(self, queue: MessageQueue) -> Spans:
+        """Return the offsets of the dead letters in a queue that operators have discarded one by one."""
+        request = RemotingRequest.of(Request.GET_TOPIC_CONFIG, headers.TopicOnly(queue.topic))
+        answer = self._core.transport.call(self._core.master(queue.broker_name), request, self._core.deadline())
+        if answer.code in (Response.REQUEST_CODE_NOT_SUPPORTED, Response.TOPIC_NOT_EXIST):  # not metaq, or just deleted
+            return Spans()
+        attributes = read_object(successful(answer).body).get("attributes") or {}
+        return Spans.read(attributes.get(DISCARDED, ""))
 
     def replay(self, group: str, dead_letter: ReceivedMessage) -> SendResult:
         """Send a copy of a dead letter to its group, as if for the first time and under an id of its own.

@@ -111,6 +111,11 @@ class Series:
                 ring.append(sample)
                 del ring[:-kept]
 
+    @property
+    def newest(self) -> Sample:
+        """The newest sample."""
+        return self._rings[0][-1]
+
     def rates(self, now: Sample, what: int) -> Rates:
         """Return the rates of messages (0) or bytes (1) in the last minute, hour and day, up to now."""
         return Rates(*(_rate(ring[0], now, what) for ring in self._rings))
@@ -256,6 +261,10 @@ class Statistics:
             self._day = day
             self.put_by_day = Day(self.put_by_day.today, self.put_in_all())
             self.got_by_day = Day(self.got_by_day.today, self.got_in_all())
+
+    def sampled(self) -> tuple[Sample, Sample]:
+        """Return the messages put and got in all, as they were sampled last."""
+        return self._past((BROKER, PUT)).newest, self._past((BROKER, GOT)).newest
 
     def _past(self, key: tuple[str, str]) -> Series:
         """Return the series of one count; a new one starts from zero at the time of the last sampling."""

@@ -33,6 +33,7 @@ from metaq.message import (
 from metaq.protocol.record import MAX_TOPIC_LENGTH
 from metaq.protocol.remoting.attributes import (
     DEDUPE_WINDOW_MS,
+    DISCARDED,
     MESSAGE_TYPE,
     PRIORITY_MAX_WAIT_MS,
     PRIORITY_TYPE,
@@ -42,6 +43,7 @@ from metaq.protocol.remoting.attributes import (
 )
 from metaq.protocol.remoting.codes import INHERIT, READ, WRITE
 from metaq.protocol.remoting.routes import TopicConfig
+from metaq.protocol.spans import Spans
 from metaq.store.files.disk import Disk
 from metaq.store.files.documents import read_document, write_document
 from metaq.store.files.filecache import Run
@@ -93,6 +95,11 @@ class Topic:
     def dedupe_window_ms(self) -> int:
         """How long after a message another one with its id is not stored again; 0: it always is."""
         return number(TOPIC_ATTRIBUTES, self.attributes, DEDUPE_WINDOW_MS)
+
+    @property
+    def discarded(self) -> Spans:
+        """The ordinals of the letters of a dead-letter topic that were discarded one by one."""
+        return Spans.read(self.attributes.get(DISCARDED, ""))
 
     @property
     def all_partitions(self) -> int:

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from metaq.errors import BadRequest
 from metaq.message import LONGEST_WINDOW_MS
+from metaq.protocol.spans import Spans
 
 MOST_CHARACTERS: Final = 4096
 """Characters of the changes in one header."""
@@ -20,6 +21,8 @@ MESSAGE_TYPE: Final = "message.type"
 NORMAL_TYPE, PRIORITY_TYPE = "NORMAL", "PRIORITY"
 PRIORITY_MAX_WAIT_MS: Final = "priority.max.wait.ms"
 DEDUPE_WINDOW_MS: Final = "dedupe.window.ms"
+DISCARDED: Final = "discarded"
+"""The ordinals of the letters of a dead-letter topic that an operator has discarded one by one."""
 PRIORITY_FACTOR: Final = "priority.factor"
 MAX_IN_FLIGHT: Final = "max_in_flight"
 MAX_OPEN: Final = "max_open"
@@ -55,13 +58,24 @@ class Choice(NamedTuple):
             raise BadRequest(f"the attribute {name} is {value[:20]!r}, not one of {', '.join(self.words)}")
 
 
-Known = Mapping[str, Number | Choice]
+class OrdinalSet(NamedTuple):
+    """The values of an attribute that is a set of ordinals (``metaq.protocol.spans``)."""
+
+    default: str = ""
+
+    def check(self, name: str, value: str) -> None:
+        """Raise ``BadRequest`` for what is no such set."""
+        Spans.read(value)
+
+
+Known = Mapping[str, Number | Choice | OrdinalSet]
 
 TOPIC_ATTRIBUTES: Final[Known] = {
     # only PRIORITY means something to this broker; the others are what RocketMQ's tools set
     MESSAGE_TYPE: Choice(("UNSPECIFIED", NORMAL_TYPE, "FIFO", "DELAY", "TRANSACTION", "MIXED", PRIORITY_TYPE), NORMAL_TYPE),
     PRIORITY_MAX_WAIT_MS: Number(0, LATEST_MS, 60_000),
     DEDUPE_WINDOW_MS: Number(0, LONGEST_WINDOW_MS, 0),
+    DISCARDED: OrdinalSet(),
 }
 GROUP_ATTRIBUTES: Final[Known] = {
     PRIORITY_FACTOR: Number(0, 100, 100),

@@ -17,6 +17,8 @@ import struct
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from librt.strings import read_i32_be
+
 from metaq.errors import MessageIllegal
 from metaq.protocol.record import MAX_PROPERTIES_LENGTH
 
@@ -52,8 +54,10 @@ def read_batch(data: bytes) -> BatchColumns:
     at, end = 0, len(data)
     try:
         while at < end:
-            body_at, stop = at + HEAD_SIZE, at + _int32(data, at)
-            body_end = body_at + _int32(data, at + 16)
+            size: int = read_i32_be(data, at)
+            length: int = read_i32_be(data, at + 16)
+            body_at, stop = at + HEAD_SIZE, at + size
+            body_end = body_at + length
             properties_at = body_end + LENGTH_SIZE
             if (
                 not (body_at <= body_end and properties_at <= stop <= end)
@@ -63,19 +67,13 @@ def read_batch(data: bytes) -> BatchColumns:
                 raise MessageIllegal(f"the lengths of the message at byte {at} of a batch of {end} contradict each other")
             if len(flags) == MOST:
                 raise MessageIllegal(f"a batch has more than {MOST} messages: send several batches")
-            flags.append(_int32(data, at + 12))
+            flags.append(read_i32_be(data, at + 12))
             bodies.append(data[body_at:body_end])
             properties.append(data[properties_at:stop].decode())
             at = stop
     except (IndexError, UnicodeDecodeError) as error:
         raise MessageIllegal(f"the message at byte {at} of a batch of {end} cannot be read: {error}") from error
     return BatchColumns(flags, bodies, properties)
-
-
-def _int32(data: bytes, at: int) -> int:
-    """Return a number of 32 bits; compiled, in a tenth of the time that ``struct`` takes."""
-    value = data[at] << 24 | data[at + 1] << 16 | data[at + 2] << 8 | data[at + 3]
-    return value if value < 0x80000000 else value - 0x100000000
 
 
 def decode_batch(data: bytes) -> list[BatchItem]:

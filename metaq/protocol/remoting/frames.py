@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
+from librt.strings import BytesWriter, read_i32_be, write_i32_be
 
 from metaq.errors import BadRequest, StreamLost
 from metaq.protocol.remoting.codes import COMPACT, JSON, LANGUAGES, ONEWAY_FLAG, RESPONSE_FLAG, VERSION
@@ -114,11 +115,11 @@ class FrameReader:
         self._wanted = HEAD_SIZE
         limit = self._limit
         while end - at >= HEAD_SIZE:
-            lengths = int.from_bytes(data[at : at + HEAD_SIZE], "big", signed=True)
-            length, header = lengths >> 32, lengths & 0xFFFFFFFF
-            size = header & _HEADER_LENGTH
-            if not 4 <= length <= limit or header >> 24 > COMPACT or size > min(length - 4, MAX_HEADER_BYTES):
-                self.error = self._wrong(length, header)
+            length: int = read_i32_be(data, at)
+            header: int = read_i32_be(data, at + LENGTH_SIZE)
+            size, serialization = header & _HEADER_LENGTH, header >> 24 & 0xFF
+            if not 4 <= length <= limit or serialization > COMPACT or size > min(length - 4, MAX_HEADER_BYTES):
+                self.error = self._wrong(length, serialization, size)
                 break
             start = at + HEAD_SIZE
             stop = at + LENGTH_SIZE + length
@@ -127,7 +128,7 @@ class FrameReader:
                 break
             head, body = data[start : start + size], data[start + size : stop]
             try:
-                frames.append(_decode_compact(head, body) if header >> 24 else _decode_json(head, body))
+                frames.append(_decode_compact(head, body) if serialization else _decode_json(head, body))
             except StreamLost as error:
                 self.error = error
                 break
@@ -136,12 +137,11 @@ class FrameReader:
             self._kept += data[at:]
         return frames
 
-    def _wrong(self, length: int, header: int) -> StreamLost:
+    def _wrong(self, length: int, serialization: int, size: int) -> StreamLost:
         if not 4 <= length <= self._limit:
             return StreamLost(f"a frame of {length} bytes; between 4 and {self._limit} are allowed")
-        if header >> 24 > COMPACT:
-            return StreamLost(f"unknown header serialization {header >> 24}; 0 (JSON) and 1 (compact) are known")
-        size = header & _HEADER_LENGTH
+        if serialization > COMPACT:
+            return StreamLost(f"unknown header serialization {serialization}; 0 (JSON) and 1 (compact) are known")
         if size > MAX_HEADER_BYTES:
             return StreamLost(f"a header of {size} bytes; at most {MAX_HEADER_BYTES} are allowed")
         return StreamLost(f"a header of {size} bytes in a frame of {length}")
@@ -235,7 +235,10 @@ class Asked(Protocol):
 
 def frame_head(header_size: int, body_size: int = 0) -> bytes:
     """Return what is before a JSON header: both lengths (``HEAD``)."""
-    return (LENGTH_SIZE + header_size + body_size << 32 | header_size).to_bytes(HEAD_SIZE, "big")
+    head = BytesWriter()
+    write_i32_be(head, LENGTH_SIZE + header_size + body_size)
+    write_i32_be(head, header_size)
+    return head.getvalue()
 
 
 def encode_response(

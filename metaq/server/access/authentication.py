@@ -9,7 +9,7 @@ import hmac
 import logging
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -24,6 +24,7 @@ from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.signature import ACCESS_KEY, Credentials, is_signed_with
 from metaq.replication.peers import Peers
 from metaq.server.access.guesses import Guesses, Taken
+from metaq.server.access.logins import Logins
 from metaq.server.access.permissions import ANONYMOUS, ANYBODY, Principal
 from metaq.server.access.users import MOST_PASSWORD, User, credentials, no_user
 
@@ -61,6 +62,8 @@ class Authentication:
         """
         self._path = Path(users_file) if users_file else None
         self._guesses = Guesses(failed_logins_per_minute, now)
+        self.logins = Logins(now)
+        """Logins that last, as the console has them."""
         self._users: dict[str, User] = {}
         self._principals: dict[str, Principal] = {}
         self._stamp: tuple[int, ...] = ()
@@ -83,6 +86,11 @@ class Authentication:
     @property
     def has_users(self) -> bool:
         return self._path is not None
+
+    @property
+    def users(self) -> Mapping[str, User]:
+        """The users of the file by name, with their secrets."""
+        return self._users
 
     # -- the file -----------------------------------------------------------------------------------------------------
 
@@ -208,6 +216,16 @@ class Authentication:
         if len(self._remembered) >= _REMEMBERED:
             self._remembered.clear()
         self._remembered[digest] = user
+
+    def log_in(self, name: str, password: str, address: str) -> str:
+        """Return the token of a new login that lasts. Raise what ``check`` raises."""
+        self.check(name, password, address)
+        return self.logins.begin(name, self._users[name])
+
+    def logged_in(self, token: str, *, used: bool) -> Principal | None:
+        """Return the user whose login has this token, or ``None`` when it has ended (``Logins.find``)."""
+        name = self.logins.find(token, self._users.get, used=used)
+        return None if name is None else self._principals[name]
 
     def holder(self, secret: str, address: str) -> Principal:
         """Return the user that has this secret, sent as a token without a name.

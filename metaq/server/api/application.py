@@ -4,7 +4,6 @@ Falcon, msgspec and the client's decoders take 12 MB and some tenths of a second
 thread when the first request comes (``metaq.server.api.site``).
 """
 
-import ipaddress
 import logging
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -14,18 +13,20 @@ import falcon
 import msgspec
 from falcon import App, Request, Response
 
-from metaq.address import parse_address
-from metaq.errors import AccessDenied, BadRequest, ConfigError, MetaqError
+from metaq.engine.pool import run_in_pool
+from metaq.errors import BadRequest, MetaqError
 from metaq.protocol.remoting.codes import Response as Code
 from metaq.server.access.permissions import Action, denied
 from metaq.server.api.events import events
 from metaq.server.api.openapi import EVENTS, document
-from metaq.server.api.operations import OPERATIONS, ROOT, Operation
+from metaq.server.api.operations import OPERATIONS, ROOT, Form, Operation
+from metaq.server.api.origin import check_origin
 from metaq.server.api.page import page_of_document
 from metaq.server.api.problems import CONTENT_TYPE, ProblemDetails, problem_of, problem_with
-from metaq.server.api.site import ADMITTED, Application
+from metaq.server.http.bounded import ADMITTED, FRAMES, Application
 from metaq.server.http.http import DEADLINE, address_of, principal_of
 from metaq.server.services.call import Call, Interior
+from metaq.server.services.rows import read_input
 
 logger = logging.getLogger(__name__)
 
@@ -95,13 +96,16 @@ class _Responder:
     def __call__(self, request: Request, response: Response, **path: str) -> None:
         authentication = self._interior.endpoint.authentication
         request.context.is_known = True  # as long as the reason is not who asks
-        check_origin(request, self._interior)
+        check_origin(request.env, self._interior)
         request.context.is_known = not authentication.has_users
         principal = principal_of(authentication, request.env)
         request.context.is_known |= principal.named
         request.context.by = principal.name
         if not any(map(principal.may_somewhere, _ANYTHING)):  # then neither its body nor anything else of it is read
             raise denied(principal, Action.INSPECT)
+        talk = run_in_pool(_websocket) if self._takes.form is Form.FRAMES else None
+        if talk is not None:
+            talk.switch(request, response)
         address = address_of(request.env), int(request.env.get("REMOTE_PORT") or 0)
         call = Call(self._interior, principal, address)
         try:
@@ -109,7 +113,10 @@ class _Responder:
         except BaseException:
             call.end()
             raise
-        if self._takes.streams:
+        if talk is not None:
+            request.env[FRAMES] = talk.Frames(call, result, request.env["wsgi.input"], request.env[DEADLINE])
+            return
+        if self._takes.form is Form.EVENTS:
             response.content_type = EVENTS
             response.set_header("Cache-Control", "no-store")
             response.stream = events(call, result, request.env[DEADLINE])
@@ -127,10 +134,10 @@ class _Responder:
 
     def _inputs(self, request: Request, path: Mapping[str, str]) -> dict[str, Any]:
         """Return what a request says, by the names of the service's parameters. Raise ``BadRequest``."""
-        found = {name: _converted(value, self._takes.path[name], f"{name} in the path") for name, value in path.items()}
+        found = {name: read_input(value, self._takes.path[name], f"{name} in the path") for name, value in path.items()}
         query = _query(request)
         if self._takes.query is not None:
-            found["query"] = _converted(query, self._takes.query, "the query")
+            found["query"] = read_input(query, self._takes.query, "the query")
         elif query:
             raise BadRequest(f"this operation takes no query, and {min(query)[:40]!r} is in it")
         if self._decoder is not None:
@@ -156,37 +163,11 @@ class _Responder:
             raise BadRequest(f"the body: {error}") from error
 
 
-def check_origin(request: Request, interior: Interior) -> None:
-    """Raise ``AccessDenied`` for a request that a page of another site has a browser send.
+def _websocket() -> Any:
+    """Return the module for WebSocket, of which only who subscribes needs the library."""
+    from metaq.server.api import websocket  # noqa: PLC0415
 
-    Without users, whoever reaches this port may do everything; so then a browser must also have been told a number, or
-    ``localhost``, or a name of this broker: any other name may lead here by the DNS of a stranger.
-    """
-    host = request.get_header("Host") or ""
-    origin = request.get_header("Origin")
-    if request.get_header("Sec-Fetch-Site") == "cross-site" or (origin is not None and origin.partition("://")[2] != host):
-        raise AccessDenied("a page of another site may not call this broker")
-    if not interior.endpoint.authentication.has_users and not _is_own(host, interior):
-        raise AccessDenied(f"without users, this broker answers to a number or to localhost, and not to {host[:100]!r}")
-
-
-def _is_own(host: str, interior: Interior) -> bool:
-    name, _, port = host.lower().rpartition(":")
-    name = name if name and port.isdecimal() else host.lower()
-    if name in ("", "localhost", interior.context.host.lower()):
-        return True
-    try:
-        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
-    except ValueError:
-        return _listens(name, interior)
-    return True
-
-
-def _listens(name: str, interior: Interior) -> bool:
-    try:
-        return parse_address(interior.context.settings.http_listen, setting="http_listen").host.lower() == name
-    except ConfigError:
-        return False
+    return websocket
 
 
 def _query(request: Request) -> dict[str, str]:
@@ -198,13 +179,6 @@ def _query(request: Request) -> dict[str, str]:
             raise BadRequest(f"{name[:40]!r} is in the query {len(value)} times")
         found[name] = value
     return found
-
-
-def _converted(value: Any, kind: Any, what: str) -> Any:
-    try:
-        return msgspec.convert(value, kind, strict=False)
-    except msgspec.ValidationError as error:
-        raise BadRequest(f"{what}: {error}") from error
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------

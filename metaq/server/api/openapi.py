@@ -6,21 +6,25 @@ from typing import Any, Final
 import msgspec
 
 import metaq
-from metaq.server.api.operations import OPERATIONS, ROOT, Operation
-from metaq.server.api.problems import CONTENT_TYPE, ProblemDetails
+from metaq.server.api.operations import OPERATIONS, ROOT, Form, Operation
+from metaq.server.api.problems import CONTENT_TYPE, ProblemDetails, SubscriptionProblem
+from metaq.server.services.subscribing import LeaseChanged, SubscriberInput
 
 EVENTS: Final = "text/event-stream"
 _REF: Final = "#/components/schemas/{name}"
+_FRAMES: Final = (SubscriberInput, LeaseChanged, SubscriptionProblem)
+"""The types of messages over WebSocket, beside the rows: the first is what clients send."""
 _ABOUT: Final = """\
 The REST API of one broker. Errors are problem details (RFC 9457) with the codes and sentences of the other protocols. Times are
 Unix milliseconds. Lists come in pages: pass a page's `next` as `after`. Streams are server-sent events; each has one row as its
-data. Browsers may only call it from pages of the broker itself."""
+data. A subscription is a WebSocket; each of its messages is one object. Browsers may only call it from pages of the broker
+itself."""
 
 
 def document() -> dict[str, Any]:
     """Return the document, as JSON has it."""
     types = [kind for operation in OPERATIONS for kind in _types(operation)]
-    _, schemas = msgspec.json.schema_components([*types, ProblemDetails], ref_template=_REF)
+    _, schemas = msgspec.json.schema_components([*types, *_FRAMES, ProblemDetails], ref_template=_REF)
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(f"{ROOT}{operation.path}", {})[operation.method.lower()] = _operation(operation, schemas)
@@ -50,9 +54,10 @@ def _operation(operation: Operation, schemas: Mapping[str, Any]) -> dict[str, An
     takes = operation.takes
     parameters = [{"name": name, "in": "path", "required": True, "schema": _schema(kind)} for name, kind in takes.path.items()]
     if takes.query is not None:
-        fields = schemas[_name(takes.query)]["properties"]
+        fields, required = schemas[_name(takes.query)]["properties"], schemas[_name(takes.query)].get("required", ())
         parameters += [
-            {"name": name, "in": "query", "required": False, "schema": _without_null(schema)} for name, schema in fields.items()
+            {"name": name, "in": "query", "required": name in required, "schema": _without_null(schema)}
+            for name, schema in fields.items()
         ]
     found: dict[str, Any] = {
         "operationId": operation.id,
@@ -61,10 +66,7 @@ def _operation(operation: Operation, schemas: Mapping[str, Any]) -> dict[str, An
         "tags": [operation.tag],
         "parameters": parameters,
         "responses": {
-            "200": {
-                "description": "The rows, one after the other." if takes.streams else "The answer.",
-                "content": {EVENTS if takes.streams else "application/json": {"schema": _answer(takes.answer, takes.streams)}},
-            },
+            **_answers(takes.answer, takes.form),
             "default": {"description": "Why it failed.", "content": {CONTENT_TYPE: {"schema": _schema(ProblemDetails)}}},
         },
     }
@@ -73,10 +75,17 @@ def _operation(operation: Operation, schemas: Mapping[str, Any]) -> dict[str, An
     return found
 
 
-def _answer(kind: Any, streams: bool) -> dict[str, Any]:
-    if not streams:
-        return _schema(kind)
-    return {"type": "string", "description": f"Events whose data is a {_name(kind)}, in JSON."}
+def _answers(kind: Any, form: Form) -> dict[str, Any]:
+    """Return what the document says of the answers to requests that succeed, by status."""
+    if form is Form.ROW:
+        return {"200": {"description": "The answer.", "content": {"application/json": {"schema": _schema(kind)}}}}
+    if form is Form.EVENTS:
+        events = {"type": "string", "description": f"Events whose data is a {_name(kind)}, in JSON."}
+        return {"200": {"description": "The rows, one after the other.", "content": {EVENTS: {"schema": events}}}}
+    said, *others = _FRAMES
+    sent = {"anyOf": [_schema(each) for each in (kind, *others)]}
+    words = f"WebSocket. The broker sends messages of these types; the client sends a {_name(said)} each time."
+    return {"101": {"description": words, "content": {"application/json": {"schema": sent}}, "x-sent": _schema(said)}}
 
 
 def _schema(kind: Any) -> dict[str, Any]:

@@ -4,11 +4,26 @@ What an operation takes and answers is what its service's parameters and result 
 name, ``query`` and ``body`` are the two others. Inputs are checked by these types, and the document is made of them.
 """
 
+import enum
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, get_args, get_origin, get_type_hints
 
-from metaq.server.services import brokers, deadletters, groups, leases, messages, sending, timers, topics, transactions
+from metaq.server.services import (
+    brokers,
+    deadletters,
+    diagnosis,
+    groups,
+    leases,
+    messages,
+    sending,
+    subscribing,
+    timers,
+    topics,
+    tracks,
+    transactions,
+)
+from metaq.server.services.operating import cluster, history, logs, stacks, users
 
 ROOT: Final = "/api/v1"
 
@@ -39,11 +54,24 @@ class Operation(NamedTuple):
         """The types of what it takes and answers."""
         hints = get_type_hints(self.service, include_extras=True)
         answer = hints.pop("return")
-        streams = get_origin(answer) is not None and issubclass(get_origin(answer), Iterator)
-        row = get_args(get_args(answer)[0])[0] if streams else answer
+        form = Form.ROW
+        if answer is subscribing.PushStream:
+            form, answer = Form.FRAMES, leases.MessageLease
+        elif get_origin(answer) is not None and issubclass(get_origin(answer), Iterator):
+            form, answer = Form.EVENTS, get_args(get_args(answer)[0])[0]
         query, body = hints.pop("query", None), hints.pop("body", None)
         del hints["call"]
-        return Takes(hints, query, body, row, streams=streams)
+        return Takes(hints, query, body, answer, form)
+
+
+class Form(enum.Enum):
+    """The forms of answers."""
+
+    ROW = "row"
+    EVENTS = "events"
+    """A stream of rows, as server-sent events."""
+    FRAMES = "frames"
+    """Rows in frames of WebSocket, over which the client also says what it wants."""
 
 
 class Takes(NamedTuple):
@@ -55,7 +83,7 @@ class Takes(NamedTuple):
     body: Any
     answer: Any
     """That of a row, for a stream of rows."""
-    streams: bool
+    form: Form
 
 
 def _read(path: str, service: Callable[..., Any], tag: str) -> Operation:
@@ -84,22 +112,30 @@ OPERATIONS: Final = (
     _read(f"{_TOPIC}/messages", messages.search, "messages"),
     _read(f"{_TOPIC}/partitions/{{partition}}/messages", messages.read_messages, "messages"),
     _read(f"{_TOPIC}/tail", messages.tail, "messages"),
+    _read(f"{_TOPIC}/newest", messages.read_newest, "messages"),
     _read("/messages/{offset_id}", messages.show_message, "messages"),
+    _read("/messages/{offset_id}/groups", tracks.track_message, "messages"),
     _read("/groups", groups.list_groups, "groups"),
     _read(_GROUP, groups.show_group, "groups"),
     _change("PUT", _GROUP, groups.put_group, "groups"),
     _change("DELETE", _GROUP, groups.delete_group, "groups"),
     _read(f"{_GROUP}/lag", groups.show_lag, "groups"),
+    _read(f"{_GROUP}/lag/history", history.show_lag_history, "groups"),
+    _read(f"{_GROUP}/diagnosis", diagnosis.diagnose_group, "groups"),
     _use(f"{_GROUP}/offsets", groups.commit_offsets, "groups"),
     _change("POST", f"{_GROUP}/offsets/reset", groups.reset_offsets, "groups"),
     _use(_LEASES, leases.lease, "leases"),
     _use(f"{_LEASES}/ack", leases.ack, "leases"),
     _use(f"{_LEASES}/nack", leases.nack, "leases"),
     _use(f"{_LEASES}/extend", leases.extend, "leases"),
+    _read(f"{_GROUP}/subscription", subscribing.subscribe, "leases"),
     _read(_LEASES, leases.list_leases, "leases"),
     _read(f"{_LEASES}/{{topic}}/{{partition}}", leases.list_open, "leases"),
+    _read("/leases", leases.list_leasing, "leases"),
+    _read("/dead-letters", deadletters.list_dead_groups, "dead letters"),
     _read(_DEAD, deadletters.list_dead, "dead letters"),
     _change("POST", f"{_DEAD}/replay", deadletters.replay_dead, "dead letters"),
+    _change("POST", f"{_DEAD}/discard", deadletters.discard_some, "dead letters"),
     _change("DELETE", _DEAD, deadletters.discard_dead, "dead letters"),
     _read("/timers", timers.list_timers, "timers"),
     _change("DELETE", "/timers/{handle}", timers.cancel_timer, "timers"),
@@ -117,4 +153,9 @@ OPERATIONS: Final = (
     _read("/broker/findings", brokers.find_problems, "broker"),
     _read("/broker/replicas", brokers.show_replicas, "broker"),
     _change("POST", "/broker/replicas/handover", brokers.hand_over, "broker"),
+    _read("/broker/history", history.show_history, "broker"),
+    _read("/broker/logs", logs.show_logs, "broker"),
+    _read("/broker/stacks", stacks.show_stacks, "broker"),
+    _read("/users", users.list_users, "broker"),
+    _read("/cluster", cluster.show_cluster, "cluster"),
 )

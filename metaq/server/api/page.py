@@ -47,14 +47,20 @@ def _operation(method: str, path: str, operation: Mapping[str, Any]) -> Iterator
         yield "</table>"
     if "requestBody" in operation:
         yield f"<p>Body: {_link(operation['requestBody'])}</p>"
-    yield f"<p>Answer: {_link(operation['responses']['200'])}</p></details>"
+    status, answer = next(iter(operation["responses"].items()))
+    if "x-sent" in answer:
+        yield f"<p>The client sends: {_reference(answer['x-sent'])}</p>"
+    yield f"<p>{'Answer' if status == '200' else escape(answer['description'])}: {_link(answer)}</p></details>"
 
 
 def _link(content: Mapping[str, Any]) -> str:
     ((kind, found),) = content["content"].items()
-    name = found["schema"].get("$ref", "").rpartition("/")[2]
-    shown = f'<a href="#{escape(name)}">{escape(name)}</a>' if name else escape(found["schema"].get("description", ""))
-    return f"<code>{escape(kind)}</code> {shown}"
+    return f"<code>{escape(kind)}</code> " + ", ".join(map(_reference, found["schema"].get("anyOf", [found["schema"]])))
+
+
+def _reference(schema: Mapping[str, Any]) -> str:
+    name = schema.get("$ref", "").rpartition("/")[2]
+    return f'<a href="#{escape(name)}">{escape(name)}</a>' if name else escape(schema.get("description", ""))
 
 
 def _json(value: Any) -> str:

@@ -38,6 +38,13 @@ class ProblemDetails(Output, frozen=True):
     type: Annotated[str, Meta(description="Always `about:blank`: `code` says more.")] = "about:blank"
 
 
+class SubscriptionProblem(Output, frozen=True):
+    """The reason why something that a subscriber said was not done."""
+
+    problem: ProblemDetails
+    receipt: str | None
+
+
 def problem_with(status: int, detail: str, code: int = Response.SYSTEM_ERROR, *, retriable: bool = False) -> ProblemDetails:
     """Return a problem of the HTTP side."""
     return ProblemDetails(

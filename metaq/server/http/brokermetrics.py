@@ -7,17 +7,19 @@ Label values are names of topics, groups and replicas, and a few fixed words. Th
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 from metaq.engine.context import Context
 from metaq.engine.dedupe.dedupe import Dedupe
+from metaq.engine.figures.history import History
 from metaq.engine.figures.metrics import Family, Metric, Sample
 from metaq.engine.figures.statistics import NOTHING
 from metaq.engine.hold import Holds
 from metaq.engine.leases.figures import LeaseFigures
+from metaq.engine.offsets.lags import Lags, with_rests
 from metaq.engine.offsets.offsetexport import OffsetExporter
 from metaq.engine.registry import Registry
 from metaq.engine.timers.timers import Timers
@@ -36,7 +38,6 @@ from metaq.store.files.filecache import Read, Rest, Run
 from metaq.store.queues.consumequeue import ConsumeQueue
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 LACKS: Final = {
     Response.FLUSH_DISK_TIMEOUT: "disk",
@@ -69,8 +70,10 @@ class BrokerMetrics:
     """Returns the reason why clients cannot find this broker, or ``None``."""
     registry: Registry | None
     run: Run
+    history: History
     leaves: bool = False
     """True when the broker is about to close its store."""
+    lags: Lags = field(init=False)
     _opened_at: int = field(init=False)
     """The end of the log when the store was opened."""
     _oldest: tuple[int, int | None] = (-1, None)
@@ -81,6 +84,7 @@ class BrokerMetrics:
 
     def __post_init__(self) -> None:
         self._opened_at = self.context.store.log.end
+        self.lags = Lags(self.context, self.leases.of)
 
     # -- readiness ----------------------------------------------------------------------------------------------------
 
@@ -92,6 +96,9 @@ class BrokerMetrics:
 
     def facts(self) -> Mapping[str, object]:
         return {"role": "master" if self.context.replicas.is_master else "slave"}
+
+    def stalled(self, seconds: float) -> None:
+        self.history.stalled(seconds)
 
     def _refusal(self) -> str | None:
         """Return why this replica cannot write, or ``None``: messages if it is the master, copies of them if it is a slave."""
@@ -135,7 +142,7 @@ class BrokerMetrics:
             name = part.__name__.removeprefix("_")
             try:
                 for metric, samples in part(rest):
-                    yield metric, list(resting(samples, rest))
+                    yield metric, list(with_rests(samples, rest))
             except MetaqError as error:
                 if self._left_out.get(name) != str(error):  # log each reason once
                     logger.warning("metrics left out part=%s reason=%s", name, error)
@@ -145,10 +152,10 @@ class BrokerMetrics:
 
     def _messages(self, rest: Rest) -> Iterator[Family]:
         statistics = self.context.statistics
-        topics = [topic for topic in resting(statistics.topics(), rest) if topic not in INTERNAL_TOPICS]
+        topics = [topic for topic in with_rests(statistics.topics(), rest) if topic not in INTERNAL_TOPICS]
         yield metrics.MESSAGES_IN, (((topic,), statistics.put_to(topic).messages) for topic in topics)
         yield metrics.BYTES_IN, (((topic,), statistics.put_to(topic).size) for topic in topics)
-        given = [(key, totals) for key, totals in resting(statistics.got_by_group(), rest) if totals != NOTHING]
+        given = [(key, totals) for key, totals in with_rests(statistics.got_by_group(), rest) if totals != NOTHING]
         yield metrics.MESSAGES_OUT, ((key, totals.messages) for key, totals in given)
         yield metrics.BYTES_OUT, ((key, totals.size) for key, totals in given)
 
@@ -167,26 +174,11 @@ class BrokerMetrics:
         yield _one(metrics.SENT_BACK, counters.sent_back.count)
         yield _one(metrics.DEAD, counters.dead_letter.count)
 
-    def _groups(self, rest: Rest) -> Iterator[tuple[str, str]]:
-        """Return the groups with the topics in which they have offsets, except the groups of tools."""
-        pairs = resting(self.context.offsets.pairs(), rest)
-        return ((group, topic) for group, topic in pairs if not self.context.groups.is_system(group))
-
     def _lags(self, rest: Rest) -> Iterator[Family]:
-        yield metrics.LAG, ((key, self._lag(*key, rest)) for key in self._groups(rest))
+        yield metrics.LAG, ((key, self.lags.of(*key, rest)) for key in self.lags.pairs(rest))
 
     def _ages_of_lags(self, rest: Rest) -> Iterator[Family]:
-        yield metrics.LAG_AGE, ((key, self._age_of_lag(*key, rest)) for key in self._groups(rest))
-
-    def _behind(self, group: str, topic: str, rest: Rest) -> Iterator[tuple[ConsumeQueue, int]]:
-        """Yield the partitions in which a group has lag, each with the group's next ordinal."""
-        for number, offset in resting(list(self.context.offsets.of(group, topic).items()), rest):
-            queue = self.context.store.queues.get(TopicPartition(topic, number))
-            if queue is not None and max(offset, queue.first) < queue.readable:
-                yield queue, max(offset, queue.first)
-
-    def _lag(self, group: str, topic: str, rest: Rest) -> int:
-        return sum(self._lag_in(group, queue, ordinal) for queue, ordinal in self._behind(group, topic, rest))
+        yield metrics.LAG_AGE, ((key, self._age_of_lag(*key, rest)) for key in self.lags.pairs(rest))
 
     def _oldest_in(self, group: str, queue: ConsumeQueue, ordinal: int) -> int | None:
         """Return when the message was stored whose age counts: those that are leased or delayed say nothing."""
@@ -194,12 +186,8 @@ class BrokerMetrics:
         oldest = ordinal if figures is None else figures.first_ready
         return None if oldest is None else self.export.stored(queue, oldest)
 
-    def _lag_in(self, group: str, queue: ConsumeQueue, ordinal: int) -> int:
-        figures = self.leases.of(GroupPartition(group, queue.topic, queue.partition))
-        return queue.readable - ordinal if figures is None else figures.lag
-
     def _age_of_lag(self, group: str, topic: str, rest: Rest) -> float:
-        times = [self._oldest_in(group, queue, ordinal) for queue, ordinal in self._behind(group, topic, rest)]
+        times = [self._oldest_in(group, queue, ordinal) for queue, ordinal in self.lags.behind(group, topic, rest)]
         return self._seconds_since(min((time_ms for time_ms in times if time_ms is not None), default=None))
 
     def _leased(self, rest: Rest) -> Iterator[Family]:
@@ -209,13 +197,13 @@ class BrokerMetrics:
         yield metrics.LEASE_IN_FLIGHT, ((key, sums.in_flight) for key, sums in found.items())
         yield metrics.LEASE_DELAYED, ((key, sums.delayed) for key, sums in found.items())
         yield metrics.LEASE_AGE, ((key, self._seconds_since(sums.oldest_ms)) for key, sums in found.items())
-        counts = [(key, each) for key, each in resting(list(self.leases.leases.counts.pairs.items()), rest)]
+        counts = [(key, each) for key, each in with_rests(list(self.leases.leases.counts.pairs.items()), rest)]
         yield metrics.LEASE_GIVEN, ((key, each.given) for key, each in counts)
         yield metrics.LEASE_AGAIN, ((key, each.again) for key, each in counts)
         yield metrics.LEASE_DEAD, ((key, each.dead) for key, each in counts)
 
     def _sum(self, group: str, topic: str, rest: Rest) -> LeaseSums:
-        places = resting(self.leases.partitions(group, topic), rest)
+        places = with_rests(self.leases.partitions(group, topic), rest)
         return LeaseSums.of(filter(None, map(self.leases.of, places)))
 
     def _leases(self, rest: Rest) -> Iterator[Family]:
@@ -238,14 +226,14 @@ class BrokerMetrics:
         queues = self.context.store.queues
         for (group, topic), asked in self.context.observed.table(rest).items():
             lag = 0
-            for number, each in resting(asked.items(), rest):
+            for number, each in with_rests(asked.items(), rest):
                 queue = queues.get(TopicPartition(topic, number))
                 lag += 0 if queue is None else max(0, queue.readable_text_end - max(each.position, queue.first_position))
             yield (group, topic), lag
 
     def _reads(self, rest: Rest) -> Iterator[Family]:
         endpoint = self.endpoint
-        kinds = Counter(type(session) for session in resting(list(endpoint.sessions), rest))
+        kinds = Counter(type(session) for session in with_rests(list(endpoint.sessions), rest))
         known = {"text": kinds[TextSession], "remoting": kinds[RemotingSession]}
         silent = max(0, endpoint.connections - sum(known.values()))
         yield _one(metrics.HELD, self.holds.of_clients)
@@ -340,13 +328,6 @@ class BrokerMetrics:
 
     def _seconds_since(self, time_ms: int | None) -> float:
         return 0.0 if time_ms is None else max(0, self.context.store.clock.now_ms() - time_ms) / 1000
-
-
-def resting(things: Iterable[T], rest: Rest) -> Iterator[T]:
-    """Yield all things, and let other greenlets run after each."""
-    for each in things:
-        yield each
-        rest()
 
 
 def registry_families(registry: Registry) -> Iterator[Family]:

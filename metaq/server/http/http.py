@@ -6,7 +6,7 @@ route          answers
 ``/healthz``   200 for as long as the event loop runs: ``{"state":"recovering"}``
 ``/readyz``    200 when this process does what it is there for, else 503 with the reasons
 ``/metrics``   what is measured, in the text format of Prometheus (``metaq.engine.figures.metrics``)
-``/api``       and all below it: what the broker's ``Site`` answers (``metaq.server.api``)
+``/``          and ``/console``, ``/api``, and all below these: what the broker's ``Site`` answers (``metaq.server.sites``)
 =============  ==================================================================================================
 
 With users, ``/metrics`` requires a login: ``Authorization: Basic`` with name and password, or ``Bearer`` with the secret of a
@@ -102,6 +102,10 @@ class Monitored(Protocol):
         """Yield all metrics with their values. ``rest`` is called between the steps of collecting them."""
         ...
 
+    def stalled(self, seconds: float) -> None:
+        """Take note of how late the event loop was, which is measured every ``WATCH_S``."""
+        ...
+
 
 Answer = tuple[str, str, bytes]
 """Status, content type and body."""
@@ -109,8 +113,8 @@ Environ = Mapping[str, Any]
 """A request, as WSGI represents it."""
 StartResponse = Callable[..., Any]
 Site = Callable[[Environ, StartResponse], Iterable[bytes]]
-"""The WSGI application that answers what is below ``SITE``."""
-SITE: Final = "/api"
+"""The WSGI application that answers at ``/`` and below ``SITES``."""
+SITES: Final = ("/api", "/console")
 DEADLINE: Final = "metaq.deadline"
 """The name in a request's environment under which its ``Deadline`` is (``metaq.server.http.httpserver``)."""
 UNAUTHORIZED: Final = "401 Unauthorized"
@@ -171,6 +175,14 @@ class Monitor:
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
+    @property
+    def page(self) -> str:
+        """The address that a browser on this machine opens; empty when there is no port."""
+        if self.address is None:
+            return ""
+        host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(self.address.host, self.address.host)  # noqa: S104 - nothing is bound
+        return f"{'http' if self._certificate is None else 'https'}://{self.address._replace(host=host)}/"
+
     def recovering(self, step: RecoveryStep) -> None:
         """Record the progress of recovery. Any thread may call it."""
         self._state, self._step = Stage.RECOVERING, step
@@ -183,7 +195,7 @@ class Monitor:
     ) -> None:
         """Record that the process serves.
 
-        ``monitored`` returns the current source of metrics and readiness, ``site`` what answers below ``SITE``, if anything;
+        ``monitored`` returns the current source of metrics and readiness, ``site`` what answers below ``SITES``, if anything;
         ``authentication`` has the users.
         """
         self._state, self._step, self._monitored, self._authentication = Stage.SERVING, None, monitored, authentication
@@ -211,13 +223,16 @@ class Monitor:
         while True:
             due = time.monotonic() + WATCH_S
             gevent.sleep(WATCH_S)
-            self._stalls.observe(max(0.0, time.monotonic() - due))
+            late_s = max(0.0, time.monotonic() - due)
+            self._stalls.observe(late_s)
+            if self._monitored is not None:
+                self._monitored().stalled(late_s)
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
     def _answer(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
-        if path == SITE or path.startswith(f"{SITE}/"):
+        if path == "/" or path.startswith(SITES):
             site = self._site()
             if site is not None:
                 return site(environ, start_response)

@@ -55,7 +55,7 @@ class Scrapes:
 
     def _make(self) -> str | Exception:
         """Return the text, or an exception as a value: if it were raised, the hub would print it although it is handled."""
-        slices = _Slices()
+        slices = Slices()
         try:
             return "".join(write(self._families(slices.rest_when_due), slices.rest_when_due))
         except AssertionError:
@@ -64,13 +64,21 @@ class Scrapes:
             return error
 
 
-class _Slices:
-    """Lets other greenlets run each time that a scrape has worked for ``SLICE_S``."""
+class Slices:
+    """Lets other greenlets run each time that some work has taken ``SLICE_S``."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
+        self._worked_s = 0.0
 
     def rest_when_due(self) -> None:
-        if time.monotonic() - self._began >= SLICE_S:
+        worked_s = time.monotonic() - self._began
+        if worked_s >= SLICE_S:
+            self._worked_s += worked_s
             gevent.sleep(REST_S)
             self._began = time.monotonic()
+
+    @property
+    def worked_s(self) -> float:
+        """The seconds of work so far, without the rests."""
+        return self._worked_s + time.monotonic() - self._began

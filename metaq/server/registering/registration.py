@@ -5,7 +5,7 @@ table goes over it at the start and every ``registration_interval_ms``; in betwe
 """
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -22,9 +22,11 @@ from metaq.errors import ConnectionFailed, MetaqError, NotConnected, Refused, Re
 from metaq.protocol.remoting.codes import MASTER, Request, Response
 from metaq.protocol.remoting.headers import BrokerOnly, RegisterBroker, TopicOnly, encode_header
 from metaq.protocol.remoting.routes import (
+    ClusterInfo,
     DataVersion,
     TopicConfigs,
     TopicRoute,
+    decode_cluster_info,
     decode_kv_table,
     decode_route,
     encode_registration,
@@ -64,7 +66,8 @@ class Registration:
         """
         self._advertised = advertised
         number = MASTER if role.is_master else settings.replica_number
-        self._key = BrokerKey(settings.cluster_name, settings.broker_name, number, str(advertised))
+        self.key = BrokerKey(settings.cluster_name, settings.broker_name, number, str(advertised))
+        """The name under which registries know this process."""
         # a broker that accepts no slaves names the port above the advertised one, as RocketMQ does
         self._ha_address = replication_address(settings, advertised) or str(advertised._replace(port=advertised.port + 1))
         self._topics = topics
@@ -97,7 +100,7 @@ class Registration:
     def topic_changed(self, name: str) -> None:
         """Register a topic that was created or changed; never blocks."""
         if self._registry is not None:
-            self._registry.register(self._key, self._ha_address, self.table([name]))
+            self._registry.register(self.key, self._ha_address, self.table([name]))
         for member in self._members:
             member.topic_changed(name)
 
@@ -111,7 +114,7 @@ class Registration:
         """Return the address where this slave's master accepts slaves, from the own registry or as an external one last
         reported it. External registries are also asked again, for the next call."""
         if self._registry is not None:
-            master = self._registry.tables.master(self._key.name)
+            master = self._registry.tables.master(self.key.name)
             told = None if master is None else master.ha_address
         else:
             for member in self._members:
@@ -143,6 +146,21 @@ class Registration:
             raise ConnectionFailed(f"the route of the topic {topic} is not known: {silent}") from silent
         raise UnknownTopic(f"no registry knows a broker that has the topic {topic}")
 
+    def cluster_info(self) -> ClusterInfo:
+        """Return the brokers of the cluster, from the own registry or the first external one that answers.
+
+        Raise ``ConnectionFailed`` when none does.
+        """
+        if self._registry is not None:
+            return self._registry.tables.cluster_info()
+        failed: MetaqError | None = None
+        for member in self._members:
+            try:
+                return member.cluster_info()
+            except MetaqError as error:
+                failed = error
+        raise ConnectionFailed(f"no registry answers: {failed}") from failed
+
     @property
     def problem(self) -> str | None:
         """The reason why clients cannot find this broker; ``None`` when at least one registry knows it."""
@@ -153,7 +171,7 @@ class Registration:
     def stop(self) -> None:
         """Unregister from every registry, so that clients look elsewhere."""
         if self._registry is not None:
-            self._registry.unregister(self._key.name, self._key.address)
+            self._registry.unregister(self.key.name, self.key.address)
         goodbyes = [gevent.spawn(member.leave) for member in self._members]
         gevent.joinall(goodbyes, timeout=GOODBYE_TIMEOUT_S)
         gevent.killall(goodbyes + self._greenlets)
@@ -164,7 +182,7 @@ class Registration:
             self._register_here(registry)
 
     def _register_here(self, registry: Registry) -> None:
-        registry.register(self._key, self._ha_address, self.table())
+        registry.register(self.key, self._ha_address, self.table())
         self._mark_ordered(registry.ordered_topics())
 
     def _check_advertised(self) -> None:
@@ -200,7 +218,7 @@ class Registration:
 
     def register_at(self, address: Address, link: Outbound, table: TopicConfigs) -> None:
         """Register once with an external registry."""
-        key = self._key
+        key = self.key
         header = RegisterBroker(key.name, key.address, key.cluster, self._ha_address, key.number)
         answer = link.call(Request.REGISTER_BROKER, encode_header(header), encode_registration(table))
         self._masters[address] = answer.fields.get("haServerAddr", "")
@@ -208,7 +226,7 @@ class Registration:
         self._mark_ordered({topic for table in self._ordered.values() for topic in table})
 
     def unregister_at(self, link: Outbound) -> None:
-        key = self._key
+        key = self.key
         link.call(Request.UNREGISTER_BROKER, encode_header(BrokerOnly(key.name, key.address, key.cluster, key.number)))
 
     def _mark_ordered(self, ordered: Collection[str]) -> None:
@@ -248,16 +266,23 @@ class _Member:
 
     def route(self, topic: str) -> TopicRoute:
         """Return the route of a topic. Raise ``UnknownTopic``, or ``ClientError`` when the registry cannot tell."""
-        if self._link is None:
-            raise NotConnected(f"{self._address}: {self.problem or 'not connected yet'}")
-        late = RequestTimeout(f"{self._address} did not answer within {ROUTE_TIMEOUT_S} s")
         try:
-            with gevent.Timeout(ROUTE_TIMEOUT_S, late):
-                return decode_route(self._link.call(Request.GET_ROUTEINFO_BY_TOPIC, encode_header(TopicOnly(topic))).body)
+            return decode_route(self._ask(Request.GET_ROUTEINFO_BY_TOPIC, encode_header(TopicOnly(topic))))
         except Refused as error:
             if error.code == Response.TOPIC_NOT_EXIST:
                 raise UnknownTopic(str(error)) from error
             raise
+
+    def cluster_info(self) -> ClusterInfo:
+        """Return the brokers that the registry knows. Raise ``ClientError`` when it cannot tell."""
+        return decode_cluster_info(self._ask(Request.GET_BROKER_CLUSTER_INFO, {}))
+
+    def _ask(self, code: Request, fields: Mapping[str, str]) -> bytes:
+        if self._link is None:
+            raise NotConnected(f"{self._address}: {self.problem or 'not connected yet'}")
+        late = RequestTimeout(f"{self._address} did not answer within {ROUTE_TIMEOUT_S} s")
+        with gevent.Timeout(ROUTE_TIMEOUT_S, late):
+            return bytes(self._link.call(code, fields).body)
 
     def stay_registered(self) -> None:
         """Connect and register. After every failure try again, with a pause that doubles up to the interval."""

@@ -38,6 +38,7 @@ from metaq.server.broker import Broker
 from metaq.server.daemon import STARTED_NOT
 from metaq.server.http.brokermetrics import BrokerMetrics
 from metaq.server.http.http import Site
+from metaq.server.lasting import Lasting
 from metaq.server.opened import Opened, open_data
 from metaq.server.registering.zkregistration import open_session
 from metaq.server.reload import Origins
@@ -84,6 +85,7 @@ class ReplicaServer:
         self.settings = settings
         """The settings in force, whatever the role."""
         self.origins = Origins(settings, {})
+        self.lasting = Lasting()
         self._disk = disk or RealDisk()
         self._path = settings.data / FOLDER / KEPT
         self._kept = self._load()

@@ -3,7 +3,6 @@
 import enum
 import time
 from collections.abc import Iterator
-from itertools import islice
 from typing import Annotated, Any
 
 import gevent
@@ -12,12 +11,16 @@ from msgspec import Meta
 
 import metaq
 from metaq.address import Address
+from metaq.client.admin.views import read_lines
 from metaq.config import FIELDS
+from metaq.diagnosis.brokerchecks import OF_ALL, OF_MASTERS, BrokerReport
+from metaq.diagnosis.findings import Level, some
 from metaq.errors import BadRequest, RequestFailed
 from metaq.fields import plain
 from metaq.message import DEAD_PREFIX, TopicPartition
 from metaq.protocol.remoting.adminbodies import encode_settings
 from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.routes import decode_kv_table
 from metaq.server.access.permissions import Action
 from metaq.server.remoting.session import RemotingSession
 from metaq.server.services.call import Call
@@ -31,8 +34,6 @@ AT_ONCE = 200
 """Groups, each in one topic, that are looked at before other greenlets run for"""
 REST_S = 0.001
 """seconds; with a sleep of 0, connections would not go on."""
-NAMED = 5
-"""Names in one finding."""
 
 
 class Averages(Output, frozen=True):
@@ -67,6 +68,9 @@ class BrokerFacts(Output, frozen=True):
     put_per_second: Averages
     got_per_second: Averages
     gets_waiting: Annotated[int, Meta(description="Gets that wait for messages.")]
+    disk_used: Annotated[int, Meta(description="Bytes in use on the file system of the data folder, by whatever it is.")]
+    disk_available: Annotated[int, Meta(description="Bytes that are available there.")]
+    longest_turn_s: Annotated[float, Meta(description="The longest that one turn of the loop took since the start.")]
 
 
 class WatchQuery(Input, frozen=True):
@@ -85,7 +89,7 @@ class SettingRow(Output, frozen=True):
 
 
 class SettingRows(Output, frozen=True):
-    """All settings in force, by name."""
+    """All settings in force but the topics, by name."""
 
     rows: list[SettingRow]
 
@@ -175,6 +179,7 @@ def show_broker(call: Call) -> BrokerFacts:
     """Return the state of this broker."""
     call.demand(Action.INSPECT)
     context, interior = call.context, call.interior
+    disk = context.store.disk.usage(context.settings.data)
     settings, statistics, figures, reasons = context.settings, context.statistics, context.store.figures(), interior.reasons()
     return BrokerFacts(
         broker=settings.broker_name,
@@ -198,6 +203,9 @@ def show_broker(call: Call) -> BrokerFacts:
         put_per_second=Averages(**dict(zip(Averages.__struct_fields__, statistics.put_per_second(), strict=True))),
         got_per_second=Averages(**dict(zip(Averages.__struct_fields__, statistics.transferred_per_second(), strict=True))),
         gets_waiting=interior.holds.of_clients,
+        disk_used=disk.used,
+        disk_available=disk.available,
+        longest_turn_s=round(interior.endpoint.pace.longest_s, 6),
     )
 
 
@@ -214,10 +222,11 @@ def _watch(call: Call, pause_s: float) -> Iterator[BrokerFacts | None]:
 
 
 def show_settings(call: Call) -> SettingRows:
-    """Return all settings in force, each with its origin."""
+    """Return all settings in force but the topics, each with its origin."""
     call.demand(Action.INSPECT)
     origins = call.interior.origins()
-    values, at_start = plain(call.context.settings), plain(origins.settings)
+    # 10,000 topics would take the loop 0.1 s
+    values, at_start = (plain(settings, without=("topics",)) for settings in (call.context.settings, origins.settings))
     rows = [
         SettingRow(
             name=name,
@@ -277,28 +286,40 @@ def find_problems(call: Call) -> BrokerFindings:
 
 
 def _findings(call: Call) -> Iterator[BrokerFinding]:
-    context = call.context
+    context, found = call.context, list(_reported(call))
     for reason in call.interior.reasons():
-        yield _problem("ready", reason, "clients cannot work with this broker until this is over")
+        if not any(reason in each.found for each in found):  # the reports have most of them
+            yield _problem("ready", reason, "clients cannot work with this broker until this is over")
+    yield from found
     suspicion = context.store.suspicion.reason
     if suspicion is not None:
         yield _warning(
             "log", f"the log may lack acknowledged messages: {suspicion}", "metaq cluster status, docs/replication.md"
         )
-    usage = context.store.disk.usage(context.settings.data).ratio
-    if usage > context.store.settings.retention.clean_ratio:
-        yield _warning("disk", f"{usage:.0%} of the disk are used", "free some, or lower keep_hours")
     stuck = _stuck(call)
     if stuck:
         yield _warning(
-            "groups", f"no consumer is connected, and messages wait: {_some(stuck)}", "metaq group why-not-consuming GROUP"
+            "groups", f"no consumer is connected, and messages wait: {some(stuck)}", "metaq group why-not-consuming GROUP"
         )
     topics = [topic.name for topic in context.topics if topic.name.startswith(DEAD_PREFIX)]
     dead = [name.removeprefix(DEAD_PREFIX) for name in topics if number_of_messages(call, name)]
     if dead:
-        yield _warning("dead letters", f"groups have given up messages: {_some(dead)}", "metaq dlq show GROUP")
+        yield _warning("dead letters", f"groups have given up messages: {some(dead)}", "metaq dlq show GROUP")
     if context.store.indexing.paused is not None:
         yield _warning("keys", f"no keys are entered: {context.store.indexing.paused}", "messages are not found by key for now")
+
+
+def _reported(call: Call) -> Iterator[BrokerFinding]:
+    """Yield what ``metaq doctor`` finds in the report of this broker."""
+    context = call.context
+    info = decode_kv_table(bytes(call.ask(Request.GET_BROKER_RUNTIME_INFO).body))
+    config = read_lines(bytes(call.ask(Request.GET_BROKER_CONFIG).body))
+    report = BrokerReport(call.broker, str(Address(context.host, context.port)), info, config)
+    for check in (*OF_ALL, *(OF_MASTERS if context.replicas.is_master else ())):
+        for finding in check(report):
+            if finding.level is not Level.OK:
+                make = _problem if finding.level is Level.PROBLEM else _warning
+                yield make(finding.check, finding.found, finding.advice)
 
 
 def _stuck(call: Call) -> list[str]:
@@ -312,11 +333,6 @@ def _stuck(call: Call) -> list[str]:
         if number % AT_ONCE == 0:
             gevent.sleep(REST_S)
     return sorted(found)
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - NAMED
-    return ", ".join(islice(sorted(names), NAMED)) + (f" and {more} more" if more > 0 else "")
 
 
 def _warning(check: str, found: str, advice: str) -> BrokerFinding:

@@ -8,7 +8,8 @@ are then the same for all protocols.
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
 
 import gevent
 from gevent.event import Event
@@ -16,6 +17,7 @@ from gevent.hub import get_hub
 
 from metaq.engine.context import Context
 from metaq.engine.hold import Holds
+from metaq.engine.leases.figures import LeaseFigures
 from metaq.engine.timers.cancelling import Cancels
 from metaq.errors import Fenced, MetaqError, Overloaded, RequestFailed
 from metaq.protocol.remoting.codes import JSON, RESPONSE_FLAG, VERSION, Request, Response
@@ -23,11 +25,17 @@ from metaq.protocol.remoting.frames import FrameReader, RemotingCommand
 from metaq.protocol.remoting.headers import encode_header
 from metaq.server.access.permissions import Action, Principal, demand
 from metaq.server.endpoint import Endpoint
+from metaq.server.lasting import Lasting
+from metaq.server.registering.registration import Registration
 from metaq.server.reload import Origins
 from metaq.server.remoting.session import RemotingSession, RunHandler
+from metaq.server.text.push import PushHandler
 from metaq.server.wire.memory import Memory
 from metaq.server.wire.session import Buffer
 from metaq.store.files.filecache import Read
+
+if TYPE_CHECKING:
+    from metaq.server.registering.cluster import ClusterWatch
 
 ANSWER_S: Final = 30.0
 """The longest that a handler may take."""
@@ -37,7 +45,7 @@ REST_S: Final = 0.001
 """seconds; with a sleep of 0, connections would not go on."""
 _LANGUAGE: Final = "HTTP"
 _UNBOUNDED: Final = 1 << 30
-"""Answers inside of the process are read at once, and ``metaq.server.api.site`` bounds how many calls there are."""
+"""Answers inside of the process are read at once, and ``metaq.server.http.bounded`` bounds how many calls there are."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,19 @@ class Interior:
     """Cancels of delayed messages."""
     origins: Callable[[], Origins]
     """Returns the origins of the settings."""
+    pushes: PushHandler
+    """Subscriptions."""
+    registration: Registration
+    lasting: Lasting
+    """The state that outlives a role."""
+    leases: LeaseFigures
+
+    @cached_property
+    def cluster(self) -> "ClusterWatch":
+        """The other brokers. What it takes to look at them is imported when somebody does."""
+        from metaq.server.registering.cluster import ClusterWatch  # noqa: PLC0415
+
+        return ClusterWatch(self.registration, self.lasting.seen)
 
 
 class Call:
@@ -64,7 +85,7 @@ class Call:
         """Prepare the call of a principal from a host and a port."""
         self.interior = interior
         self.principal = principal
-        self._address = address
+        self.address = address
         self._inside: _Inside | None = None
 
     def end(self) -> None:
@@ -118,14 +139,24 @@ class Call:
 
         Raise ``Overloaded`` when one does not come in time: its request may have been carried out.
         """
+        answers = self.ask_each(code, requests, ANSWER_S + wait_s)
+        late = next((answer for answer in answers if isinstance(answer, _Late)), None)
+        if late is not None:
+            raise late
+        return answers
+
+    def ask_each(
+        self, code: Request, requests: Sequence[tuple[Mapping[str, str], bytes]], seconds: float
+    ) -> list[RemotingCommand | MetaqError]:
+        """Begin all requests as ``ask_all`` does; in the place of an answer that does not come in time is an ``Overloaded``."""
         if self._inside is None:
-            self._inside = _Inside(self.interior.endpoint, self.principal, self._address)
+            self._inside = _Inside(self.interior.endpoint, self.principal, self.address)
         inside = self._inside
         opaques = []
         for number, (fields, body) in enumerate(requests, 1):
             opaques.append(inside.begin(code, dict(fields), body))
             self.rest_after(number)
-        return inside.wait(opaques, ANSWER_S + wait_s)
+        return inside.wait(opaques, seconds)
 
     def rest_after(self, number: int) -> None:
         """Let others run after each ``AT_ONCE`` of many things, which are counted from 1."""
@@ -136,6 +167,10 @@ class Call:
 def failed(answer: RemotingCommand) -> RequestFailed:
     """Return the error that a handler's answer reports."""
     return RequestFailed(answer.code, answer.remark or f"the broker answered {answer.code} without a reason")
+
+
+class _Late(Overloaded):
+    """An answer has not come in time."""
 
 
 class _Inside:
@@ -164,6 +199,9 @@ class _Inside:
             needs, handler = self._endpoint.answering(code)
             needs.check_size(request)
             needs.check_right(self.session.principal)
+            run = self._endpoint.known_runs.get(code)
+            if run is not None and run(self.session, (request,), 0):
+                return self._last
             answer = handler(self.session, request)
         except MetaqError as error:
             self._answers[self._last] = error
@@ -174,14 +212,15 @@ class _Inside:
         return self._last
 
     def wait(self, numbers: Sequence[int], seconds: float) -> list[RemotingCommand | MetaqError]:
-        late = Overloaded(f"the broker has not answered within {seconds:g} s", retry_after_ms=1000)
-        with gevent.Timeout(seconds, late):
-            while any(number not in self._answers for number in numbers):
-                if self.session.closed:
-                    raise Fenced("the broker met an error, or changes its role, while it answered; see its log")
-                self._arrived.clear()
-                self._arrived.wait()
-        return [self._answers.pop(number) for number in numbers]
+        """Return the answers; a ``_Late`` in the place of each that has not come by then."""
+        end = time.monotonic() + seconds
+        while any(number not in self._answers for number in numbers) and time.monotonic() < end:
+            if self.session.closed:
+                raise Fenced("the broker met an error, or changes its role, while it answered; see its log")
+            self._arrived.clear()
+            self._arrived.wait(max(0.0, end - time.monotonic()))
+        late = _Late(f"the broker has not answered within {seconds:g} s", retry_after_ms=1000)
+        return [self._answers.pop(number, late) for number in numbers]
 
     # -- the stream that the session writes to ------------------------------------------------------------------------
 

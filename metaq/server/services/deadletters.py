@@ -2,33 +2,51 @@
 
 import enum
 from base64 import b64encode
+from collections.abc import Iterator
 from typing import Annotated
 
+import gevent
+from gevent.lock import BoundedSemaphore
 from msgspec import Meta
 
 from metaq.client.message import ReceivedMessage
 from metaq.client.sending.again import properties_again
 from metaq.errors import BadRequest, MetaqError, RequestFailed
-from metaq.message import DEAD_PREFIX, RETRY_PREFIX
+from metaq.message import DEAD_PREFIX, DEFAULT_TOPIC, RETRY_PREFIX, TopicPartition
 from metaq.protocol.properties import DEDUPE_ID, DELAY, RETRY_TOPIC, SHARDING_KEY, UNIQUE_KEY
+from metaq.protocol.remoting.attributes import DISCARDED, write_changes
 from metaq.protocol.remoting.codes import Request, Response
-from metaq.protocol.remoting.headers import TopicOnly
+from metaq.protocol.remoting.headers import CreateTopic, Int32, TopicOnly
+from metaq.protocol.spans import MOST_CHARACTERS
 from metaq.server.access.permissions import Action
-from metaq.server.services.call import Call
-from metaq.server.services.messages import MessagesRead, PartitionReader, by_offset_id, topic_of_reader
-from metaq.server.services.rows import Input, Name, Number, OffsetId, Output
-from metaq.server.services.sending import MessageInput, new_id, publish, send_again
-from metaq.server.services.topics import number_of_messages
+from metaq.server.services.call import REST_S, Call
+from metaq.server.services.messages import MessagesRead, PartitionReader, StoredMessage, by_offset_id, topic_of_reader
+from metaq.server.services.rows import Input, Name, NamesQuery, Number, OffsetId, Output, RowPage, page_of
+from metaq.server.services.sending import MessageInput, PreparedSend, new_id, outgoing, send_all, sent_again
+from metaq.server.services.topics import number_of_messages, topic_of
 
-MOST_REPLAYED = 256
+MOST_LETTERS = 256
 """Dead letters in one request."""
+MOST_READS = 16
+"""Reads for one page, which may meet nothing but letters that were discarded."""
+_discarding = BoundedSemaphore(1)
+"""Held while a topic's list of discarded letters is read and written."""
+
+Letters = Annotated[list[OffsetId], Meta(min_length=1, max_length=MOST_LETTERS)]
+
+
+class DeadGroup(Output, frozen=True):
+    """A group that has dead letters."""
+
+    group: str
+    dead_letters: int
 
 
 class DeadQuery(Input, frozen=True):
     """The begin and the length of a page of dead letters."""
 
     offset: Annotated[Number, Meta(description="The `next` of the page before.")] = 0
-    limit: Annotated[int, Meta(ge=1, le=256)] = 32
+    limit: Annotated[int, Meta(ge=1, le=MOST_LETTERS)] = 32
 
 
 class ReplayTarget(enum.Enum):
@@ -41,10 +59,11 @@ class ReplayTarget(enum.Enum):
 class ReplayInput(Input, frozen=True):
     """The dead letters to send again, and where to."""
 
-    offset_ids: Annotated[list[OffsetId], Meta(min_length=1, max_length=MOST_REPLAYED)]
+    offset_ids: Letters
     to: Annotated[ReplayTarget, Meta(description="The topic that they came from, for all its groups, or this group only.")] = (
         ReplayTarget.TOPIC
     )
+    discard: Annotated[bool, Meta(description="Discard those that were sent; otherwise they also remain dead letters.")] = False
 
 
 class Replayed(Output, frozen=True):
@@ -62,62 +81,108 @@ class ReplayResult(Output, frozen=True):
     letters: list[Replayed]
 
 
+class DiscardInput(Input, frozen=True):
+    """The dead letters to discard."""
+
+    offset_ids: Letters
+
+
 class Discarded(Output, frozen=True):
     """Dead letters that were discarded."""
 
     discarded: int
 
 
+# -- looking ----------------------------------------------------------------------------------------------------------
+
+
+def list_dead_groups(call: Call, query: NamesQuery) -> RowPage[DeadGroup]:
+    """Return a page of the groups that have dead letters, by name."""
+    call.demand(Action.INSPECT)
+    topics = [topic.name for topic in call.context.topics if topic.name.startswith(DEAD_PREFIX)]
+    counted = ((name.removeprefix(DEAD_PREFIX), number_of_messages(call, name)) for name in topics)
+    found = (pair for pair in counted if pair[1])
+    return page_of(found, query, lambda pair: pair[0], lambda pair: DeadGroup(group=pair[0], dead_letters=pair[1]))
+
+
 def list_dead(call: Call, group: Name, query: DeadQuery) -> MessagesRead:
     """Return dead letters of a group, the oldest first."""
     topic = f"{DEAD_PREFIX}{group}"
     call.demand(Action.SUBSCRIBE, topic)
-    if call.context.topics.get(topic) is None:  # the first dead letter creates the topic
+    known = call.context.topics.get(topic)
+    if known is None:  # the first dead letter creates the topic
         return MessagesRead(messages=[], next=0, begin=0, end=0)
     topic_of_reader(call, topic, 0)
-    return PartitionReader(call, topic, 0).read(query.offset, query.limit)
+    reader, letters, discarded = PartitionReader(call, topic, 0), list[StoredMessage](), known.discarded
+    read = reader.read(query.offset, query.limit)
+    for _ in range(MOST_READS):
+        letters = [letter for letter in read.messages if letter.offset not in discarded]
+        if letters or read.next >= read.end:
+            break
+        read = reader.read(read.next, query.limit)
+    return MessagesRead(messages=letters, next=read.next, begin=read.begin, end=read.end)
+
+
+def all_dead(call: Call, group: Name) -> Iterator[list[StoredMessage]]:
+    """Yield all dead letters that a group has now, the oldest first, some at a time."""
+    at, end = 0, list_dead(call, group, DeadQuery(limit=1)).end
+    while at < end:
+        read = list_dead(call, group, DeadQuery(offset=at))
+        yield [letter for letter in read.messages if letter.offset < end]
+        if read.next <= at:
+            return
+        at = read.next
+        gevent.sleep(REST_S)
+
+
+# -- sending again ----------------------------------------------------------------------------------------------------
 
 
 def replay_dead(call: Call, group: Name, body: ReplayInput) -> ReplayResult:
-    """Send dead letters again; they also remain dead letters."""
-    letters = [_replayed(call, group, offset_id, body.to) for offset_id in body.offset_ids]
-    return ReplayResult(sent=sum(letter.id is not None for letter in letters), letters=letters)
+    """Send dead letters again; they also remain dead letters, unless they are to be discarded."""
+    call.demand(Action.ADMINISTER if body.discard else Action.SUBSCRIBE, f"{DEAD_PREFIX}{group}")
+    drafts = []
+    for number, offset_id in enumerate(body.offset_ids, 1):
+        drafts.append(_draft(call, group, offset_id, body.to))
+        call.rest_after(number)
+    outcomes = iter(send_all(call, [draft for draft in drafts if isinstance(draft, PreparedSend)]))
+    letters = [
+        _replayed(offset_id, next(outcomes) if isinstance(draft, PreparedSend) else draft)
+        for offset_id, draft in zip(body.offset_ids, drafts, strict=True)
+    ]
+    sent = [letter.offset_id for letter in letters if letter.id is not None]
+    if body.discard and sent:
+        discard_some(call, group, DiscardInput(offset_ids=sent))
+    return ReplayResult(sent=len(sent), letters=letters)
 
 
-def discard_dead(call: Call, group: Name) -> Discarded:
-    """Discard all dead letters that a group has now."""
-    topic = f"{DEAD_PREFIX}{group}"
-    call.demand(Action.ADMINISTER, topic)
-    found = number_of_messages(call, topic)
-    if call.context.topics.get(topic) is not None:  # the next dead letter creates it again, behind those
-        call.ask(Request.DELETE_TOPIC_IN_BROKER, TopicOnly(topic))
-    return Discarded(discarded=found)
-
-
-def _replayed(call: Call, group: str, offset_id: str, to: ReplayTarget) -> Replayed:
+def _draft(call: Call, group: str, offset_id: str, to: ReplayTarget) -> PreparedSend | MetaqError:
+    """Return a dead letter as it is sent again, or why it cannot be."""
     try:
-        letter = by_offset_id(call, offset_id)
-        if letter.queue.topic != f"{DEAD_PREFIX}{group}":
-            raise RequestFailed(Response.QUERY_NOT_FOUND, f"the message {offset_id} is no dead letter of the group {group}")
-        send = _to_group if to is ReplayTarget.GROUP else _to_topic
-        return Replayed(offset_id=offset_id, id=send(call, group, letter))
+        letter = _letter(call, group, offset_id)
+        return (_to_group if to is ReplayTarget.GROUP else _to_topic)(call, group, letter)
     except MetaqError as error:
-        return Replayed(offset_id=offset_id, refused=str(error))
+        return error
 
 
-def _to_group(call: Call, group: str, letter: ReceivedMessage) -> str:
-    """Send a dead letter to its group, as if for the first time; return the id under which it goes."""
+def _replayed(offset_id: str, outcome: str | MetaqError) -> Replayed:
+    if isinstance(outcome, MetaqError):
+        return Replayed(offset_id=offset_id, refused=str(outcome))
+    return Replayed(offset_id=offset_id, id=outcome)
+
+
+def _to_group(call: Call, group: str, letter: ReceivedMessage) -> PreparedSend:
+    """Return a dead letter as it goes to its group, as if for the first time."""
     if RETRY_TOPIC not in letter.properties:
         raise BadRequest(f"{letter!r} does not say which topic it came from; it may not be a dead letter")
-    ident = new_id()
     properties = {name: value for name, value in letter.properties.items() if name not in (DELAY, DEDUPE_ID)}
+    properties[UNIQUE_KEY] = new_id()
     body, sys_flag = letter._packed()
-    send_again(call, f"{RETRY_PREFIX}{group}", body, {**properties, UNIQUE_KEY: ident}, sys_flag, letter.flag, 0)
-    return ident
+    return sent_again(call, f"{RETRY_PREFIX}{group}", body, properties, sys_flag, letter.flag)
 
 
-def _to_topic(call: Call, group: str, letter: ReceivedMessage) -> str:
-    """Send a dead letter to the topic that it came from, as a new message; return the id under which it goes."""
+def _to_topic(call: Call, group: str, letter: ReceivedMessage) -> PreparedSend:
+    """Return a dead letter as it goes to the topic that it came from, as a new message."""
     if letter.topic == letter.queue.topic:
         raise BadRequest(f"{letter!r} does not say which topic it came from; send it to its group")
     if letter.error is not None:
@@ -130,4 +195,51 @@ def _to_topic(call: Call, group: str, letter: ReceivedMessage) -> str:
         ordering_key=letter.properties.get(SHARDING_KEY),
         priority=letter.priority,
     )
-    return publish(call, letter.topic, message).id
+    return outgoing(call, letter.topic, message)
+
+
+# -- discarding -------------------------------------------------------------------------------------------------------
+
+
+def discard_dead(call: Call, group: Name) -> Discarded:
+    """Discard all dead letters that a group has now."""
+    topic = f"{DEAD_PREFIX}{group}"
+    call.demand(Action.ADMINISTER, topic)
+    found = number_of_messages(call, topic)
+    if call.context.topics.get(topic) is not None:  # the next dead letter creates it again, behind those
+        call.ask(Request.DELETE_TOPIC_IN_BROKER, TopicOnly(topic))
+    return Discarded(discarded=found)
+
+
+def discard_some(call: Call, group: Name, body: DiscardInput) -> Discarded:
+    """Discard some dead letters of a group: they are not shown and not sent again any more."""
+    name = f"{DEAD_PREFIX}{group}"
+    call.demand(Action.ADMINISTER, name)
+    ordinals = set[int]()
+    for number, offset_id in enumerate(body.offset_ids, 1):
+        ordinals.add(_letter(call, group, offset_id).queue_offset)
+        call.rest_after(number)
+    with _discarding:
+        topic = topic_of(call, name, Action.ADMINISTER)
+        queue = call.context.store.queues[TopicPartition(name, 0)]
+        text = str(topic.discarded.with_all(ordinals, call.context.store.first(queue, call.interior.read)[0]))
+        if len(text) > MOST_CHARACTERS:
+            raise RequestFailed(
+                Response.SYSTEM_ERROR,
+                f"the list of discarded letters of {group} would have {len(text)} characters, and the limit is "
+                f"{MOST_CHARACTERS}: discard letters that follow each other, or all of them",
+            )
+        changes = write_changes({f"+{DISCARDED}": text})
+        partitions = Int32(topic.read_partitions), Int32(topic.partitions)
+        header = CreateTopic(name, DEFAULT_TOPIC, *partitions, Int32(topic.permission), attributes=changes)
+        call.ask(Request.UPDATE_AND_CREATE_TOPIC, header)
+    return Discarded(discarded=len(ordinals))
+
+
+def _letter(call: Call, group: str, offset_id: str) -> ReceivedMessage:
+    """Return a dead letter of a group. Raise ``RequestFailed`` when it is none, or was discarded."""
+    letter, name = by_offset_id(call, offset_id), f"{DEAD_PREFIX}{group}"
+    topic = call.context.topics.get(name)
+    if letter.queue.topic != name or topic is None or letter.queue_offset in topic.discarded:
+        raise RequestFailed(Response.QUERY_NOT_FOUND, f"the message {offset_id} is no dead letter of the group {group}")
+    return letter

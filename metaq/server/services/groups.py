@@ -198,7 +198,7 @@ def show_lag(call: Call, group: Name, query: LagQuery) -> GroupLag:
     group_of_call(call, group)
     if query.topic:
         topic_of(call, query.topic)
-    rows = [_lag(view) for view in sorted(_lags(call, group, query.topic))]
+    rows = [_lag(view) for view in sorted(lags_of(call, group, query.topic))]
     return GroupLag(group=group, lag=sum(row.lag for row in rows), partitions=rows)
 
 
@@ -209,7 +209,7 @@ def commit_offsets(call: Call, group: Name, body: OffsetsInput) -> GroupLag:
     for partition, offset in offsets.items():
         header = UpdateConsumerOffset(group, topic.name, Int32(partition), offset)
         call.ask(Request.UPDATE_CONSUMER_OFFSET, header)
-    rows = [_lag(view) for view in sorted(_lags(call, group, topic.name))]
+    rows = [_lag(view) for view in sorted(lags_of(call, group, topic.name))]
     return GroupLag(group=group, lag=sum(row.lag for row in rows), partitions=rows)
 
 
@@ -228,7 +228,7 @@ def reset_offsets(call: Call, group: Name, body: ResetInput) -> ResetResult:
         OffsetMove(partition=number, before=before.get(number), after=_target(call, body, number)) for number in sorted(wanted)
     ]
     if body.apply:
-        _lags(call, group, topic.name)  # who has asked for these is an administrator's tool, whose commits may go back
+        lags_of(call, group, topic.name)  # who has asked for these is an administrator's tool, whose commits may go back
         for change in changes:
             _reset(call, group, topic.name, change)
     return ResetResult(group=group, topic=topic.name, applied=body.apply, changes=changes)
@@ -270,7 +270,8 @@ def _partition(text: str, partitions: int) -> int:
     return int(text)
 
 
-def _lags(call: Call, group: str, topic: str) -> list[LagView]:
+def lags_of(call: Call, group: str, topic: str) -> list[LagView]:
+    """Return the progress of a group in a topic; in all of its topics when ``topic`` is empty."""
     return read_lags(bytes(call.ask(Request.GET_CONSUME_STATS, GetConsumeStats(group, topic or None)).body))
 
 

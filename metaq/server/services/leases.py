@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from metaq.client.admin.views import read_leases
 from metaq.client.consuming.records import decode_messages
+from metaq.leases.figures import LeaseSums
 from metaq.message import TopicPartition
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.codes import Request, Response
@@ -24,9 +25,22 @@ from metaq.protocol.remoting.leases.pop import (
 )
 from metaq.protocol.remoting.leases.receipts import decode_receipt
 from metaq.protocol.subscription import EVERYTHING, ExpressionKind
+from metaq.server.access.permissions import Action
 from metaq.server.services.call import Call
 from metaq.server.services.messages import WAIT_MS, StoredMessage, as_row
-from metaq.server.services.rows import After, Done, Input, Name, Number, Output, Partition, RowPage, UnixMs
+from metaq.server.services.rows import (
+    After,
+    Done,
+    Input,
+    Name,
+    NamesQuery,
+    Number,
+    Output,
+    Partition,
+    RowPage,
+    UnixMs,
+    page_of,
+)
 
 MOST_LEASED = 32
 """Messages that one request leases."""
@@ -104,6 +118,17 @@ class LeasedPartition(Output, frozen=True):
     oldest_ms: UnixMs | None
 
 
+class LeasingGroup(Output, frozen=True):
+    """The leases of a group in one topic, in all partitions together."""
+
+    group: str
+    topic: str
+    ready: Annotated[int, Meta(description="Messages that can be given now.")]
+    in_flight: Annotated[int, Meta(description="Messages that consumers have.")]
+    delayed: Annotated[int, Meta(description="Messages that were given back with a delay which goes on.")]
+    oldest_ms: Annotated[UnixMs | None, Meta(description="When the lowest message that is not finished was first given.")]
+
+
 class OpenQuery(Input, frozen=True):
     """The begin and the length of a page of open messages."""
 
@@ -178,6 +203,26 @@ def nack(call: Call, group: Name, body: NackInput) -> Done:
 def extend(call: Call, group: Name, body: ExtendInput) -> Done:
     """Let a lease end later."""
     return _change(call, group, body, body.invisible_ms)
+
+
+def list_leasing(call: Call, query: NamesQuery) -> RowPage[LeasingGroup]:
+    """Return a page of the groups that lease messages, each with the topics, by name; none on a slave."""
+    call.demand(Action.INSPECT)
+    pairs = sorted(call.interior.leases.pairs())
+    return page_of(pairs, query, lambda pair: f"{pair[0]} {pair[1]}", lambda pair: _leasing(call, *pair))
+
+
+def _leasing(call: Call, group: str, topic: str) -> LeasingGroup:
+    figures = call.interior.leases
+    sums = LeaseSums.of(filter(None, map(figures.of, figures.partitions(group, topic))))
+    return LeasingGroup(
+        group=group,
+        topic=topic,
+        ready=sums.ready,
+        in_flight=sums.in_flight,
+        delayed=sums.delayed,
+        oldest_ms=sums.oldest_ms,
+    )
 
 
 def list_leases(call: Call, group: Name, query: LeasesQuery) -> RowPage[LeasedPartition]:

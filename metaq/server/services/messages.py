@@ -1,5 +1,6 @@
 """Stored messages: from a place of a partition on, by key, by id; and waiting for the next ones."""
 
+import heapq
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from typing import Annotated
@@ -11,6 +12,7 @@ from msgspec import Meta
 from metaq.client.consuming.records import decode_messages
 from metaq.client.message import ReceivedMessage
 from metaq.engine.reading.filters import filter_of, parse_cached
+from metaq.engine.tables.topics import Topic
 from metaq.errors import BadRequest, Overloaded, RequestFailed
 from metaq.message import TopicPartition
 from metaq.protocol.ids import decode_offset_id
@@ -22,6 +24,7 @@ from metaq.server.remoting.consuming.pull import Found, check_readable, read_par
 from metaq.server.services.call import Call
 from metaq.server.services.rows import Input, Name, Number, OffsetId, Output, Partition, RowPage, UnixMs
 from metaq.server.services.topics import topic_of
+from metaq.store.queues.consumequeue import ConsumeQueue
 
 MOST_BODY = 256 * 1024
 """Bytes of a body that are shown; a larger one is cut."""
@@ -35,6 +38,7 @@ MOST_TAILED = 64
 """Partitions that one tail follows."""
 TAILED_AT_ONCE = 32
 """Messages of one partition, before the next partition has its turn."""
+_BY_ID = {"_UNIQUE_KEY_QUERY": "true"}
 QUIET_S = 5.0
 """The longest that a tail without messages says nothing; only a write shows that its reader has left."""
 
@@ -68,6 +72,12 @@ class ReadQuery(Input, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=256, description="The most messages; fewer when they are large.")] = 32
     tags: Annotated[str, Meta(max_length=1024, description="A filter, as `paid || refunded`; `*` is all.")] = EVERYTHING
     wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MS, description="How long to wait when there is none.")] = 0
+
+
+class NewestQuery(Input, frozen=True):
+    """The number of messages that are wanted."""
+
+    limit: Annotated[int, Meta(ge=1, le=256)] = 50
 
 
 class TailQuery(Input, frozen=True):
@@ -109,18 +119,74 @@ def read_messages(call: Call, topic: Name, partition: Partition, query: ReadQuer
     return found
 
 
+def read_newest(call: Call, topic: Name, query: NewestQuery) -> RowPage[StoredMessage]:
+    """Return the newest messages of all partitions of a topic, the newest first."""
+    known = topic_of(call, topic, Action.SUBSCRIBE)
+    topic_of_reader(call, topic, 0)
+    found: list[StoredMessage] = []
+    for partition, (begin, end) in _newest(call, known, query.limit).items():
+        reader = PartitionReader(call, topic, partition)
+        at = begin
+        while at < end:  # one read has fewer messages when they are large
+            part = reader.read(at, end - at)
+            found += part.messages
+            if part.next <= at:
+                break
+            at = part.next
+    newest = sorted(found, key=lambda one: decode_offset_id(one.offset_id).log_offset, reverse=True)
+    return RowPage(rows=newest[: query.limit], next=None)
+
+
+def _newest(call: Call, topic: Topic, most: int) -> dict[int, tuple[int, int]]:
+    """Return the offsets of the newest messages of a topic, by partition: the first, and the one after the last."""
+    store, read = call.context.store, call.interior.read
+    spans: dict[int, tuple[int, int]] = {}
+    heap: list[tuple[int, int, int, ConsumeQueue]] = []
+
+    def push(queue: ConsumeQueue, ordinal: int) -> None:
+        if ordinal >= store.first(queue, read)[0]:
+            log_offset = queue.unit(ordinal, read)[0]  # all partitions share the log, whose order is exact
+            heapq.heappush(heap, (-log_offset, queue.partition, ordinal, queue))
+
+    for number in range(topic.all_partitions):
+        queue = store.queues.get(TopicPartition(topic.name, number))
+        if queue is not None:
+            push(queue, queue.readable - 1)
+        call.rest_after(number + 1)
+    for number in range(most):
+        if not heap:
+            break
+        _, partition, ordinal, queue = heapq.heappop(heap)
+        spans[partition] = ordinal, spans.get(partition, (0, ordinal + 1))[1]
+        push(queue, ordinal - 1)
+        call.rest_after(number + 1)
+    return spans
+
+
 def search(call: Call, topic: Name, query: SearchQuery) -> RowPage[StoredMessage]:
     """Return the newest messages of a topic with a key or an id, the oldest of them first."""
     if bool(query.key) == bool(query.id):
         raise BadRequest("a search needs a key or an id, and not both")
-    header = QueryMessage(topic, query.key or query.id, Int32(query.limit), query.from_ms, query.to_ms)
-    more = {} if query.key else {"_UNIQUE_KEY_QUERY": "true"}
+    if query.key:
+        header = QueryMessage(topic, query.key, Int32(query.limit), query.from_ms, query.to_ms)
+        found = [one for one in _query(call, header, {}) if query.key in one.keys]
+    else:
+        header = QueryMessage(topic, query.id, Int32(query.limit), query.from_ms, query.to_ms)
+        found = [one for one in _query(call, header, _BY_ID) if one.id == query.id]
+    return RowPage(rows=[as_row(one) for one in sorted(found, key=_age)[-query.limit :]], next=None)
+
+
+def found_by_id(call: Call, topic: str, ident: str) -> list[ReceivedMessage]:
+    """Return the newest messages of a topic with the id that their sender made."""
+    header = QueryMessage(topic, ident, Int32(MOST_FOUND), 0, EVER_MS)
+    return [one for one in _query(call, header, _BY_ID) if one.id == ident]
+
+
+def _query(call: Call, header: QueryMessage, more: Mapping[str, str]) -> list[ReceivedMessage]:
     answer = call.ask(Request.QUERY_MESSAGE, header, more=more, also=(Response.QUERY_NOT_FOUND,))
     if answer.code == Response.QUERY_NOT_FOUND:
-        return RowPage(rows=[], next=None)
-    found = decode_messages(bytes(answer.body), call.broker, damaged_too=True)
-    wanted = [one for one in found if (query.key in one.keys if query.key else one.id == query.id)]
-    return RowPage(rows=[as_row(one) for one in sorted(wanted, key=_age)[-query.limit :]], next=None)
+        return []
+    return decode_messages(bytes(answer.body), call.broker, damaged_too=True)
 
 
 def show_message(call: Call, offset_id: OffsetId) -> StoredMessage:

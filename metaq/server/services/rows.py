@@ -1,10 +1,12 @@
 """The types that inputs and rows of several services share; whatever is declared is checked, and is in the API's document."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Annotated, Any, Final, Generic, TypeVar
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, ValidationError, convert, json
+
+from metaq.errors import BadRequest
 
 MOST_ROWS: Final = 500
 """Rows in one page: a few milliseconds of work."""
@@ -43,6 +45,24 @@ Number = Annotated[int, Meta(ge=0, le=_INT64)]
 Partition = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 Milliseconds = Annotated[int, Meta(ge=0, le=_INT64, description="Milliseconds.")]
 UnixMs = Annotated[int, Meta(ge=0, le=_INT64, description="A time, as milliseconds since 1970 (UTC).")]
+
+
+def read_input(value: Any, kind: Any, what: str) -> Any:
+    """Return a value of a declared type, made from texts. Raise ``BadRequest``; ``what`` names the value in its sentence."""
+    try:
+        return convert(value, kind, strict=False)
+    except ValidationError as error:
+        raise BadRequest(f"{what}: {error}") from error
+
+
+def as_json(answer: Output) -> bytes:
+    """Return an answer as JSON."""
+    return json.encode(answer)
+
+
+def as_json_lines(rows: Sequence[Output]) -> bytes:
+    """Return rows as JSON, each on a line."""
+    return json.Encoder().encode_lines(rows)
 
 
 class NamesQuery(Input, frozen=True):

@@ -2,9 +2,9 @@
 
 from base64 import b64decode
 from binascii import Error as NotBase64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -14,7 +14,7 @@ from metaq.client.message import SendStatus, message_properties
 from metaq.client.sending.sending import send_fields
 from metaq.errors import BadRequest, MetaqError
 from metaq.message import LONGEST_WINDOW_MS
-from metaq.protocol.properties import DEDUPE_ID, PRIORITY, SHARDING_KEY, TIMER_DELAY, TIMER_DELIVER
+from metaq.protocol.properties import DEDUPE_ID, PRIORITY, SHARDING_KEY, TIMER_DELAY, TIMER_DELIVER, UNIQUE_KEY
 from metaq.protocol.record import java_hash
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import RemotingCommand
@@ -97,42 +97,50 @@ class PublishedMany(Output, frozen=True):
     outcomes: list[MessageOutcome]
 
 
+class PreparedSend(NamedTuple):
+    """A message as it is sent: the id that it gets, and the fields and the body of the request that sends it."""
+
+    id: str
+    fields: Mapping[str, str]
+    body: bytes
+
+
 def publish(call: Call, topic: Name, body: MessageInput) -> Published:
     """Store one message, and return where it is."""
-    ident, fields, data = _request(call, topic, body)
-    [answer] = call.ask_all(Request.SEND_MESSAGE_V2, [(fields, data)])
+    made = outgoing(call, topic, body)
+    [answer] = call.ask_all(Request.SEND_MESSAGE_V2, [made[1:]])
     if isinstance(answer, MetaqError):
         raise answer
     if answer.code not in _STATUSES:
         raise failed(answer)
-    return _published(topic, ident, answer)
+    return _published(topic, made.id, answer)
 
 
 def publish_many(call: Call, topic: Name, body: MessagesInput) -> PublishedMany:
     """Store messages one by one; say of each where it is, or why it was refused."""
-    requests = []
+    made = []
     for number, message in enumerate(body.messages, 1):  # all are looked at before the first is stored
-        requests.append(_request(call, topic, message))
+        made.append(outgoing(call, topic, message))
         call.rest_after(number)
-    answers = call.ask_all(Request.SEND_MESSAGE_V2, [(fields, data) for _, fields, data in requests])
-    outcomes = [_outcome(topic, ident, answer) for (ident, _, _), answer in zip(requests, answers, strict=True)]
+    answers = call.ask_all(Request.SEND_MESSAGE_V2, [each[1:] for each in made])
+    outcomes = [_outcome(topic, each.id, answer) for each, answer in zip(made, answers, strict=True)]
     refused = sum(outcome.refused is not None for outcome in outcomes)
     return PublishedMany(published=len(outcomes) - refused, refused=refused, outcomes=outcomes)
 
 
-def send_again(
-    call: Call, topic: str, data: bytes, properties: Mapping[str, str], sys_flag: int, flag: int, partition: int | None
-) -> RemotingCommand:
-    """Send a stored message with these properties to a topic, and return the answer. Raise what refuses it."""
-    number = next(_turns) % max(_partitions(call, topic), 1) if partition is None else partition
+def send_all(call: Call, messages: Sequence[PreparedSend]) -> list[str | MetaqError]:
+    """Send messages and return their ids in their order, or why one was refused."""
+    answers = call.ask_all(Request.SEND_MESSAGE_V2, [message[1:] for message in messages]) if messages else []
+    return [
+        answer if isinstance(answer, MetaqError) else message.id if answer.code in _STATUSES else failed(answer)
+        for message, answer in zip(messages, answers, strict=True)
+    ]
+
+
+def sent_again(call: Call, topic: str, body: bytes, properties: Mapping[str, str], sys_flag: int, flag: int) -> PreparedSend:
+    """Return a stored message as it is sent to the first partition of a topic with these properties."""
     text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
-    fields = {**send_fields(PRODUCER, topic, text, sys_flag, flag), "e": str(number)}
-    [answer] = call.ask_all(Request.SEND_MESSAGE_V2, [(fields, data)])
-    if isinstance(answer, MetaqError):
-        raise answer
-    if answer.code not in _STATUSES:
-        raise failed(answer)
-    return answer
+    return PreparedSend(properties[UNIQUE_KEY], {**send_fields(PRODUCER, topic, text, sys_flag, flag), "e": "0"}, body)
 
 
 def new_id() -> str:
@@ -152,8 +160,8 @@ def body_bytes(text: str, encoded: str | None) -> bytes:
         raise BadRequest(f"body_base64 is not base64: {error}") from error
 
 
-def _request(call: Call, topic: str, message: MessageInput) -> tuple[str, dict[str, str], bytes]:
-    """Return the id of a message, and the fields and the body of the request that sends it. Raise ``BadRequest``."""
+def outgoing(call: Call, topic: str, message: MessageInput) -> PreparedSend:
+    """Return a message as it is sent. Raise ``BadRequest``."""
     if message.delay_ms is not None and message.deliver_at_ms is not None:
         raise BadRequest("a message has a delay_ms or a deliver_at_ms, not both")
     ident = new_id()
@@ -168,7 +176,7 @@ def _request(call: Call, topic: str, message: MessageInput) -> tuple[str, dict[s
     properties = message_properties(ident, message.tag, message.keys, message.properties, given)
     text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
     fields = {**send_fields(PRODUCER, topic, text), "e": str(_partition(call, topic, message))}
-    return ident, fields, body_bytes(message.body, message.body_base64)
+    return PreparedSend(ident, fields, body_bytes(message.body, message.body_base64))
 
 
 def _partition(call: Call, topic: str, message: MessageInput) -> int:

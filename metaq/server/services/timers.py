@@ -15,8 +15,13 @@ from metaq.server.services.call import Call
 from metaq.server.services.rows import After, Done, Input, Name, Output, Partition, RowPage, UnixMs
 from metaq.server.services.sending import body_bytes
 from metaq.timers.handles import Handle, read_handle
+from metaq.timers.records import LATEST_MS
 
 MOST_PAGE = 100
+MOST_PAGES = 20
+"""Pages that one search for the timers of a topic looks at."""
+_LAST = 10**18 - 1
+"""The last id that a page can begin after."""
 HandleText = Annotated[str, Meta(min_length=1, max_length=1024, description="The `handle` of a delayed message.")]
 
 
@@ -25,6 +30,13 @@ class TimersQuery(Input, frozen=True):
 
     after: After = ""
     limit: Annotated[int, Meta(ge=1, le=MOST_PAGE)] = MOST_PAGE
+
+
+class PendingQuery(TimersQuery, frozen=True):
+    """The delayed messages that are wanted."""
+
+    topic: Annotated[str, Meta(max_length=255, description="Only those of this topic.")] = ""
+    from_ms: Annotated[UnixMs, Meta(description="Only those that come then or later.")] = 0
 
 
 class PendingTimer(Output, frozen=True):
@@ -73,10 +85,30 @@ class FirstRun(Output, frozen=True):
     due_ms: UnixMs
 
 
-def list_timers(call: Call, query: TimersQuery) -> RowPage[PendingTimer]:
-    """Return a page of the messages that wait for their time, the first due first."""
-    rows, following = read_timers(call.ask(Request.LIST_TIMERS, body=_members(query)).body)
-    return RowPage(rows=[PendingTimer(**row._asdict()) for row in rows], next=following)
+def list_timers(call: Call, query: PendingQuery) -> RowPage[PendingTimer]:
+    """Return a page of the messages that wait for their time, the first due first; of one topic, it may have few or none."""
+    rows, after = list[PendingTimer](), query.after or _begin(query.from_ms)
+    for _ in range(MOST_PAGES):
+        found, following = read_timers(call.ask(Request.LIST_TIMERS, body=_members(after, query.limit)).body)
+        wanted = [PendingTimer(**row._asdict()) for row in found if query.topic in ("", row.topic)]
+        for row in wanted:
+            if len(rows) == query.limit:
+                return RowPage(rows=rows, next=_place(rows[-1]))
+            rows.append(row)
+        if following is None or len(rows) == query.limit:
+            return RowPage(rows=rows, next=following)
+        after = following
+    return RowPage(rows=rows, next=after)
+
+
+def _begin(from_ms: int) -> str:
+    """Return the ``after`` of a page that begins at a time; empty for the first page."""
+    return f"{min(from_ms - 1, LATEST_MS)}-{_LAST}" if from_ms else ""
+
+
+def _place(row: PendingTimer) -> str:
+    """Return the ``after`` of a page that begins after a row."""
+    return f"{row.due_ms}-{row.id}"
 
 
 def cancel_timer(call: Call, handle: HandleText) -> Done:
@@ -92,7 +124,7 @@ def cancel_timer(call: Call, handle: HandleText) -> Done:
 
 def list_recurring(call: Call, query: TimersQuery) -> RowPage[RecurringMessage]:
     """Return a page of the recurring messages, by name."""
-    rows, following = read_recurring(call.ask(Request.CRON, body=_members(query, do="list")).body)
+    rows, following = read_recurring(call.ask(Request.CRON, body=_members(query.after, query.limit, do="list")).body)
     return RowPage(rows=[RecurringMessage(**row._asdict()) for row in rows], next=following)
 
 
@@ -118,8 +150,8 @@ def end_recurring(call: Call, name: Name) -> Done:
     return Done()
 
 
-def _members(query: TimersQuery, **more: str) -> bytes:
-    return fastjson.encode({**more, "limit": query.limit, **({"after": query.after} if query.after else {})})
+def _members(after: str, limit: int, **more: str) -> bytes:
+    return fastjson.encode({**more, "limit": limit, **({"after": after} if after else {})})
 
 
 def _handle(text: str) -> Handle:

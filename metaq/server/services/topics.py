@@ -190,6 +190,9 @@ def _ends(call: Call, topic: Topic, number: int) -> PartitionEnds:
 
 
 def number_of_messages(call: Call, name: str) -> Number:
-    """Return how many messages of a topic readers can see; 0 when it does not exist."""
+    """Return how many messages of a topic readers can see, without discarded dead letters; 0 when it does not exist."""
     topic = call.context.topics.get(name)
-    return 0 if topic is None else _messages(call, topic)
+    if topic is None:
+        return 0
+    queue = _queue(call, topic, 0)
+    return _messages(call, topic) - (0 if queue is None else topic.discarded.count(*_span(call, queue)))

@@ -202,7 +202,7 @@ class AdminHandler:
                 "maxTransferSize": settings.max_transfer_bytes,
                 "deletePolicy": f"delete,{settings.keep_hours:g}h",
             },
-            "metaq": {name: value for name, value in plain(settings).items() if name != "topics"},
+            "metaq": plain(settings, without=("topics",)),
         }
         for topic in context.topics.of_users():
             sections[f"topic={topic.name}"] = {

@@ -1,6 +1,6 @@
 """The answers to commands about leases, and the frames of messages that are given (specs: text protocol, section 16)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -34,24 +34,34 @@ class Leased(NamedTuple):
     pop_ms: int
 
 
+Encode = Callable[[Push, Stored, list[Buffer]], object]
+"""Appends one message to buffers, in the form in which its receiver takes it."""
+
+
 class FrameStyle(NamedTuple):
     """The parts of a message frame that its receiver chose."""
 
     opaque: str
     with_crc: bool = False
+    encode: Encode | None = None
+    """Writes each message; ``None``: as a frame of the text protocol."""
 
 
 def frames(leases: Leases, wanted: PopRequest, result: PopResult, style: FrameStyle) -> list[Buffer]:
     """Return the frames of the messages that a pop gave."""
     group, topic, pop_ms = wanted.group.name, wanted.topic.name, result.pop_ms
-    opaque, with_crc = style
+    opaque, with_crc, encode = style
     out: list[Buffer] = []
     for partition, ordinals, times, body in result.given:
         begun = begun_in(leases.log.secret, group, topic, partition)
         for record, ordinal, before in zip(records_of(body), ordinals, times, strict=True):
             message_id = _new(MessageId, (partition, ordinal, encode_token(bits_in(begun, ordinal, pop_ms))))
             push = _new(Push, (opaque, message_id, topic, text_position(record), before + 1, with_crc))
-            encode_pushed(push, _new(Stored, (record, 0, len(record), NO_OFFSET)), out)
+            stored = _new(Stored, (record, 0, len(record), NO_OFFSET))
+            if encode is None:
+                encode_pushed(push, stored, out)
+            else:
+                encode(push, stored, out)
     return out
 
 

@@ -46,21 +46,26 @@ class PushHandler:
 
     def subscribe(self, session: TextSession, command: Subscribe) -> None:
         """Push messages of a topic from now on."""
-        key = command.topic, command.group
         try:
-            if key in session.subscriptions:
-                raise BadRequest(f"this connection is subscribed to {command.topic} for {command.group} already")
-            wanted = self._leases.request(session, command, MOST_AT_ONCE, command.partition)
+            subscription = self.open(session, command, FrameStyle(command.opaque, command.with_crc))
         except MetaqError as error:
             session.reply(lease_refusal(error, command.opaque))
             return
-        subscription = PushSubscription(self, self._leases, session, command, wanted)
-        self._leases.leasing.lines.subscriptions += 1
-        session.subscriptions[key] = subscription
         session.reply(write_result(OK, "", command.opaque))
         if command.owns:
             self._deal(subscription, command)
         subscription.begin()
+
+    def open(self, session: TextSession, command: Subscribe, style: FrameStyle) -> "PushSubscription":
+        """Return a new subscription of a session, which pushes from its ``begin`` on. Raise why it may not."""
+        key = command.topic, command.group
+        if key in session.subscriptions:
+            raise BadRequest(f"this connection is subscribed to {command.topic} for {command.group} already")
+        wanted = self._leases.request(session, command, MOST_AT_ONCE, command.partition)
+        subscription = PushSubscription(self, self._leases, session, command.ready, wanted, style)
+        self._leases.leasing.lines.subscriptions += 1
+        session.subscriptions[key] = subscription
+        return subscription
 
     def _deal(self, subscription: "PushSubscription", command: Subscribe) -> None:
         """Give a subscription its share of the partitions, or the one that it takes over from another one."""
@@ -118,7 +123,13 @@ class PushSubscription(StoreRead):
     """One subscription of a session."""
 
     def __init__(
-        self, handler: PushHandler, leases: LeaseHandler, session: TextSession, command: Subscribe, wanted: PopRequest
+        self,
+        handler: PushHandler,
+        leases: LeaseHandler,
+        session: TextSession,
+        ready: int,
+        wanted: PopRequest,
+        style: FrameStyle,
     ) -> None:
         self.session: TextSession = session
         self.shares: Shares[PushSubscription] | None = None
@@ -126,8 +137,8 @@ class PushSubscription(StoreRead):
         self._leases = leases
         self._lines = leases.leasing.lines
         self._wanted = wanted
-        self._style = FrameStyle(command.opaque, command.with_crc)
-        self._ready = command.ready
+        self._style = style
+        self._ready = ready
         self._out: dict[tuple[int, int], int] = {}  # the delivery of each message that is out, by partition and ordinal
         self._place: Waiting | None = None
         self._number = self._lines.next_number()

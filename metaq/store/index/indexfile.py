@@ -34,6 +34,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from librt.strings import BytesWriter, write_i32_be, write_i64_be
+
 from metaq.errors import CorruptRecord
 from metaq.protocol.keys import KeyHasher
 from metaq.store.files.disk import File
@@ -44,7 +46,6 @@ HEADER_SIZE: Final = 40
 SLOT: Final = struct.Struct(">i")
 SLOT_SIZE: Final = 4
 ITEM: Final = struct.Struct(">iqii")
-_pack: Final = ITEM.pack
 ITEM_SIZE: Final = 20
 NAME_DIGITS: Final = 17
 MOST_SECONDS: Final = 0x7FFFFFFF
@@ -249,7 +250,7 @@ class IndexFile:
         """Add the keys of records, in the order of the log; return how many records found room. The slots are loaded."""
         table, changed, slots = self._table, self._changed, self.slots
         assert table is not None
-        items: list[bytes] = []
+        items = BytesWriter()
         count, done, most, seconds_of, seconds = self.count, 0, self.entries - 1, -1, 0
         for log_offset, topic, keys, store_ms in entries:
             if count == 1:
@@ -264,13 +265,16 @@ class IndexFile:
                 previous = table[slot]
                 if not previous:
                     self.used += 1
-                items.append(_pack(value, log_offset, seconds, previous))
+                write_i32_be(items, value)
+                write_i64_be(items, log_offset)
+                write_i32_be(items, seconds)
+                write_i32_be(items, previous)
                 table[slot] = count
                 changed.add(slot // SPAN_SLOTS)
                 count += 1
             self.end_ms, self.end_offset = store_ms, log_offset
             done += 1
-        self._tail += b"".join(items)
+        self._tail += items.getvalue()
         self.count = count
         return done
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.interop.clients import run_build
+from tests.interop.clients import run_maven
 
 PROJECT = Path(__file__).parent
 BUILD = PROJECT / ".build"
@@ -24,8 +24,8 @@ GROUP = "readers"
 
 
 def build() -> str:
-    """Compile the driver, fetch the client's jars unless Maven has them, and return the class path."""
-    run_build(["mvn", "-q", "-B", "compile", "dependency:copy-dependencies"], PROJECT)
+    """Compile the driver, fetch the client's jars, and return the class path."""
+    run_maven(PROJECT, "compile", "dependency:copy-dependencies")
     return f"{BUILD / 'classes'}:{BUILD / 'dependency'}/*"
 
 

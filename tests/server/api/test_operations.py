@@ -11,7 +11,7 @@ import pytest
 from metaq.client import Client, connect
 from metaq.client.admin.admin import Admin
 from metaq.message import MessageQueue
-from metaq.server.api.operations import OPERATIONS
+from metaq.server.api.operations import OPERATIONS, Form
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.cli import Cli
 from tests.support.halves import GROUP as PRODUCERS
@@ -426,8 +426,65 @@ def test_findings(rest: Rest) -> None:
 
 
 def test_no_operation_is_left_out() -> None:
-    """E-32: each has a test here, or streams (``test_streams``)."""
-    text = Path(__file__).read_text("utf-8")
+    """E-32: each has a test here or in a file beside, or streams (``test_streams``, ``test_subscription``)."""
+    text = "".join(path.read_text("utf-8") for path in Path(__file__).parent.glob("test_*.py"))
     for operation in OPERATIONS:
         last = operation.path.rpartition("/")[2] if not operation.path.endswith("}") else operation.path.split("/")[1]
-        assert operation.takes.streams or last in text, operation
+        assert operation.takes.form is not Form.ROW or last in text, operation
+
+
+# -- diagnosis --------------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_messages(rest: Rest) -> None:
+    """E-32: of all partitions, by the time of storing, however they are spread; large ones, too."""
+    rest.put("/topics/n-topic", {"partitions": 3})
+    places = (0, 0, 1, 0, 2, 0, 0, 1)
+    for number, partition in enumerate(places):
+        rest.post("/topics/n-topic/messages", {"body": f"{number}", "partition": partition})
+    assert rest.get("/topics/n-topic/newest", limit=1)["rows"][0]["body"] == "7"
+    for most in (3, 8, 50):
+        found = {row["body"] for row in rest.get("/topics/n-topic/newest", limit=most)["rows"]}
+        assert found == {str(number) for number in range(max(0, 8 - most), 8)}, most
+    rest.put("/topics/n-large", {"partitions": 1})
+    for number in range(6):
+        rest.post("/topics/n-large/messages", {"body": f"{number}" * 300_000})
+    assert [row["body"][0] for row in rest.get("/topics/n-large/newest", limit=4)["rows"]] == ["5", "4", "3", "2"]
+    assert rest.refused(404, "GET", "/topics/nothing/newest")["code"] == 17
+
+
+def test_who_consumed_a_message(rest: Rest, client: Client, cli: Cli) -> None:
+    """E-32: the same as `metaq message show` says, in each state."""
+    rest.put("/topics/w-topic", {"partitions": 1})
+    (sent,) = rest.publish("w-topic", "x", tag="a")
+    for group in ("w-done", "w-late", "w-tags"):
+        rest.put(f"/groups/{group}", {})
+        offset = 0 if group == "w-late" else 1
+        rest.post(f"/groups/{group}/offsets", {"topic": "w-topic", "offsets": {"0": offset}})
+    with client.consumer("w-topic", "w-tags", tags="b"):
+        wait_until(lambda: rest.get("/groups/w-tags")["members"] == 1, DEADLINE_S, "the member is connected")
+        tracks = rest.get(f"/messages/{sent['offset_id']}/groups")["rows"]
+        assert tracks == cli.row("message", "show", sent["id"], "--topic", "w-topic")["groups"]
+    assert [(row["group"], row["state"].partition(":")[0]) for row in tracks] == [
+        ("w-done", "consumed"),
+        ("w-late", "not yet"),
+        ("w-tags", "passed over"),
+    ]
+    page = rest.get(f"/messages/{sent['offset_id']}/groups", limit=2)
+    assert [row["group"] for row in page["rows"]] == ["w-done", "w-late"] and page["next"] == "w-late"
+
+
+def test_why_a_group_does_not_consume(rest: Rest, client: Client, cli: Cli) -> None:
+    """E-32: the findings of `metaq why-not-consuming`, while nobody is connected, and while a member stands still."""
+    rest.put("/topics/y-topic", {"partitions": 2})
+    rest.put("/groups/y-group", {})
+    rest.post("/groups/y-group/offsets", {"topic": "y-topic", "offsets": {"0": 0, "1": 0}})
+    rest.publish("y-topic", *"abcd")
+    alone = rest.get("/groups/y-group/diagnosis")
+    assert alone["rows"] == cli.rows("why-not-consuming", "y-group", "--watch", "0", code=2)
+    assert "no consumer is connected" in [row["found"] for row in alone["rows"]]
+    with client.consumer("y-topic", "y-group") as consumer:
+        wait_until(lambda: len(consumer.assignment()) >= 2, DEADLINE_S, "the member has both partitions")
+        still = rest.get("/groups/y-group/diagnosis", topic="y-topic", watch_s=1)
+    (progress,) = [row for row in still["rows"] if row["check"] == "progress"]
+    assert (progress["level"], "did not move" in progress["found"], still["watched_s"] >= 1) == ("problem", True, True)

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from metaq.server.api.site import MOST_CALLS
+from metaq.server.api.site import BOUNDS
 from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess, wait_until
 from tests.support.rest import ROOT, Rest
 from tests.support.users import ADMIN, READER, TOPIC, USERS, write_users
@@ -114,7 +114,7 @@ def test_streams_keep_nothing_else_waiting(broker: BrokerProcess) -> None:
         streams: list[socket.socket] = []
         while (stream := open_stream(stack, broker, "/topics/crowd/tail")) is not None:
             streams.append(stream)
-        assert MOST_CALLS - OTHERS <= len(streams) <= MOST_CALLS
+        assert BOUNDS.calls - OTHERS <= len(streams) <= BOUNDS.calls
         refused = rest.ask("GET", "/topics")
         assert (refused.status, refused.headers["retry-after"], refused.content["code"]) == (503, "1", 2)
         for path in ("/healthz", "/readyz", "/metrics"):

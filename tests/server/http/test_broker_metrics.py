@@ -13,6 +13,7 @@ import pytest
 from metaq.clock import ManualClock
 from metaq.engine.context import Context
 from metaq.engine.figures.counters import Counters
+from metaq.engine.figures.history import History
 from metaq.engine.figures.metrics import Family, Metric
 from metaq.engine.figures.statistics import Statistics
 from metaq.engine.hold import Holds
@@ -125,6 +126,7 @@ class Bench:
             lambda: None,
             None,
             run_here,
+            History(),
         )
 
     def find(self, part: str, rest: Callable[[], None] = lambda: None) -> dict[Metric, list[object]]:

@@ -49,6 +49,9 @@ class Source:
         self.work()
         yield METRIC, [((), self.scrapes)]
 
+    def stalled(self, seconds: float) -> None:
+        """Keep no history."""
+
 
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:

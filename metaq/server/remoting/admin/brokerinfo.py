@@ -25,7 +25,7 @@ from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import ViewStats, decode_header
 from metaq.protocol.remoting.routes import DataVersion, encode_data_version, encode_kv_table
 from metaq.server.access.permissions import Action, demand
-from metaq.server.reload import Configurable
+from metaq.server.reload import Owner
 from metaq.server.remoting.later import Later
 from metaq.server.remoting.session import DONE, Answer, RemotingSession, RequestHandler
 from metaq.store.files.filecache import Read
@@ -52,11 +52,11 @@ class BrokerInfoHandler:
         clocks: ConsumerClocks,
         later: Later,
         advertised: Address,
-        owner: Configurable,
+        owner: Owner,
     ) -> None:
         """Prepare. ``positions`` returns, for each delay level, the ordinal up to which its messages are delivered.
 
-        ``transactions`` returns figures by name; ``owner`` has the settings in force.
+        ``transactions`` returns figures by name; ``owner`` has the settings in force, and the history.
         """
         self._context = context
         self._store = context.store
@@ -84,7 +84,7 @@ class BrokerInfoHandler:
     def settings(self, session: RemotingSession, _: RemotingCommand) -> Answer:
         """Return the settings (26): under RocketMQ's names, then under metaq's own."""
         demand(session.principal, Action.INSPECT)
-        own = {name: value for name, value in plain(self._context.settings).items() if name != "topics"}
+        own = plain(self._context.settings, without=("topics",))
         version = encode_data_version(DataVersion(self._started_ms, self._version)).decode()
         return Answer(fields={"version": version}, body=(encode_settings({**self._rocketmq_settings(), **own}),))
 
@@ -173,6 +173,7 @@ class BrokerInfoHandler:
             "brokerVersionDesc": VERSION_NAME,
             "metaqVersion": metaq.__version__,
             "metaqNow": self._store.clock.now_ms(),
+            "metaqLag": round(self._owner.lasting.history.now.lag),
             "metaqWritable": self._refusal() or "yes",
             "metaqClocksAhead": fastjson.encode([each._asdict() for each in self._clocks.ahead()]).decode(),
             "brokerActive": "true",

@@ -4,11 +4,11 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from metaq.cli.doctor.findings import Finding, ok, problem, some, warning
-from metaq.cli.doctor.groupfacts import GroupFacts, TopicState, pulled_lags, resting
-from metaq.cli.doctor.leasechecks import check_leases, check_mode
 from metaq.client import Model
 from metaq.client.admin.views import LagView
+from metaq.diagnosis.findings import Finding, ok, problem, some, warning
+from metaq.diagnosis.groupfacts import GroupFacts, TopicState, pulled_lags, resting
+from metaq.diagnosis.leasechecks import check_leases, check_mode
 from metaq.errors import RouteProblem
 from metaq.message import RETRY_PREFIX, MessageQueue
 from metaq.protocol.record import TAGS

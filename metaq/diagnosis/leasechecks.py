@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Final
 
-from metaq.cli.doctor.findings import Finding, ok, problem, some, warning
-from metaq.cli.doctor.groupfacts import GroupFacts, LeaseSide
+from metaq.diagnosis.findings import Finding, ok, problem, some, warning
+from metaq.diagnosis.groupfacts import GroupFacts, LeaseSide
 from metaq.protocol.remoting.leases.figures import PlaceRow
 
 MANY: Final = 0.1

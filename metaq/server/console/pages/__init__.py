@@ -1,0 +1,1 @@
+"""The pages of the console; ``metaq.server.console.visit`` says how one is added."""

@@ -1,0 +1,23 @@
+"""The console as the HTTP port has it: the bounds of its work, and the answer to those that it cannot take."""
+
+from functools import partial
+from typing import Final
+
+from metaq.server.http.bounded import Application, BoundedSite, SiteBounds
+from metaq.server.services.call import ANSWER_S, Interior
+
+BOUNDS: Final = SiteBounds(calls=64, bodies_bytes=64 * 1024 * 1024, answer_s=ANSWER_S + 30.0)
+
+
+def console_site(interior: Interior) -> BoundedSite:
+    """Return the console of the broker with these parts."""
+    return BoundedSite(
+        partial(_made_of, interior), BOUNDS, lambda reason: ("text/plain; charset=utf-8", f"{reason}\n".encode())
+    )
+
+
+def _made_of(interior: Interior) -> Application:
+    """Return the application; as with the API, only who opens a page pays for what it imports."""
+    from metaq.server.console.application import make_console  # noqa: PLC0415
+
+    return make_console(interior)

@@ -1,0 +1,95 @@
+"""An application behind the HTTP port: made when it is asked for first, and bounded in its work.
+
+Metrics and health never come here, so they are answered whatever the application does.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple
+
+from gevent.lock import BoundedSemaphore
+
+from metaq.engine.pool import run_in_pool
+from metaq.errors import Overloaded
+from metaq.server.http.http import DEADLINE, Environ, StartResponse
+
+RETRY_MS: Final = 1000
+ADMITTED: Final = "metaq.admitted"
+"""The name in a request's environment of a function that is called with the size of a body before it is read."""
+FRAMES: Final = "metaq.frames"
+"""The name in a request's environment of what follows the answer by which its connection became one of WebSocket."""
+Application = Callable[[Environ, StartResponse], Iterable[bytes]]
+
+
+class SiteBounds(NamedTuple):
+    """The bounds of an application's work."""
+
+    calls: int
+    """Requests at once, streams of events included."""
+    bodies_bytes: int
+    """Bytes of the bodies of all requests at once."""
+    answer_s: float
+    """The longest that a request may take, its wait for messages included, until its answer is read."""
+
+
+class BoundedSite:
+    """An application, as the HTTP port has it."""
+
+    def __init__(self, make: Callable[[], Application], bounds: SiteBounds, busy: Callable[[str], tuple[str, bytes]]) -> None:
+        """Prepare. ``make`` imports and makes the application, in a thread.
+
+        ``busy`` returns type and content of the answer to a request that cannot be taken, from the reason.
+        """
+        self._make = make
+        self._bounds = bounds
+        self._busy = busy
+        self._application: Application | None = None
+        self._making = BoundedSemaphore(1)
+        self._calls = 0
+        self.stopped = False
+        """True when the store is about to be closed: no more requests are taken."""
+        self.bodies_bytes = 0
+        """Bytes of the bodies that requests have now."""
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterator[bytes]:
+        """Yield the answer; the request counts until its last byte is written, or its client is gone."""
+        if self.stopped or self._calls >= self._bounds.calls:
+            why = "the broker stops" if self.stopped else f"{self._bounds.calls} requests are in progress"
+            kind, content = self._busy(f"{why}; retry after {RETRY_MS} ms")
+            headers = [("Content-Type", kind), ("Content-Length", str(len(content))), ("Retry-After", str(RETRY_MS // 1000))]
+            start_response("503 Service Unavailable", headers)
+            yield content
+            return
+        environ[DEADLINE].within(self._bounds.answer_s)
+        body = _Body(self)
+        self._calls += 1
+        try:
+            request = {**environ, ADMITTED: body.admit}
+            yield from (self._application or self._made())(request, start_response)
+            yield from request.pop(FRAMES, ())
+        finally:
+            self._calls -= 1
+            self.bodies_bytes -= body.size
+
+    def admit(self, size: int) -> None:
+        """Count bytes of a body that is about to be read. Raise ``Overloaded`` when all together are too large."""
+        if self.bodies_bytes + size > self._bounds.bodies_bytes:
+            raise Overloaded(f"bodies of {self.bodies_bytes} bytes are being read already", retry_after_ms=RETRY_MS)
+        self.bodies_bytes += size
+
+    def _made(self) -> Application:
+        with self._making:
+            if self._application is None:
+                self._application = run_in_pool(self._make)
+            return self._application
+
+
+class _Body:
+    """The body of one request, as it counts among all."""
+
+    def __init__(self, site: BoundedSite) -> None:
+        self._site = site
+        self.size = 0
+
+    def admit(self, size: int) -> None:
+        self._site.admit(size)
+        self.size = size

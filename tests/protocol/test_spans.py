@@ -1,0 +1,38 @@
+"""Spans of ordinals, compared with sets of numbers."""
+
+import random
+
+import pytest
+
+from metaq.errors import BadRequest
+from metaq.protocol.spans import MOST_CHARACTERS, Spans
+
+
+def test_text_and_back() -> None:
+    """ES-033: neighbours stand together, in order."""
+    assert str(Spans().with_all([9, 3, 8, 7], 0)) == "3 7-9"
+    assert Spans.read("3 7-9").spans == Spans().with_all([3, 7, 8, 9], 0).spans
+    assert str(Spans.read("4-5 1 2-3")) == "1-5"
+    assert str(Spans.read("")) == ""
+
+
+@pytest.mark.parametrize("text", ["a", "1,2", " 1", "1 ", "1--2", "-1", "1  2", "١", "9" * 19, "1 " * MOST_CHARACTERS])
+def test_other_texts_are_refused(text: str) -> None:
+    """ES-033: nothing that was not written by ``str``, or could have been."""
+    with pytest.raises(BadRequest):
+        Spans.read(text)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_as_sets(seed: int) -> None:
+    """ES-033: membership, counts and pruning are those of a set."""
+    numbers = random.Random(seed)
+    spans, kept = Spans(), set[int]()
+    for _ in range(30):
+        added, least = {numbers.randrange(60) for _ in range(numbers.randrange(4))}, numbers.randrange(15)
+        spans, kept = spans.with_all(added, least), {one for one in kept | added if one >= least}
+        assert {ordinal for ordinal in range(-1, 62) if ordinal in spans} == kept
+        begin, end = sorted(numbers.sample(range(60), 2))
+        assert spans.count(begin, end) == len(kept & set(range(begin, end)))
+        assert Spans.read(str(spans)).spans == spans.spans
+        assert all(one[1] + 1 < other[0] for one, other in zip(spans.spans, spans.spans[1:], strict=False))
