@@ -17,6 +17,7 @@ from kombu_metaq.names import exchange_topic, queue_topic, tag_of
 from kombu_metaq.qos import QoS
 from kombu_metaq.shared import Shared
 from kombu_metaq.terms import QueueTerms, SendTerms, due_of, terms_of
+from metaq.errors import ConnectionFailed
 
 if TYPE_CHECKING:
     from kombu_metaq.broker import Broker
@@ -165,6 +166,8 @@ class Channel(virtual.Channel):  # type: ignore[misc]
 
     def basic_publish(self, message: Raw, exchange: str, routing_key: str, **kwargs: Any) -> None:
         """Publish a message, and return when all that it goes to has stored it; of transient ones when it is written."""
+        if self.connection is None:  # kombu has connected again to declare a queue, and tries again with a new channel
+            raise ConnectionFailed("this channel was closed with its connection")
         self._inplace_augment_message(message, exchange, routing_key)
         # kombu repeats a publish that has failed with the same properties: brokers know what they have stored by this
         once = message["properties"].setdefault("metaq_id", uuid())

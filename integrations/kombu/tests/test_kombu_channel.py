@@ -323,6 +323,15 @@ def test_several_registries_are_several_urls(process: BrokerProcess, url: str) -
         assert Got(connection, queue, no_ack=True).wait_for(1) == ["found"]
 
 
+def test_a_publish_on_a_channel_that_was_closed_can_be_tried_again(connect: Callable[..., Connection]) -> None:
+    """Its error is one after which kombu takes a new channel: it had to connect again to declare the queue of the message."""
+    connection = connect()
+    channel = connection.channel()
+    channel.close()
+    with pytest.raises(connection.recoverable_connection_errors, match="was closed"):
+        channel.basic_publish(channel.prepare_message("never"), "", "letters")
+
+
 def test_connections_share_their_state_whichever_registry_they_ask_first(url: str) -> None:
     """kombu goes to the next URL when a connection is lost, and what others of the process have declared still counts."""
     other = f"metaq://127.0.0.1:1/{url.rpartition('/')[2]}"
