@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import gevent
+from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
 from metaq.engine.context import Context
@@ -24,6 +25,9 @@ T = TypeVar("T")
 
 EXPIRE_S: Final = 0.1
 SAVE_TABLES_S: Final = 1.0
+"""The longest until the table of topics is saved, and the time between two looks at those of groups and modes."""
+SAVE_SHARE: Final = 20
+"""The pause after tables were saved is at least this many times what it took, so that thousands of new topics can be made."""
 LONG_S: Final = 1.0
 """A stop that takes longer is logged with what it waited for: puts may be waiting for the next master."""
 REST_S: Final = 0.001
@@ -51,6 +55,7 @@ class Duties:
         self._saving_groups = BoundedSemaphore(1)
         self._saving_modes = BoundedSemaphore(1)
         self._deleting_expired = BoundedSemaphore(1)
+        self._topics_changed = Event()
         self._failing: dict[str, str] = {}  # the reason, by duty
         self._short = False  # puts are refused for lack of disk space, and that was logged
         self._rested_s = 0.0  # time spent resting in the current sweep
@@ -73,7 +78,7 @@ class Duties:
         self.every(settings.sweep_interval_ms / 1000, self._prepare_segment)
         self.every(settings.sweep_interval_ms / 1000, self._index_keys)
         self.every(settings.checkpoint_interval_ms / 1000, self._checkpoint)
-        self.every(SAVE_TABLES_S, self._save_changed_tables)
+        self._greenlets.append(gevent.spawn(self._save_tables_forever))
         self.every(settings.retention_interval_ms / 1000, self._look_after_retention)
 
     def every(self, pause_s: float, duty: Callable[[], None]) -> None:
@@ -183,6 +188,19 @@ class Duties:
     def save_topics(self) -> None:
         """Make the topic table durable if it has changed; a slave saves nothing, since it has its master's table."""
         self._save(self._topics, self._saving_topics)
+
+    def topic_changed(self) -> None:
+        """Save the table of topics soon: a killed broker forgets what it has not saved, such as how many partitions one had."""
+        self._topics_changed.set()
+
+    def _save_tables_forever(self) -> None:
+        clock = self._store.clock
+        while True:
+            self._topics_changed.wait(SAVE_TABLES_S)
+            self._topics_changed.clear()
+            started = clock.monotonic()
+            self._do(self._save_changed_tables)
+            gevent.sleep(SAVE_SHARE * (clock.monotonic() - started))
 
     def _save_changed_tables(self) -> None:
         if self._store.failure is None:

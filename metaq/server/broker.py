@@ -268,7 +268,8 @@ class Broker:
         return InZooKeeper(self.settings, self.addresses, topics, self._registry, clock, self.peers, is_master=is_master)
 
     def _topic_changed(self, name: str) -> None:
-        """Publish that a topic was made, changed or removed."""
+        """Publish that a topic was made, changed or removed, and save it."""
+        self._duties.topic_changed()
         self.registration.topic_changed(name)
         self.dedupe.topic_changed(name)
         if self._zookeeper is not None:

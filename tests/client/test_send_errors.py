@@ -12,7 +12,7 @@ import pytest
 import metaq
 import metaq.aio
 from tests.client.conftest import TIMEOUT_S
-from tests.support.broker import BrokerProcess
+from tests.support.broker import BrokerProcess, wait_until
 from tests.support.fakeremoting import FakeRemoting, Reply, route_to
 
 TRIES = 3
@@ -123,3 +123,15 @@ def test_asyncio_has_the_same(failing: metaq.Client) -> None:
     assert error.context is not None
     assert error.context.keys == ("2006",)
     assert noted(error) == str(error.context)
+
+
+def test_a_partition_that_is_gone_costs_one_attempt(tmp_path: Path) -> None:
+    """The route is fetched again, as after every refusal that may come from an old one."""
+    with BrokerProcess(tmp_path / "data") as broker, metaq.connect(broker.registry, timeout_s=TIMEOUT_S) as client:
+        client.admin().create_topic("orders", partitions=8)
+        producer = client.producer()
+        assert len({producer.send("orders", b"").queue.partition for _ in range(8)}) == 8
+        with metaq.connect(broker.registry, timeout_s=TIMEOUT_S) as other:
+            other.admin().create_topic("orders", partitions=1)
+            wait_until(lambda: len(other.admin().queues("orders")) == 1, TIMEOUT_S, "the registry knows")
+        assert {producer.send("orders", b"").queue.partition for _ in range(8)} == {0}

@@ -39,3 +39,33 @@ def test_a_duty_survives_its_failures(error: Exception, caplog: pytest.LogCaptur
     assert len(rounds) >= 3
     assert "duty failed duty=fails" in caplog.text
     assert "unexpected" in caplog.text
+
+
+class _Table:
+    """A table that counts how often it is saved."""
+
+    unsaved = False
+    saves = 0
+
+    def save(self, *_: object) -> None:
+        self.unsaved = False
+        self.saves += 1
+
+
+def test_a_changed_topic_is_saved_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SG-068: a broker that is killed a moment later still knows how many partitions it had."""
+    monkeypatch.setattr("metaq.engine.duties.SAVE_TABLES_S", 3600.0)
+    topics, others = _Table(), _Table()
+    store = SimpleNamespace(clock=SystemClock(), shortage=None, failure=None, disk=None, check_healthy=lambda: None)
+    parts = {"topics": topics, "groups": others, "modes": others, "replicas": NoReplicas()}
+    context = cast(Any, SimpleNamespace(settings=load(None, {}, {}), store=store, **parts))
+    duties = Duties(context, cast(Any, None), cast(Callable[..., Any], None))
+    greenlet = gevent.spawn(duties._save_tables_forever)
+    deadline = store.clock.monotonic() + 30
+    for times in (1, 2):
+        topics.unsaved = True
+        duties.topic_changed()
+        while topics.unsaved and store.clock.monotonic() < deadline:
+            gevent.sleep(0.001)
+        assert (topics.saves, others.saves) == (times, 0)
+    greenlet.kill()

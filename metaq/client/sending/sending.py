@@ -60,7 +60,14 @@ BORN: Final = "g"
 _STATUSES: Final = {status.value: status for status in SendStatus}
 _new: Final = tuple.__new__
 """Makes a named tuple at a third of the cost of its own constructor."""
-_STALE_ROUTE: Final = frozenset({Response.TOPIC_NOT_EXIST, Response.NO_PERMISSION, Response.SERVICE_NOT_AVAILABLE})
+_STALE_ROUTE: Final = frozenset(
+    {
+        Response.TOPIC_NOT_EXIST,
+        Response.NO_PERMISSION,
+        Response.SERVICE_NOT_AVAILABLE,
+        Response.SYSTEM_ERROR,  # of a partition that the topic no longer has
+    }
+)
 
 
 class Once(NamedTuple):
