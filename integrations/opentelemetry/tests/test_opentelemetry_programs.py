@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
+from celery.signals import setup_logging
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from opentelemetry.instrumentation.celery import CeleryInstrumentor
@@ -52,12 +53,17 @@ def run(*command: str, **environment: str) -> str:
     return done.stdout
 
 
+def keep_logging(**_: object) -> None:
+    """Stand in for Celery's own set-up of logging, which would last longer than its worker."""
+
+
 @contextmanager
 def traced() -> Iterator[tuple[InMemorySpanExporter, TracerProvider]]:
     """What metaq and Celery do in this process is traced until the block is left."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     instrumentors = (MetaqInstrumentor(), CeleryInstrumentor())
+    setup_logging.connect(keep_logging)
     for instrumentor in instrumentors:
         instrumentor.instrument(tracer_provider=provider)
     try:
@@ -65,6 +71,7 @@ def traced() -> Iterator[tuple[InMemorySpanExporter, TracerProvider]]:
     finally:
         for instrumentor in instrumentors:
             instrumentor.uninstrument()
+        setup_logging.disconnect(keep_logging)
 
 
 def test_a_trace_through_services(process: BrokerProcess) -> None:
