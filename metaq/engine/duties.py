@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 EXPIRE_S: Final = 0.1
 SAVE_TABLES_S: Final = 1.0
-"""The longest until the table of topics is saved, and the time between two looks at those of groups and modes."""
+"""The time between two looks at the tables; a change of a topic is saved without waiting for it."""
 SAVE_SHARE: Final = 20
 """The pause after tables were saved is at least this many times what it took, so that thousands of new topics can be made."""
 LONG_S: Final = 1.0

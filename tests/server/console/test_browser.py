@@ -1,6 +1,5 @@
 """Whole tasks in a browser, as a person does them; and what holds for every page: keyboard, themes, widths, no faults."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,20 +9,12 @@ from playwright.sync_api import Browser, Page, expect
 from metaq.server.console.visit import ROOT
 from tests.server.console.planted import GROUP, LOST, TOPIC, planted, planted_pages
 from tests.support.broker import BrokerProcess
-from tests.support.chromium import DEADLINE_MS, WIDE, chromium, faults_of_pages, new_page
+from tests.support.chromium import DEADLINE_MS, WIDE, faults_of_pages, new_page
 from tests.support.rest import Rest
 from tests.support.users import ADMIN, READER, write_users
 from tests.support.users import TOPIC as READABLE
 
 pytestmark = [pytest.mark.slow, pytest.mark.partner("chromium", "fonts")]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    executable = shutil.which("chromium")
-    assert executable is not None
-    with chromium(executable) as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Whole tasks of operators in a browser: dead letters sent again, a timer cancelled, a lost master noticed, charts drawn."""
 
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 from metaq.server.console.visit import ROOT
 from tests.server.console.operated import DEAD_GROUP, DEAD_TOPIC, dead_letters, operated, operated_pages
 from tests.support.broker import BrokerProcess, RegistryProcess
-from tests.support.chromium import NARROW, WIDE, chromium, faults_of_pages, new_page
+from tests.support.chromium import NARROW, WIDE, faults_of_pages, new_page
 from tests.support.cluster import Cluster
 from tests.support.halves import NEVER
 from tests.support.rest import Rest
@@ -21,14 +20,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.partner("chromium", "fonts")]
 
 MANY: Final = 1000
 SAID_WITHIN_MS: Final = 10_000
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    executable = shutil.which("chromium")
-    assert executable is not None
-    with chromium(executable) as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")
