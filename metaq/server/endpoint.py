@@ -16,7 +16,8 @@ from metaq.address import Address
 from metaq.config import Settings
 from metaq.errors import MetaqError, RequestFailed
 from metaq.protocol.remoting.codes import Response
-from metaq.protocol.remoting.frames import FrameReader, RemotingCommand
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.sending.plain import KnownHeads, RequestReader
 from metaq.protocol.text.codec import CommandReader, PutHead, TextLimits
 from metaq.protocol.text.commands import Command, Quit
 from metaq.protocol.text.replies import BAD_REQUEST, write_result
@@ -73,6 +74,7 @@ class Endpoint:
         """The same, for sessions whose principal is known without a signature."""
         self._commands: Mapping[type, CommandHandler] = {}
         self._requests: dict[int, tuple[Admission, RequestHandler]] = {}
+        self._sends: KnownHeads = {}
         self.pace = Pace(loop)
         self.put_off = self.pace.put_off
         self._openings: set[Opening] = set()
@@ -195,7 +197,7 @@ class Endpoint:
         return TextSession(connection, address, CommandReader(self._limits, self._heads), self)
 
     def remoting(self, connection: Stream, address: Any) -> Session:
-        return RemotingSession(connection, address, FrameReader(), self)
+        return RemotingSession(connection, address, RequestReader(self._sends), self)
 
     def opened(self, opening: Opening, session: Session | None) -> None:
         self._openings.discard(opening)

@@ -16,7 +16,6 @@ from metaq.errors import BadRequest, ClientClosed, MessageIllegal, MetaqError, T
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue
 from metaq.protocol import properties as names
 from metaq.protocol.remoting import headers
-from metaq.protocol.remoting.batch import decode_batch
 from metaq.protocol.remoting.codes import READ, WRITE, Request, Response
 from metaq.protocol.remoting.headers import decode_header, with_names
 from metaq.protocol.remoting.heartbeats import Heartbeat, decode_heartbeat, decode_queue_set, encode_locked
@@ -30,6 +29,7 @@ from metaq.protocol.remoting.routes import (
     encode_route,
     encode_topic_list,
 )
+from metaq.protocol.remoting.sending.batch import decode_batch
 from metaq.protocol.subscription import parse_subscription
 from metaq.testing.consumerleases import ConsumerLeases
 from metaq.testing.halves import Halves

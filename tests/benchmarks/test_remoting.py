@@ -20,9 +20,9 @@ from benchmarks.programs import LoadPlan, run_load
 from benchmarks.suites.remoting import SENDS, held_checks, topic_checks
 from benchmarks.topics import Serving, Topics, measure_topics
 from metaq.protocol.properties import KEYS, UNIQUE_KEY, parse
-from metaq.protocol.remoting.batch import BatchItem, decode_batch
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_response
+from metaq.protocol.remoting.sending.batch import BatchItem, decode_batch
 from tests.support.broker import BrokerProcess
 
 pytestmark = pytest.mark.partner("gcc")

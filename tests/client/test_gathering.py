@@ -15,9 +15,9 @@ from metaq.client import Client, Producer, SendResult, connect
 from metaq.client.sending import gathering
 from metaq.errors import BadRequest, ClientClosed, MetaqError, Refused, RequestTimeout
 from metaq.protocol.properties import SHARDING_KEY
-from metaq.protocol.remoting.batch import decode_batch
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.sending.batch import decode_batch
 from tests.client.test_producer import read_all
 from tests.support.broker import wait_until
 from tests.support.fakeremoting import FakeRemoting, Reply, accept, route_to

@@ -14,9 +14,9 @@ from metaq.client import TextClient
 from metaq.client.text.textclient import Batch
 from metaq.errors import ClientError, StreamLost
 from metaq.message import TopicPartition
-from metaq.protocol.remoting.batch import BatchItem, encode_batch
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import Int32, QueryConsumerOffset, UpdateConsumerOffset, encode_header, with_letters
+from metaq.protocol.remoting.sending.batch import BatchItem, encode_batch
 from metaq.protocol.text.replies import OK, UNAVAILABLE, Reply, ReplyReader
 from metaq.protocol.text.writing import write_put
 from tests.cluster.history import PARTITIONS, History, Progress

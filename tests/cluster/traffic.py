@@ -4,10 +4,10 @@ from typing import Final, NamedTuple
 
 from metaq.client.text.textclient import TextClient
 from metaq.errors import Refused as TextRefused
-from metaq.protocol.remoting.batch import BatchItem, encode_batch
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import encode_header, with_letters
+from metaq.protocol.remoting.sending.batch import BatchItem, encode_batch
 from tests.support.admin import connect
 from tests.support.broker import BrokerProcess
 from tests.support.halves import COMMIT, ROLLBACK, Producer

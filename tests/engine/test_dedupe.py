@@ -6,9 +6,9 @@ from typing import Final
 
 import pytest
 
-from metaq.protocol.remoting.batch import BatchItem, encode_batch
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import SendMessage
+from metaq.protocol.remoting.sending.batch import BatchItem, encode_batch
 from metaq.protocol.sysflag import TRANSACTION_TYPE
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.messages import count, pairs_of, records, send, send_header, sent

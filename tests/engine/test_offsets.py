@@ -10,9 +10,9 @@ from typing import Final
 import pytest
 
 from metaq.protocol.remoting import fastjson
-from metaq.protocol.remoting.batch import BatchItem, encode_batch
 from metaq.protocol.remoting.codes import COMPACT, JSON, PULL_COMMITS_OFFSET, PULL_SUSPENDS, Request, Response
 from metaq.protocol.remoting.headers import encode_header, with_letters
+from metaq.protocol.remoting.sending.batch import BatchItem, encode_batch
 from metaq.store.files.disk import RealDisk
 from metaq.store.files.documents import BACKUP, write_document
 from tests.support.admin import ask, connect, create_topic, send

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from metaq.errors import BadRequest
 from metaq.protocol.properties import TIMER_OUT, parse
 from metaq.protocol.record import java_hash
-from metaq.protocol.remoting.batch import decode_batch
+from metaq.protocol.remoting.sending.batch import decode_batch
 from metaq.spark.writing.packing import WRITE, java_hashes, pack, written_keys
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

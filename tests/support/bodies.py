@@ -8,10 +8,10 @@ from itertools import islice, product
 from string import ascii_letters
 from typing import Final
 
-from metaq.protocol.remoting.batch import MOST, BatchItem, encode_batch
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.heartbeats import MOST_GROUPS, MOST_QUEUES, MOST_SUBSCRIPTIONS
 from metaq.protocol.remoting.routes import DataVersion, TopicConfig, TopicConfigs, encode_registration
+from metaq.protocol.remoting.sending.batch import MOST, BatchItem, encode_batch
 from metaq.protocol.sql92 import MAX_LENGTH, MOST_SEARCHES
 from metaq.protocol.subscription import MAX_EXPRESSION_LENGTH
 from metaq.server.remoting.admission import REGISTRATION_BYTES

@@ -11,8 +11,8 @@ from metaq.errors import BadRequest, MessageIllegal
 from metaq.message import LogOffset, MessageQueue
 from metaq.protocol.ids import OffsetId, decode_offset_id, encode_offset_id
 from metaq.protocol.record import java_hash
-from metaq.protocol.remoting.batch import BatchItem, decode_batch, encode_batch
 from metaq.protocol.remoting.fastjson import decode, encode
+from metaq.protocol.remoting.sending.batch import BatchItem, decode_batch, encode_batch
 from metaq.protocol.subscription import parse_subscription
 
 G11: Final = bytes.fromhex("000000180000000000000000000000000000000262310000000000180000000000000000000000000000000262320000")

@@ -8,8 +8,8 @@ from metaq.client.connecting.identity import UniqueIds
 from metaq.client.message import OutgoingMessage, message_properties, priority_properties, properties_text
 from metaq.client.sending.sending import Outgoing, check_size, send_fields
 from metaq.protocol.properties import UNIQUE_KEY
-from metaq.protocol.remoting.batch import BatchItem, encode_batch
 from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.sending.batch import BatchItem, encode_batch
 
 
 def compose_batch(
@@ -41,7 +41,7 @@ def compose_batch(
 def outgoing_batch(
     group: str, topic: str, packed: bytes, ids: list[str], ordering_key: str | None = None, keys: list[str] | None = None
 ) -> Outgoing:
-    """Return messages that are encoded already (``metaq.protocol.remoting.batch``) as they are sent together."""
+    """Return messages that are encoded already (``metaq.protocol.remoting.sending.batch``) as they are sent together."""
     fields = {**send_fields(group, topic, ""), "m": "true"}
     return Outgoing(topic, fields, packed, Request.SEND_BATCH_MESSAGE, ids, ordering_key, keys=tuple(keys or ()))
 

@@ -17,7 +17,7 @@ from metaq.client.sending.sending import ELSEWHERE, Outgoing, QueueChoice, Sendi
 from metaq.errors import BrokerBusy, ClientClosed, ClientError, MetaqError, Refused
 from metaq.message import MessageQueue
 from metaq.protocol.properties import KEYS, UNIQUE_KEY
-from metaq.protocol.remoting.batch import MOST, BatchItem, encode_batch
+from metaq.protocol.remoting.sending.batch import MOST, BatchItem, encode_batch
 
 LARGE_BYTES: Final = 4096
 """A message with a body or properties from this size on is sent on its own: its body may be worth compressing."""

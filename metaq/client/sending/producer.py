@@ -308,7 +308,7 @@ class Producer(GroupProducer, Generic[Body]):
         return results
 
     def send_packed(self, topic: str, packed: bytes, count: int, *, queue: MessageQueue | None = None) -> list[SendResult]:
-        """Send messages that are already encoded as in ``metaq.protocol.remoting.batch``; they get no client ids.
+        """Send messages that are already encoded as in ``metaq.protocol.remoting.sending.batch``; they get no client ids.
 
         Args:
             topic: the name of the topic.

@@ -84,8 +84,8 @@ class RemotingCommand(NamedTuple):
         return bool(self.flag & ONEWAY_FLAG)
 
 
-class FrameReader:
-    """The parser of a connection's bytes into frames.
+class FrameCutter:
+    """The bytes of a connection, cut into frames.
 
     Each byte is copied or read only a bounded number of times, whatever the slices that the bytes arrive in.
     """
@@ -95,22 +95,25 @@ class FrameReader:
         self._kept = bytearray()
         self._wanted = HEAD_SIZE
         self.error: StreamLost | None = None
-        """The reason why nothing after the last returned frame can be read; ``None`` while the stream is intact."""
+        """The reason why nothing after the last frame can be read; ``None`` while the stream is intact."""
 
     @property
     def waiting(self) -> int:
         """The number of bytes of a frame whose end has not arrived."""
         return len(self._kept)
 
-    def receive(self, data: bytes) -> list[RemotingCommand]:
-        """Return the frames that ``data`` completes. ``error`` may be set afterwards: then nothing after these can be read."""
+    def _take(self, data: bytes, start: int, end: int, stop: int, serialization: int) -> None:
+        """Take a frame: its header stands from ``start`` to ``end``, its body from there to ``stop``. Raise ``StreamLost``."""
+        raise NotImplementedError
+
+    def _cut(self, data: bytes) -> None:
+        """Take the frames that ``data`` completes. ``error`` may be set afterwards: then nothing after these can be read."""
         if self._kept:
             self._kept += data
             if len(self._kept) < self._wanted:
-                return []
+                return
             data = bytes(self._kept)
             self._kept = bytearray()
-        frames: list[RemotingCommand] = []
         at, end = 0, len(data)
         self._wanted = HEAD_SIZE
         limit = self._limit
@@ -126,16 +129,14 @@ class FrameReader:
             if stop > end:
                 self._wanted = LENGTH_SIZE + length
                 break
-            head, body = data[start : start + size], data[start + size : stop]
             try:
-                frames.append(_decode_compact(head, body) if serialization else _decode_json(head, body))
+                self._take(data, start, start + size, stop, serialization)
             except StreamLost as error:
                 self.error = error
                 break
             at = stop
         if at < end and self.error is None:
             self._kept += data[at:]
-        return frames
 
     def _wrong(self, length: int, serialization: int, size: int) -> StreamLost:
         if not 4 <= length <= self._limit:
@@ -145,6 +146,28 @@ class FrameReader:
         if size > MAX_HEADER_BYTES:
             return StreamLost(f"a header of {size} bytes; at most {MAX_HEADER_BYTES} are allowed")
         return StreamLost(f"a header of {size} bytes in a frame of {length}")
+
+
+class FrameReader(FrameCutter):
+    """The parser of a connection's bytes into frames."""
+
+    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        super().__init__(max_frame_bytes)
+        self._frames: list[RemotingCommand] = []
+
+    def receive(self, data: bytes) -> list[RemotingCommand]:
+        """Return the frames that ``data`` completes. ``error`` may be set afterwards: then nothing after these can be read."""
+        self._cut(data)
+        frames, self._frames = self._frames, []
+        return frames
+
+    def _take(self, data: bytes, start: int, end: int, stop: int, serialization: int) -> None:
+        self._frames.append(decode_frame(data[start:end], data[end:stop], serialization))
+
+
+def decode_frame(header: bytes, body: bytes, serialization: int) -> RemotingCommand:
+    """Return the frame with this header and body. Raise ``StreamLost`` for a header that cannot be read."""
+    return _decode_compact(header, body) if serialization else _decode_json(header, body)
 
 
 def _decode_json(header: bytes, body: bytes) -> RemotingCommand:

@@ -8,6 +8,7 @@ from metaq.engine.tables.connections import Answered
 from metaq.errors import MetaqError
 from metaq.protocol.remoting.codes import JSON, ONEWAY_FLAG, RESPONSE_FLAG
 from metaq.protocol.remoting.frames import Asked, FrameReader, RemotingCommand, encode_request, encode_response
+from metaq.protocol.remoting.sending.plain import PlainSend, Received, RequestReader
 from metaq.server.wire.session import Buffer, Session, SessionHost, Stream
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,9 @@ class RemotingSession(Session):
 
     __slots__ = ("_asked", "_handlers", "_last_opaque", "_reader", "closing", "serialization")
 
-    def __init__(self, connection: Stream, address: Any, reader: FrameReader, handlers: RemotingHandlers) -> None:
+    def __init__(
+        self, connection: Stream, address: Any, reader: FrameReader | RequestReader, handlers: RemotingHandlers
+    ) -> None:
         super().__init__(connection, address, handlers, self._read)
         self._reader = reader
         self._handlers = handlers
@@ -91,8 +94,8 @@ class RemotingSession(Session):
 
     # -- requests of the client ---------------------------------------------------------------------------------------
 
-    def _read(self, data: bytes) -> Sequence[RemotingCommand]:
-        frames = self._reader.receive(data)
+    def _read(self, data: bytes) -> Sequence[Received]:
+        frames: Sequence[Received] = self._reader.receive(data)
         if self._reader.error is not None and not frames:
             self._lost()
         return frames
@@ -100,7 +103,7 @@ class RemotingSession(Session):
     def _count_unfinished(self) -> int:
         return self._reader.waiting
 
-    def _handle(self, commands: Sequence[RemotingCommand]) -> None:
+    def _handle(self, commands: Sequence[Received]) -> None:
         limit, handlers, runs = self._handlers.max_unsent_bytes, self._handlers, self._handlers.runs
         at, end = 0, len(commands)
         while at < end:
@@ -117,6 +120,8 @@ class RemotingSession(Session):
                     at = following
                     continue
             at += 1
+            if isinstance(frame, PlainSend):
+                frame = frame.command()
             if frame.flag & RESPONSE_FLAG:
                 self._take_answer(frame)
             else:
@@ -251,7 +256,7 @@ def _encoded(request: Asked, answer: Answer) -> list[Buffer]:
 
 RequestHandler = Callable[[RemotingSession, RemotingCommand], Answer | None]
 """Answers one request; returns ``None`` when the answer comes later, or not at all."""
-RunHandler = Callable[[RemotingSession, Sequence[RemotingCommand], int], int]
+RunHandler = Callable[[RemotingSession, Sequence[Received], int], int]
 """Takes the run of plain requests of one code that begins at an index, each of which is owed from then on.
 
 Returns where it ends: it takes none that needs more, which is then handled by itself.

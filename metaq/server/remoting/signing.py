@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from metaq.errors import AccessDenied
-from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.sending.plain import PlainSend, Received
 from metaq.server.access.authentication import Authentication
 from metaq.server.remoting.admission import Admission
 from metaq.server.remoting.session import RemotingSession, RunHandler, failure
@@ -14,8 +14,10 @@ def signed(authentication: Authentication, needs: Admission, run: RunHandler) ->
     if not authentication.has_users:
         return run
 
-    def identified(session: RemotingSession, requests: Sequence[RemotingCommand], at: int) -> int:
+    def identified(session: RemotingSession, requests: Sequence[Received], at: int) -> int:
         request = requests[at]
+        if isinstance(request, PlainSend):
+            request = request.command()
         if len(request.body) > needs.most_bytes:
             return at  # checking its signature would read the whole body: it is refused before that
         try:

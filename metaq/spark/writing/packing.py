@@ -1,4 +1,4 @@
-"""Rows of a Spark write as messages of batches (``metaq.protocol.remoting.batch``), a column at a time.
+"""Rows of a Spark write as messages of batches (``metaq.protocol.remoting.sending.batch``), a column at a time.
 
 ::
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Final
 
-from metaq.protocol.remoting.batch import BatchItem, encode_batch
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import encode_header, with_letters
+from metaq.protocol.remoting.sending.batch import BatchItem, encode_batch
 from tests.support.admin import connect
 from tests.support.broker import BrokerProcess
 from tests.support.messages import records, send, send_header, sent

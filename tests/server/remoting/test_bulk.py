@@ -15,11 +15,11 @@ from metaq.client.consuming.bulk import BulkConnection
 from metaq.errors import ConnectionFailed, OffsetOutOfRange, Refused
 from metaq.message import TopicPartition
 from metaq.protocol.record import TAGS, decode_properties, decode_record, java_hash
-from metaq.protocol.remoting.batch import BatchItem, encode_batch
 from metaq.protocol.remoting.bulk import MISSING, UNIT_SIZE, Bulk, BulkFetch, decode_bulk
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import Int32, encode_header
+from metaq.protocol.remoting.sending.batch import BatchItem, encode_batch
 from metaq.protocol.sysflag import COMPRESSED
 from metaq.spark.reading.checking import intact_piece
 from metaq.store.queues.consumequeue import FILLER, UNIT

@@ -8,9 +8,9 @@ from typing import Final
 import pytest
 
 from metaq.protocol.remoting import fastjson
-from metaq.protocol.remoting.batch import BatchItem, encode_batch
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import encode_header, with_letters
+from metaq.protocol.remoting.sending.batch import BatchItem, encode_batch
 from tests.support.admin import ask, ask_body, connect
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.halves import COMMIT, HALF_TOPIC, Producer

@@ -10,9 +10,9 @@ from metaq.client import TextClient
 from metaq.message import Message
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.record import Record, decode_record
-from metaq.protocol.remoting.batch import BatchItem, encode_batch
 from metaq.protocol.remoting.codes import PULL_HAS_SUBSCRIPTION, Request, Response
 from metaq.protocol.remoting.headers import Int32, PullMessage, encode_header
+from metaq.protocol.remoting.sending.batch import BatchItem, encode_batch
 from metaq.protocol.sysflag import COMPRESSED
 from metaq.protocol.text.messages import COMPRESSED_FLAG, EPOCH_SHIFT, join_attribute
 from metaq.protocol.text.replies import OK, ReplyReader

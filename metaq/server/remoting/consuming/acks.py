@@ -23,6 +23,7 @@ from metaq.protocol.remoting.leases.pop import (
     ChangeInvisibleTime,
 )
 from metaq.protocol.remoting.leases.receipts import OWN, Receipt, decode_receipt, is_plain
+from metaq.protocol.remoting.sending.plain import PlainSend, Received
 from metaq.server.access.permissions import Action, Principal, demand
 from metaq.server.remoting.owed import owe
 from metaq.server.remoting.reads import RemotingRead
@@ -75,7 +76,7 @@ class AckHandler:
         self._answer(session, request, DONE, place.group)
         return None
 
-    def acks(self, session: RemotingSession, requests: Sequence[RemotingCommand], at: int) -> int:
+    def acks(self, session: RemotingSession, requests: Sequence[Received], at: int) -> int:
         """Take the run of plain acks at ``at``; return where it ends.
 
         The receipts of messages that one pop gave of one queue differ in the last word only. So what they have in common is
@@ -89,9 +90,12 @@ class AckHandler:
             end += taken
         return end
 
-    def _acks_of_pop(self, session: RemotingSession, requests: Sequence[RemotingCommand], at: int) -> int:
+    def _acks_of_pop(self, session: RemotingSession, requests: Sequence[Received], at: int) -> int:
         """Finish messages of one pop; return how many of the requests from ``at`` on are plain acks of such."""
-        fields = requests[at].fields
+        first = requests[at]
+        if isinstance(first, PlainSend):
+            return 0
+        fields = first.fields
         try:
             group, topic, queue, info = fields["consumerGroup"], fields["topic"], fields["queueId"], fields["extraInfo"]
             place, receipt = self._place(session.principal, group, topic, int(queue), int(fields["offset"]), info)
@@ -101,7 +105,10 @@ class AckHandler:
             return 0
         common = info.removesuffix(fields["offset"])
         offsets: list[int] = []
+        taken: list[RemotingCommand] = []
         for request in requests[at:] if at else requests:
+            if isinstance(request, PlainSend):
+                break
             fields = request.fields
             offset = fields.get("offset", "")
             if (
@@ -116,9 +123,10 @@ class AckHandler:
             ):
                 break
             offsets.append(int(offset))
+            taken.append(request)
         if offsets:
             answers = self._finish(place, receipt, offsets)
-            kept = session.owe_all(requests[at : at + len(offsets)])
+            kept = session.owe_all(taken)
             self._due_of(session).extend(zip(kept, answers, strict=True))
         return len(offsets)
 

@@ -24,11 +24,12 @@ from metaq.protocol import properties
 from metaq.protocol.delays import MAY_DELAY, as_delayed, due_ms
 from metaq.protocol.priority import one_level
 from metaq.protocol.record import CHECKSUM_SIZE, HEADER_SIZE, constant_middle, java_hash, longer_tail
-from metaq.protocol.remoting.batch import BatchColumns, decode_batch, read_batch
-from metaq.protocol.remoting.codes import ONEWAY_FLAG, Request
+from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.recall import RecallHandle, encode_recall
-from metaq.protocol.sysflag import COMPRESSED, COMPRESSION_KIND, TRANSACTION_TYPE
+from metaq.protocol.remoting.sending.batch import BatchColumns, decode_batch, read_batch
+from metaq.protocol.remoting.sending.plain import PlainSend, Received, SendHead, plain_send
+from metaq.protocol.sysflag import TRANSACTION_TYPE
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.server.access.permissions import Action, allowed, demand
 from metaq.server.remoting.sending.header import draft_of, read_header
@@ -45,12 +46,8 @@ BATCH_GROWTH: Final = 4
 """A batch takes at most this many times ``max_message_bytes`` in the log, where each of its messages is a whole record."""
 MOST_BATCH_PROPERTIES: Final = 1 << 20
 """Characters of properties in a batch, its shared properties counted once per message: they are parsed for each message."""
-UNUSUAL: Final = ~(COMPRESSED | COMPRESSION_KIND)
-"""Bits of a sender's sysFlag that exclude a message from the fast path."""
-SEND_V2: Final = int(Request.SEND_MESSAGE_V2)
 PLAIN: Final = int(StoredAs.PLAIN)
 PUBLISH: Final = Action.PUBLISH
-_INT32: Final = 1 << 31
 _new: Final = tuple.__new__
 """Costs a third of the named tuple's own constructor."""
 _KNOWN_TAGS: Final = 1024
@@ -164,7 +161,7 @@ class SendHandler:
 
     # -- one message --------------------------------------------------------------------------------------------------
 
-    def sends(self, session: RemotingSession, requests: Sequence[RemotingCommand], at: int) -> int:
+    def sends(self, session: RemotingSession, requests: Sequence[Received], at: int) -> int:
         """Stage the run of plain sends at ``at``; each reply is owed from then on. Return where the run ends."""
         try:
             self._partitions.refresh()
@@ -173,59 +170,68 @@ class SendHandler:
         sent: list[Sent] = []
         size = 0
         end = at
-        now_ms = self._store.clock.now_ms()
-        # by position, which is cheaper than by name
-        for code, opaque, flag, fields, body, _, _, _, serialization in requests[at:] if at else requests:
-            staged = self._stage_short(session, opaque, serialization, fields, body, now_ms) if code == SEND_V2 else None
+        now_ms, born = self._store.clock.now_ms(), session.born_host
+        known: SendHead | None = None  # of the previous send
+        queue: ConsumeQueue | None = None  # where such sends go
+        middle, middle_ms, middle_flag = b"", -1, 0
+        for request in requests[at:] if at else requests:
+            send = request if isinstance(request, PlainSend) else plain_send(request)
+            if send is None:
+                break
+            head, opaque, born_ms, text, body = send  # cheaper than by name
+            if head is not known:
+                known, queue = head, self._queue_of(session, head)
+            if queue is None or len(body) > self._most_bytes:
+                break
+            try:
+                if born_ms != middle_ms or head.sys_flag != middle_flag:
+                    middle_ms, middle_flag = born_ms, head.sys_flag
+                    middle = constant_middle(middle_flag, born_ms, born, now_ms, self._context.store_host)
+                staged = self._stage(head, opaque, text, body, queue, middle, now_ms)
+            except (KeyError, ValueError, MetaqError, ColdIds):
+                break
             if staged is None:
                 break
             end += 1
             size += len(body)
-            if not flag & ONEWAY_FLAG:
+            if not head.is_oneway:
                 sent.append(staged)
         if end > at:
             self._owe(session, size, sent, end - at)
         return end
 
-    def _stage_short(
-        self, session: RemotingSession, opaque: int, serialization: int, fields: dict[str, str], body: bytes, now_ms: int
+    def _queue_of(self, session: RemotingSession, head: SendHead) -> ConsumeQueue | None:
+        """Return the partition that a plain send names; ``None`` when only the slow path can say whether it takes it."""
+        queue = self._known.get((head.topic, head.queue))
+        return queue if queue is not None and allowed(session.principal, PUBLISH, head.topic) else None
+
+    def _stage(
+        self, head: SendHead, opaque: int, text: str, body: bytes, queue: ConsumeQueue, middle: bytes, now_ms: int
     ) -> Sent | None:
-        """Stage one message on the fast path. Return ``None``, with nothing done yet, when the message needs the slow path."""
-        try:
-            topic = fields["b"]
-            queue = self._known[topic, fields["e"]]
-            sys_flag, flag = int(fields["f"]), int(fields["h"])
-            if sys_flag & UNUSUAL or not -_INT32 <= flag < _INT32 or len(body) > self._most_bytes:
-                return None
-            if fields.get("j", "0") != "0" or fields.get("m") == "true" or not allowed(session.principal, PUBLISH, topic):
-                return None
-            born_ms = int(fields["g"])
-            text = fields.get("i")
-            looked: Looked | None = None
-            if self._windows and text and topic in self._windows:
+        """Stage one message on the fast path. Return ``None``, or raise, with nothing done yet, when it needs the slow path."""
+        looked: Looked | None = None
+        if text:
+            if self._windows and head.topic in self._windows:
                 ident = id_in(text)
                 if ident is not None:
-                    looked = self._dedupe.look(topic, ident, now_ms)
+                    looked = self._dedupe.look(head.topic, ident, now_ms)
                     if looked.first is not None:
-                        return self._sent_before(opaque, serialization, looked.first)
-            middle = constant_middle(sys_flag, born_ms, session.born_host, now_ms, self._context.store_host)
-            if text and MAY_DELAY in text and looked is None:
-                return self._park_short(opaque, serialization, queue, flag, body, middle, text, now_ms)
-            filled = self._fill(queue, text)
-            if filled is None:
-                return None
-            tail, tag, keys = filled
-            position = queue.text_end
-            ordinal = queue.next
-            # RocketMQ stores the body CRC without its highest bit, as a non-negative int
-            crc = crc32(body) & 0x7FFFFFFF
-            offset = self._store.put(queue, flag, body, crc, middle, tag.text_size + len(body), tail, tag.hash, keys)
-            if looked is not None:
-                first = _new(First, (PLAIN, queue.partition, ordinal, offset, position))
-                self._dedupe.stage(looked.key, first, now_ms)
-        except (KeyError, ValueError, MetaqError, ColdIds):
+                        return self._sent_before(opaque, head.serialization, looked.first)
+            if MAY_DELAY in text and looked is None:
+                return self._park_short(opaque, head.serialization, queue, head.flag, body, middle, text, now_ms)
+        filled = self._fill(queue, text)
+        if filled is None:
             return None
-        return _new(Sent, (opaque, serialization, queue.partition, ordinal, offset, (), None))
+        tail, tag, keys = filled
+        position = queue.text_end
+        ordinal = queue.next
+        # RocketMQ stores the body CRC without its highest bit, as a non-negative int
+        crc = crc32(body) & 0x7FFFFFFF
+        offset = self._store.put(queue, head.flag, body, crc, middle, tag.text_size + len(body), tail, tag.hash, keys)
+        if looked is not None:
+            first = _new(First, (PLAIN, queue.partition, ordinal, offset, position))
+            self._dedupe.stage(looked.key, first, now_ms)
+        return _new(Sent, (opaque, head.serialization, queue.partition, ordinal, offset, (), None))
 
     def _park_short(
         self,

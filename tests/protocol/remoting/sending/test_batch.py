@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from metaq.errors import MessageIllegal
 from metaq.protocol.record import MAX_PROPERTIES_LENGTH
-from metaq.protocol.remoting.batch import BatchItem, decode_batch, encode_batch
+from metaq.protocol.remoting.sending.batch import BatchItem, decode_batch, encode_batch
 
 SMALLEST: Final = 22
 

@@ -1,0 +1,1 @@
+"""Sends, as clients write them."""
