@@ -121,6 +121,9 @@ def as_sent(text: str) -> AsSent | None:
     This is the fast path of nearly every message: a shape that comes again is analyzed once, then only the two values are cut
     out and put in. ``MessageIllegal`` when the properties are longer than a record can keep.
     """
+    found = _fill(_latest[0], text)
+    if found is not None and len(found[0]) <= MOST_BYTES:
+        return found
     at = text.rfind(_DEDUPE)
     return _shaped(text) if at < 0 else _with_id(text, at)
 

@@ -87,7 +87,7 @@ class Endpoint:
         self.memory.most = settings.max_connections_bytes
         self.handshake_timeout_s = min(settings.handshake_timeout_ms, settings.idle_timeout_ms) / 1000
         self._limits = TextLimits(settings.max_line_bytes, settings.max_body_bytes)
-        self._heads: dict[str, PutHead] = {}  # parsed heads of lines that keep these limits
+        self._heads: dict[bytes, PutHead] = {}  # parsed heads of lines that keep these limits
 
     def answer(self, handlers: Mapping[int, RequestHandler]) -> None:
         """Add handlers for request codes, replacing those that exist. ``admission`` knows the right that each code needs."""

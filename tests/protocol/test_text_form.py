@@ -13,14 +13,18 @@ BASE = 3 << 47
 START = 100
 """The log offset at which the part of the log begins."""
 PROPERTIES = st.sampled_from([b"", b"TAGS\x01paid\x02", MESSAGE_ID.encode() + b"\x0112345\x02", b"KEYS\x01k\x02"])
-MESSAGES = st.lists(st.tuples(st.binary(max_size=60), st.sampled_from([0, 1, 6, -2]), PROPERTIES), min_size=1, max_size=12)
+BODIES = st.binary(max_size=60) | st.sampled_from([2000, 20_000, 70_000]).map(bytes)
+GAPS = st.sampled_from([0, 0, 0, 90, 3000, 80_000])
+"""Bytes of other partitions before a record."""
+MESSAGES = st.lists(st.tuples(BODIES, st.sampled_from([0, 1, 6, -2]), PROPERTIES, GAPS), min_size=1, max_size=12)
 
 
-@given(MESSAGES, st.integers(1, 1200))
-def test_a_run_is_encoded_as_each_of_its_records(messages: list[tuple[bytes, int, bytes]], limit: int) -> None:
-    """SG-043: the first of any size, then as many as fit."""
+@given(MESSAGES, st.integers(1, 1200) | st.integers(1, 1 << 18))
+def test_a_run_is_encoded_as_each_of_its_records(messages: list[tuple[bytes, int, bytes, int]], limit: int) -> None:
+    """SG-043: the first of any size, then as many as fit; small and large ones, close together and far from each other."""
     log, units = b"", []
-    for body, flag, properties in messages:
+    for body, flag, properties, gap in messages:
+        log += bytes(gap)
         data = stored_record(
             TOPIC, body, crc32(body) & 0x7FFFFFFF, flag=flag, log_offset=START + len(log), properties=properties
         )

@@ -164,7 +164,7 @@ def test_no_input_raises_or_is_kept_beyond_the_limits(data: bytes, seed: int) ->
 def test_slices_do_not_change_what_garbage_means(data: bytes, seed: int) -> None:
     """MQ-057: however a stream is cut, the same commands and refusals come of it, also where heads are remembered."""
     whole = [comparable(command) for command in CommandReader(LIMITS).receive(data)]
-    heads: dict[str, PutHead] = {}
+    heads: dict[bytes, PutHead] = {}
     for slicing in (seed, seed + 1):
         reader = CommandReader(LIMITS, heads)
         assert [comparable(command) for command in feed(reader.receive, random_slices(data, slicing))] == whole

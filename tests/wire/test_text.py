@@ -42,7 +42,7 @@ def test_requests(case: Case) -> None:
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in REQUESTS])
 def test_requests_mean_the_same_the_second_time(case: Case) -> None:
     """MQ-059: what readers remember of earlier puts to be quick changes nothing."""
-    heads: dict[str, PutHead] = {}
+    heads: dict[bytes, PutHead] = {}
     for way, pieces in slicings(case.data, seed=0, count=2):
         check(CommandReader(case.limits, heads), pieces, case, f"{way}, with remembered heads")
 

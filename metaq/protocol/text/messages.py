@@ -17,6 +17,8 @@ import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from librt.strings import BytesWriter, read_i32_be, write_i32_be, write_i64_be
+
 from metaq.checksum import body_crc, crc32
 from metaq.errors import BadRequest, CorruptRecord, DecodeError
 from metaq.message import Message, TextPosition
@@ -41,6 +43,13 @@ BROKER_SHIFT: Final = 53
 MAX_ID: Final = (1 << 63) - 1
 MAX_ATTRIBUTE_BYTES: Final = 16 * 1024
 
+MOST_COPIED_EACH: Final = 16 * 1024
+"""Records of more bytes on average are sent from the log's map."""
+MOST_COPIED_FOR_ONE: Final = 4
+"""So are those between which the log has three times their bytes, or more, of other partitions."""
+PIECE_BYTES: Final = 64 * 1024
+"""Of the log at once: they stay in the processor's cache."""
+
 _LENGTH: Final = struct.Struct(">i")
 _PLAIN_FIELDS: Final = struct.Struct(">8xi4xi16xi44xi")  # body CRC, flag, system flag and body length of a record
 _INT32_WITHOUT_BIT_0: Final = ~1
@@ -58,6 +67,12 @@ def id_base(broker_number: int, epoch: int) -> int:
     between brokers, and they do as long as the brokers' epochs are less than 64 apart.
     """
     return (broker_number << BROKER_SHIFT) + (epoch << EPOCH_SHIFT) & MAX_ID
+
+
+Unit = tuple[int, int, int]
+"""Log offset, size and tag hash of a record."""
+Taken = tuple[int, int]
+"""A number of messages, and their size in the text form."""
 
 
 class Stored(NamedTuple):
@@ -126,36 +141,88 @@ def encode_stored(stored: Stored, overhead: int, base: int, out: list[bytes | me
 
 
 def encode_run(
-    view: View, start: int, units: list[tuple[int, int, int]], overhead: int, base: int, limit: int, out: list[bytes | View]
-) -> tuple[int, int]:
+    view: View, start: int, units: list[Unit], overhead: int, base: int, limit: int, out: list[bytes | View]
+) -> Taken:
     """Append the text forms of records as ``encode_stored`` does, the first and as many more as ``limit`` bytes have room for.
 
     ``view`` is a part of the log from the offset ``start`` on; ``units`` are log offset, size and tag hash of the records.
     Return how many were appended, and their size.
     """
-    taken = total = 0
-    unpack, pack = _PLAIN_FIELDS.unpack_from, HEADER.pack
+    count = wanted = end = 0  # of about as many as there is room for
     for log_offset, size, _ in units:
-        at = log_offset - start
-        length: int
-        crc, flag, sys_flag, length = unpack(view, at)
-        if size - length != overhead or flag & 1 or sys_flag:
-            before = len(out)
-            more = encode_stored(Stored(view, at, size, log_offset), overhead, base, out)
-            if taken and total + more > limit:
-                del out[before:]
-                break
-        else:
-            more = HEADER_SIZE_TEXT + length
-            if taken and total + more > limit:
-                break
-            body_at = at + HEADER_SIZE
-            out.append(pack(length, crc, base | log_offset, flag))
-            out.append(view[body_at : body_at + length])
+        count += 1
+        wanted += size
+        end = log_offset + size
+        if wanted > limit:
+            break
+    if wanted > MOST_COPIED_EACH * count or end - units[0][0] > MOST_COPIED_FOR_ONE * wanted:
+        return _encode_views(view, start, units, overhead, base, limit, out)
+    return _encode_copies(view, start, units, overhead, base, limit, out)
+
+
+def _encode_views(
+    view: View, start: int, units: list[Unit], overhead: int, base: int, limit: int, out: list[bytes | View]
+) -> Taken:
+    """Do the work of ``encode_run`` with views of the bodies, for large messages and those that are far from each other."""
+    taken = total = 0
+    for log_offset, size, _ in units:
+        before = len(out)
+        more = encode_stored(Stored(view, log_offset - start, size, log_offset), overhead, base, out)
+        if taken and total + more > limit:
+            del out[before:]
+            break
         taken += 1
         total += more
         if total >= limit:
             break
+    return taken, total
+
+
+def _encode_copies(
+    view: View, start: int, units: list[Unit], overhead: int, base: int, limit: int, out: list[bytes | View]
+) -> Taken:
+    """Do the work of ``encode_run`` with copies: a buffer for many messages instead of two for each.
+
+    A message of 1 KiB takes 0.28 µs, sending included, where two buffers took 0.69; one of 128 B 0.06 instead of 0.27.
+    """
+    taken = total = 0
+    log_end = units[-1][0] + units[-1][1]
+    piece, piece_at, piece_end = b"", 0, 0  # a copy of a part of the log, and the log offsets where it begins and ends
+    writer = BytesWriter()
+    for log_offset, size, _ in units:
+        if log_offset < piece_at or log_offset + size > piece_end:
+            if len(writer):
+                out.append(writer.getvalue())
+                writer = BytesWriter()
+            piece_at, piece_end = log_offset, log_offset + max(size, min(PIECE_BYTES, log_end - log_offset))
+            piece = bytes(view[piece_at - start : piece_end - start])
+        at = log_offset - piece_at
+        crc: int = read_i32_be(piece, at + 8)
+        flag: int = read_i32_be(piece, at + 16)
+        sys_flag: int = read_i32_be(piece, at + 36)
+        length: int = read_i32_be(piece, at + 84)
+        is_plain = size - length == overhead and not (flag & 1 or sys_flag)
+        others: list[bytes | View] = []
+        more = HEADER_SIZE_TEXT + length
+        if not is_plain:
+            more = encode_stored(Stored(view, log_offset - start, size, log_offset), overhead, base, others)
+        if taken and total + more > limit:
+            break
+        if is_plain:
+            write_i32_be(writer, length)
+            write_i32_be(writer, crc)
+            write_i64_be(writer, base | log_offset)
+            write_i32_be(writer, flag)
+            writer.write(piece[at + HEADER_SIZE : at + HEADER_SIZE + length])
+        else:
+            for each in others:
+                writer.write(bytes(each))
+        taken += 1
+        total += more
+        if total >= limit:
+            break
+    if len(writer):
+        out.append(writer.getvalue())
     return taken, total
 
 
