@@ -26,11 +26,11 @@ from metaq.protocol.record import (
     CHECKSUM_SIZE,
     HEADER_SIZE,
     Record,
+    RecordWriter,
     checksum_property,
     constant_middle,
     decode_record,
     record_tail,
-    unchecked_record,
 )
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.headers import CheckTransaction, encode_header
@@ -230,7 +230,7 @@ def as_sent(record: Record, pairs: dict[str, str], origin: Origin) -> bytes:
         reconsume_times=record.reconsume_times,
     )
     size = HEADER_SIZE + len(body) + len(tail) + CHECKSUM_SIZE
-    data = unchecked_record(
+    data = RecordWriter().unchecked(
         size=size,
         crc=record.body_crc,
         partition=int(pairs[properties.REAL_QUEUE]),

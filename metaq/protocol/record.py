@@ -55,6 +55,8 @@ TAGS: Final = "TAGS"
 MIDDLE_SIZE: Final = 40
 """Bytes of the ``constant_middle``."""
 
+_MOST_WRITTEN: Final = 16 * 1024
+"""Bytes of a body that a ``RecordWriter`` keeps memory for."""
 _PLACE: Final = struct.Struct(">ii20xq")  # total, magic, log offset
 _IDENTITY: Final = struct.Struct(">12xi4xq48xqi")  # partition, queue offset, text position, body length
 _STORE_MS: Final = struct.Struct(">56xq")
@@ -134,35 +136,47 @@ def constant_middle(
     return out.getvalue()
 
 
-def unchecked_record(
-    size: int,
-    crc: int,
-    partition: int,
-    flag: int,
-    queue_offset: int,
-    log_offset: int,
-    middle: bytes,
-    text_position: int,
-    body: bytes,
-    tail: bytes,
-) -> bytes:
-    """Return a record up to its checksum property, which ``size`` includes. Raise ``ValueError`` for a number out of range.
+class RecordWriter:
+    """Makes records, one after the other in the same memory: half the cost of new memory for each."""
 
-    ``middle`` is a ``constant_middle``: the fields around it are those that differ between the records of one connection in
-    one turn of the loop. ``tail`` is a ``record_tail``.
-    """
-    out = BytesWriter()
-    write_i32_be(out, size)
-    write_i32_be(out, MAGIC)
-    write_i32_be(out, crc)
-    write_i32_be(out, partition)
-    write_i32_be(out, flag)
-    write_i64_be(out, queue_offset)
-    write_i64_be(out, log_offset)
-    out.write(middle)
-    write_i64_be(out, text_position)
-    write_i32_be(out, len(body))
-    return out.getvalue() + body + tail
+    def __init__(self) -> None:
+        self._out = BytesWriter()
+
+    def unchecked(
+        self,
+        size: int,
+        crc: int,
+        partition: int,
+        flag: int,
+        queue_offset: int,
+        log_offset: int,
+        middle: bytes,
+        text_position: int,
+        body: bytes,
+        tail: bytes,
+    ) -> bytes:
+        """Return a record up to its checksum property, which ``size`` includes. Raise ``ValueError`` for a number out of range.
+
+        ``middle`` is a ``constant_middle``: the fields around it are those that differ between the records of one connection in
+        one turn of the loop. ``tail`` is a ``record_tail``.
+        """
+        out = self._out
+        out.truncate(0)
+        write_i32_be(out, size)
+        write_i32_be(out, MAGIC)
+        write_i32_be(out, crc)
+        write_i32_be(out, partition)
+        write_i32_be(out, flag)
+        write_i64_be(out, queue_offset)
+        write_i64_be(out, log_offset)
+        out.write(middle)
+        write_i64_be(out, text_position)
+        write_i32_be(out, len(body))
+        if len(body) > _MOST_WRITTEN:
+            return out.getvalue() + body + tail
+        out.write(body)
+        out.write(tail)
+        return out.getvalue()
 
 
 def store_ms_of(middle: bytes) -> int:

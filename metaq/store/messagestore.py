@@ -19,9 +19,9 @@ from metaq.message import Durability, TextPosition, TopicPartition
 from metaq.protocol.record import (
     CHECKSUM_SIZE,
     HEADER_SIZE,
+    RecordWriter,
     record_tail,
     store_ms_of,
-    unchecked_record,
     with_sys_flag,
 )
 from metaq.protocol.text.messages import Stored, plain_overhead
@@ -87,6 +87,7 @@ class MessageStore:
         self._turn = 0
         self._touched: list[tuple[ConsumeQueue, int, int, int]] = []  # queues with staged messages: their state before
         self._keyed: list[Entry] = []  # the keys of staged messages
+        self._records = RecordWriter()
         self._latest_middle, self._latest_ms = b"", 0  # of the latest message with keys; many share theirs
         self._unpublished: deque[tuple[int, list[tuple[ConsumeQueue, int, int]]]] = deque()
         # dicts serve as ordered sets, so that the same work always makes the same disk calls
@@ -181,7 +182,8 @@ class MessageStore:
         if queue.turn != self._turn:
             queue.turn = self._turn
             self._touched.append((queue, ordinal, position, queue.pending_bytes))
-        log.stage(unchecked_record(size, crc, queue.partition, flag, ordinal, offset, middle, position, body, tail))
+        record = self._records.unchecked(size, crc, queue.partition, flag, ordinal, offset, middle, position, body, tail)
+        log.stage(record)
         queue.add(offset, size, tag, text_size)
         if keys:
             if middle is not self._latest_middle:

@@ -119,9 +119,9 @@ def test_neither_half_messages_nor_batches_are_delayed(tmp_path: Path) -> None:
 def test_a_cancel_by_rocketmq_clients(tmp_path: Path) -> None:
     """ES-101, E-12: once, twice, too late, with another topic, a handle of nobody, and none at all."""
     with BrokerProcess(tmp_path / "data") as broker, RemotingClient(broker.host, broker.port) as client:
-        handle = delayed(client, b"never", "TIMER_DELAY_MS\x01800\x02UNIQ_KEY\x01U7\x02")["recallHandle"]
+        handle = delayed(client, b"never", "TIMER_DELAY_MS\x015000\x02UNIQ_KEY\x01U7\x02")["recallHandle"]
         late = delayed(client, b"comes", "TIMER_DELAY_MS\x01300\x02")["recallHandle"]
-        version, topic, name, _, key, code = base64.urlsafe_b64decode(handle).decode().split(" ")
+        version, topic, name, due, key, code = base64.urlsafe_b64decode(handle).decode().split(" ")
         assert (version, topic, name, key) == ("v1", TOPIC, "metaq", "U7")
         assert recall(client, handle, "other")[0] == Response.ILLEGAL_OPERATION
         forged = base64.urlsafe_b64encode(
@@ -134,7 +134,7 @@ def test_a_cancel_by_rocketmq_clients(tmp_path: Path) -> None:
         wait_count(client, 1)
         failed, remark = recall(client, late)
         assert failed == Response.ILLEGAL_OPERATION and "delivered" in remark
-        delayed(client, b"after", "TIMER_DELAY_MS\x01600\x02")
+        delayed(client, b"after", f"TIMER_DELIVER_MS\x01{int(due) + 1}\x02")
         wait_count(client, 2)
         assert bodies(client) == [b"comes", b"after"]
 
@@ -147,7 +147,7 @@ def later(talk: Talk, body: bytes, option: str) -> tuple[int, str]:
 def test_a_person_delays_and_cancels(tmp_path: Path) -> None:
     """ES-001, ES-101: by the text protocol; mistakes get an answer that says what is wrong."""
     with BrokerProcess(tmp_path / "data") as broker, Talk(broker) as talk:
-        code, text = later(talk, b"never", "delay=700")
+        code, text = later(talk, b"never", "delay=60000")
         _, partition, position, handle = text.split()
         assert (code, partition, position) == (200, "0", "-1")
         assert later(talk, b"at", f"at={now_ms() + 300}")[0] == 200

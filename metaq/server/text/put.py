@@ -1,6 +1,7 @@
 """``put``: check, stage, and the reply, which is valid when the turn's append succeeds."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from metaq.checksum import crc32
 from metaq.engine.context import Context
@@ -25,6 +26,9 @@ from metaq.server.access.permissions import Action, Principal, allowed, demand, 
 from metaq.server.text.session import TextOutcome, TextSession, result
 from metaq.store.queues.consumequeue import ConsumeQueue
 
+_LENGTHS: Final = tuple(map(str, range(64)))
+"""Of replies: the numbers in them have at most 20 and 19 digits."""
+
 
 class PutHandler:
     """Stages puts. Texts and the order of the checks follow the original broker (specs: text protocol, section 3.1)."""
@@ -46,6 +50,7 @@ class PutHandler:
         replies: list[str] = []
         size = 0
         topic, asked = "", -1  # of the previous put: runs to one partition are looked up once
+        between = ""  # the partition's number, as it stands in its replies
         if self._known_for != self._context.topics.version:
             known.clear()
             self._known_for = self._context.topics.version
@@ -63,7 +68,7 @@ class PutHandler:
                 if put_topic != topic or number != asked or number < 0:
                     self._check_allowed(session, put)
                     queue = known.get((put_topic, number)) or self._partition(session.principal, put)
-                    topic, asked = put_topic, number
+                    topic, asked, between = put_topic, number, f" {queue.partition} "
                 position = queue.text_end
                 if flag & 1:
                     offset = self._put_with_attribute(queue, put, middle)
@@ -78,8 +83,9 @@ class PutHandler:
                 self._context.topic_counters(put.topic).put_failed.add(1)
                 replies.append(self.refusal(put, error))
             else:
-                text = f"{base | offset} {queue.partition} {position}"
-                replies.append(f"result 200 {len(text)} {opaque}\r\n{text}")
+                ident, place = str(base | offset), str(position)
+                length = _LENGTHS[len(ident) + len(between) + len(place)]
+                replies.append(f"result 200 {length} {opaque}\r\n{ident}{between}{place}")
         counters = self._context.counters
         counters.put.add(len(replies), size)
         self.owe(session, replies, size)
