@@ -144,7 +144,10 @@ class RequestReader(FrameCutter):
         at = start + self._before
         cut = self._known.get(data[start:at])
         if cut is None:
-            at = data.find(_BORN_NAME, start, end) + len(_BORN_NAME)
+            name_at = data.find(_BORN_NAME, start, end)
+            if name_at < 0:
+                return None
+            at = name_at + len(_BORN_NAME)
             cut = self._known.get(data[start:at])
             if cut is None:
                 return None
@@ -152,6 +155,8 @@ class RequestReader(FrameCutter):
         head, between, after, last = cut
         text_at = at + _BORN_DIGITS + len(between)
         digits_end = end - len(last)
+        if text_at + len(after) >= digits_end:  # before slices are made: compiled, one that ends before it begins is an error
+            return None
         if data[at + _BORN_DIGITS : text_at] != between or data[digits_end:end] != last:
             return None
         digits_at = digits_end
@@ -181,16 +186,17 @@ class RequestReader(FrameCutter):
         born_at = header.find(_BORN_NAME) + len(_BORN_NAME)
         born_end = born_at + _BORN_DIGITS
         text_at = header.find(_PROPERTIES_NAME, born_end) + len(_PROPERTIES_NAME)
-        opaque_at = header.rfind(_OPAQUE_NAME) + len(_OPAQUE_NAME)
         text_end = header.find(b'"', text_at)
+        opaque_at = header.find(_OPAQUE_NAME, text_end) + len(_OPAQUE_NAME)
+        if not born_end < text_at <= text_end < opaque_at:
+            return  # they stand in another order
         digits_end = opaque_at
-        while digits_end < len(header) and 0 <= header[digits_end] - _ZERO <= 9:
+        while header[digits_end : digits_end + 1].isdigit():
             digits_end += 1
-        cut = _Cut(send.head, header[born_end:text_at], header[text_end:opaque_at], header[digits_end:])
         if len(self._known) >= HEADS_KEPT:
             self._known.clear()
         before = header[:born_at]
-        self._known[before] = cut
+        self._known[before] = _Cut(send.head, header[born_end:text_at], header[text_end:opaque_at], header[digits_end:])
         self._before = born_at
         if self._read(header, 0, len(header), len(header)) != send:
             del self._known[before]
