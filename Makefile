@@ -16,7 +16,7 @@ export PATH := $(PATH):/usr/sbin:/sbin
 # Where compiled modules are not kept, each broker compiles all of its own again: twice the time of a start, a thousand times.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-slow test-all test-long lint format docs bench sbom compile interpret test-compiled
+.PHONY: run test test-slow test-all test-long lint format docs screenshots bench sbom compile interpret test-compiled
 
 run: .venv/.stamp-run
 	@echo "starting a broker with its data in ./data; Ctrl-C stops it; when it is ready: telnet 127.0.0.1 8123, and http://127.0.0.1:8124/ in a browser"
@@ -63,6 +63,10 @@ test-compiled: .venv/.stamp-dev
 	$(BIN)/python -m tests.packaging.built
 	$(PYTEST) -m "not slow" tests/protocol tests/store tests/engine tests/client tests/tx tests/wire tests/crash tests/server/text tests/server/remoting; status=$$?; \
 	    $(MAKE) interpret; exit $$status
+
+# Every page of the console in both themes and at two widths, in ./screenshots, and those of the documents in docs/images.
+screenshots: .venv/.stamp-dev
+	$(BIN)/python -m tests.docs.screens screenshots
 
 bench: .venv/.stamp-dev
 	$(BIN)/python -m benchmarks

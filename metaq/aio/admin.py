@@ -120,6 +120,7 @@ class Admin:
     query_by_time = iterated(blocking.Admin.query_by_time)
     count_dead_letters = threaded(blocking.Admin.count_dead_letters)
     dead_letters = threaded(blocking.Admin.dead_letters)
+    discard_dead_letters = threaded(blocking.Admin.discard_dead_letters)
     replay = threaded(blocking.Admin.replay)
     read = iterated(blocking.Admin.read)
     transactions = makes(blocking.Admin.transactions, TransactionAdmin)

@@ -30,6 +30,11 @@ class Spans:
         pairs = (part.partition("-") for part in text.split())
         return cls()._joined((int(first), int(last or first)) for first, _, last in pairs)
 
+    @classmethod
+    def of(cls, ordinals: Iterable[int], begin: int) -> "Spans":
+        """Return some ordinals, and all that are below ``begin``."""
+        return cls(((0, begin - 1),) if begin else ())._joined((ordinal, ordinal) for ordinal in ordinals)
+
     def __str__(self) -> str:
         return " ".join(f"{first}-{last}" if last > first else str(first) for first, last in self.spans)
 
@@ -37,10 +42,8 @@ class Spans:
         at = bisect_right(self.spans, ordinal, key=_first)
         return at > 0 and self.spans[at - 1][1] >= ordinal
 
-    def with_all(self, ordinals: Iterable[int], least: int) -> "Spans":
-        """Return these and others, without those below ``least``."""
-        joined = self._joined((ordinal, ordinal) for ordinal in ordinals)
-        return Spans(tuple((max(first, least), last) for first, last in joined.spans if last >= least))
+    def __or__(self, other: "Spans") -> "Spans":
+        return self._joined(other.spans)
 
     def count(self, begin: int, end: int) -> int:
         """Return how many there are from ``begin`` on and before ``end``."""

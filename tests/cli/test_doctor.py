@@ -25,11 +25,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     shutil.rmtree(process.data)
 
 
-@pytest.fixture(scope="module")
-def cli(broker: BrokerProcess) -> Cli:
-    return Cli(broker.registry)
-
-
 @pytest.fixture
 def client(broker: BrokerProcess) -> Iterator[Client]:
     with connect(broker.registry) as client:

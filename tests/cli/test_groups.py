@@ -1,36 +1,14 @@
 """Groups, dead letters and clusters on the command line."""
 
-import shutil
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
-import pytest
-
-from metaq.client import Client, ConsumeFrom, ReceivedMessage, connect
+from metaq.client import Client, ConsumeFrom
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.cli import Cli
 from tests.support.consumer import owned
 
 DEADLINE_S = 60.0
 FIRST = ConsumeFrom.FIRST
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("groups") / "data") as process:
-        yield process
-    shutil.rmtree(process.data)
-
-
-@pytest.fixture(scope="module")
-def client(broker: BrokerProcess) -> Iterator[Client]:
-    with connect(broker.registry) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def cli(broker: BrokerProcess) -> Cli:
-    return Cli(broker.registry)
 
 
 def consume(client: Client, topic: str, group: str, count: int) -> None:
@@ -135,71 +113,6 @@ def test_update_and_delete(cli: Cli, client: Client) -> None:
     assert "would delete leavers" in cli.text("group", "delete", "leavers")
     assert cli.row("group", "delete", "leavers", "--yes")["deleted"] is True
     assert "leavers" not in cli.text("group", "list")
-
-
-def dead_letters(cli: Cli, client: Client, topic: str, group: str, count: int) -> list[str]:
-    """Have a group give up some messages; their ids."""
-
-    def fail(message: ReceivedMessage) -> None:
-        raise ValueError("no")
-
-    cli.run("topic", "create", topic)
-    with client.listen(topic, group, fail, max_reconsume_times=0, consume_from=FIRST):
-        ids = [
-            client.producer().send(topic, b"%d" % number, tag="a", keys=[f"k{number}"], properties={"p": "v"}).id
-            for number in range(count)
-        ]
-        wait_until(
-            lambda: {row["group"]: row["messages"] for row in cli.rows("dlq", "list")}.get(group) == count,
-            DEADLINE_S,
-            "the dead letters",
-        )
-    return ids
-
-
-def test_dead_letters_are_listed_and_sent_again_to_their_topic(cli: Cli, client: Client) -> None:
-    """E-04, SG-074: as new messages that lead back to the old ones; once, unless told otherwise."""
-    ids = dead_letters(cli, client, "invoices", "mailers", 3)
-    assert sorted(row["id"] for row in cli.rows("dlq", "show", "mailers")) == ids  # several threads gave them up
-    preview = cli.run("dlq", "replay", "mailers")
-    assert "would send 3 of 3" in preview.stdout and "--yes" in preview.stderr
-    assert len(cli.rows("message", "query", "invoices", "--from", "1h")) == 3
-
-    (sent,) = cli.rows("dlq", "replay", "mailers", "--id", ids[1], "--yes")
-    assert sent["new_id"] not in ids
-    (found,) = cli.rows("message", "query", "invoices", "--key", ids[1])
-    assert (found["id"], found["body"], found["tag"]) == (sent["new_id"], "1", "a")
-    assert found["keys"] == ["k1", ids[1]]
-    assert found["properties"]["DLQ_ORIGIN_MESSAGE_ID"] == ids[1]
-    assert found["properties"]["METAQ_DEAD_LETTER"].startswith("mailers@")
-    assert found["properties"]["p"] == "v"
-    assert found["reconsume_times"] == 0
-
-    rest = cli.run("dlq", "replay", "mailers", "--yes")
-    assert f"left out {ids[1]} to invoices: it was sent again 1 time before" in rest.stdout
-    assert "sent 2 of 3" in rest.stdout
-    assert len(cli.rows("message", "query", "invoices", "--from", "1h")) == 6
-    assert [row["sent_before"] for row in cli.rows("dlq", "replay", "mailers", "--again")] == [1, 1, 1]
-
-
-def test_a_dead_letter_goes_to_its_group_alone(cli: Cli, client: Client) -> None:
-    """SG-074, E-07: under an id of its own, so that no window takes it for a duplicate, and no other group sees it."""
-    ids = dead_letters(cli, client, "letters", "senders", 1)
-    healed: list[str] = []
-    with client.listen("letters", "senders", lambda message: healed.append(message.id), consume_from=FIRST):
-        replayed = cli.rows("dlq", "replay", "senders", "--to", "group", "--yes")
-        wait_until(lambda: healed == [row["new_id"] for row in replayed], DEADLINE_S, "it comes once more")
-    assert [row["id"] for row in replayed] == ids
-    assert healed != ids
-    assert len(cli.rows("message", "query", "letters", "--from", "1h")) == 1
-
-
-def test_no_dead_letters(cli: Cli) -> None:
-    """E-04: exit code 1, and who has none, or does not exist."""
-    cli.run("group", "update", "healthy")
-    for command in ("show", "replay"):
-        assert "the group healthy has no dead letters" in cli.run("dlq", command, "healthy", code=1).stderr
-        assert "no broker knows the group heathy; did you mean healthy?" in cli.run("dlq", command, "heathy", code=1).stderr
 
 
 def test_clusters_brokers_and_clients(cli: Cli, client: Client, broker: BrokerProcess) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -20,18 +19,6 @@ from tests.support.metrics import families
 
 OK, PROBLEM = 0, 2
 HOUR_MS = 3_600_000
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("leases") / "data") as process:
-        yield process
-    shutil.rmtree(process.data)
-
-
-@pytest.fixture(scope="module")
-def cli(broker: BrokerProcess) -> Cli:
-    return Cli(broker.registry)
 
 
 class Person:

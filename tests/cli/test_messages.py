@@ -1,38 +1,16 @@
 """Messages on the command line: sent, found, followed, and who has consumed them."""
 
-import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-import pytest
-
-from metaq.client import Client, ConsumeFrom, ReceivedMessage, connect
+from metaq.client import Client, ConsumeFrom, ReceivedMessage
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.cli import Cli
 
 DEADLINE_S = 60.0
 FIRST = ConsumeFrom.FIRST
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("messages") / "data") as process:
-        yield process
-    shutil.rmtree(process.data)
-
-
-@pytest.fixture(scope="module")
-def client(broker: BrokerProcess) -> Iterator[Client]:
-    with connect(broker.registry) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def cli(broker: BrokerProcess) -> Cli:
-    return Cli(broker.registry)
 
 
 def test_what_is_sent_is_found_by_key_and_by_both_ids(cli: Cli) -> None:

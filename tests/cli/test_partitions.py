@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,6 @@ from tests.support.cli import Cli
 DEADLINE_S = 60.0
 ORDER = [2, 0, 0, 3, 1, 2, 2, 0, 3, 3, 1, 0]
 """The partitions of messages, in the order in which they are stored."""
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("partitions") / "data") as process:
-        yield process
 
 
 @pytest.fixture(scope="module")

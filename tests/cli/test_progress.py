@@ -3,11 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
-
-import pytest
 
 from tests.support.broker import BrokerProcess
 from tests.support.terminal import Terminal
@@ -23,12 +20,6 @@ class Seen(NamedTuple):
     """To standard output."""
     drawn: str
     """To standard error, which is a terminal."""
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("progress") / "data") as process:
-        yield process
 
 
 def on_terminal(*arguments: str) -> Seen:

@@ -20,11 +20,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     shutil.rmtree(process.data)
 
 
-@pytest.fixture(scope="module")
-def cli(broker: BrokerProcess) -> Cli:
-    return Cli(broker.registry)
-
-
 def names(cli: Cli, *flags: str) -> list[str]:
     return [row["topic"] for row in cli.rows("topic", "list", *flags)]
 

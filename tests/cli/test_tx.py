@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 import metaq.client.xa
-from metaq.client import Client, Outcome, connect
+from metaq.client import Client, Outcome
 from metaq.client.xa import XaFailed, XaSession
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.tx.xacodes import XaCode
@@ -29,21 +29,10 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     shutil.rmtree(process.data)
 
 
-@pytest.fixture(scope="module")
-def cli(broker: BrokerProcess) -> Cli:
-    return Cli(broker.registry)
-
-
 @pytest.fixture
 def session(broker: BrokerProcess) -> Iterator[XaSession]:
     with metaq.client.xa.connect(broker.address, qualifier="tests") as session:
         yield session
-
-
-@pytest.fixture(scope="module")
-def client(broker: BrokerProcess) -> Iterator[Client]:
-    with connect(broker.registry) as client:
-        yield client
 
 
 def prepare(session: XaSession, name: str, topic: str, *bodies: bytes) -> Xid:

@@ -19,18 +19,6 @@ FIRST = ConsumeFrom.FIRST
 OK, WARNING, PROBLEM = 0, 1, 2
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("why") / "data") as process:
-        yield process
-    shutil.rmtree(process.data)
-
-
-@pytest.fixture(scope="module")
-def cli(broker: BrokerProcess) -> Cli:
-    return Cli(broker.registry)
-
-
 @pytest.fixture
 def client(broker: BrokerProcess) -> Iterator[Client]:
     with connect(broker.registry) as client:

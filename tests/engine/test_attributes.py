@@ -29,6 +29,16 @@ def test_changes_as_rocketmq_makes_them() -> None:
     assert changed(TOPIC_ATTRIBUTES, first, {}) == first
 
 
+def test_a_set_grows() -> None:
+    """E-09: so that two who add at once lose nothing; until it has no room for more."""
+    first = changed(TOPIC_ATTRIBUTES, {}, read_changes("+discarded=0-4 9"))
+    assert changed(TOPIC_ATTRIBUTES, first, read_changes("+discarded=5 7")) == {"discarded": "0-5 7 9"}
+    assert changed(TOPIC_ATTRIBUTES, first, read_changes("-discarded")) == {}
+    many = {"discarded": " ".join(map(str, range(1000, 2500, 2)))}
+    with pytest.raises(BadRequest, match="the limit is 3800"):
+        changed(TOPIC_ATTRIBUTES, many, read_changes(f"+discarded={' '.join(map(str, range(5000, 5100, 2)))}"))
+
+
 @pytest.mark.parametrize(
     "text",
     [

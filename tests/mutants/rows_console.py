@@ -41,6 +41,20 @@ CONSOLE: Final = [
         "server/console/test_changes.py::test_a_reset_is_shown_first",
     ),
     M(
+        "E-09",
+        "protocol/remoting/attributes.py",
+        '_joined(name, current.get(name, ""), value)',
+        "value",
+        "cli/test_deadletters.py::test_chosen_dead_letters_are_discarded",
+    ),
+    M(
+        "console",
+        "server/console/visit.py",
+        "if name not in _NOT_KEPT",
+        "if False",
+        "server/console/test_pages.py::test_lists_come_in_pages",
+    ),
+    M(
         "rest",
         "server/services/messages.py",
         "heapq.heappush(heap, (-log_offset, queue.partition, ordinal, queue))",

@@ -10,8 +10,9 @@ from metaq.protocol.spans import MOST_CHARACTERS, Spans
 
 def test_text_and_back() -> None:
     """ES-033: neighbours stand together, in order."""
-    assert str(Spans().with_all([9, 3, 8, 7], 0)) == "3 7-9"
-    assert Spans.read("3 7-9").spans == Spans().with_all([3, 7, 8, 9], 0).spans
+    assert str(Spans.of([9, 3, 8, 7], 0)) == "3 7-9"
+    assert Spans.read("3 7-9").spans == Spans.of([3, 7, 8, 9], 0).spans
+    assert str(Spans.of([9, 3, 7], 7)) == "0-7 9"
     assert str(Spans.read("4-5 1 2-3")) == "1-5"
     assert str(Spans.read("")) == ""
 
@@ -25,12 +26,12 @@ def test_other_texts_are_refused(text: str) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_as_sets(seed: int) -> None:
-    """ES-033: membership, counts and pruning are those of a set."""
+    """ES-033: membership, counts and unions are those of a set."""
     numbers = random.Random(seed)
     spans, kept = Spans(), set[int]()
     for _ in range(30):
-        added, least = {numbers.randrange(60) for _ in range(numbers.randrange(4))}, numbers.randrange(15)
-        spans, kept = spans.with_all(added, least), {one for one in kept | added if one >= least}
+        added, begin = {numbers.randrange(60) for _ in range(numbers.randrange(4))}, numbers.randrange(15)
+        spans, kept = spans | Spans.of(added, begin), kept | added | set(range(begin))
         assert {ordinal for ordinal in range(-1, 62) if ordinal in spans} == kept
         begin, end = sorted(numbers.sample(range(60), 2))
         assert spans.count(begin, end) == len(kept & set(range(begin, end)))

@@ -28,9 +28,8 @@ ALL_FLAGS: Final = ("--ample-free-bytes", str(1 << 62))
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("features") / "data", *SMALL_FILES) as process:
-        yield process
+def flags() -> tuple[str, ...]:
+    return SMALL_FILES
 
 
 @pytest.fixture

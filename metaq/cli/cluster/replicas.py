@@ -22,25 +22,13 @@ from metaq.cli.tables import Row, print_record, print_rows
 from metaq.client import Admin
 from metaq.client.admin.replicas import ReplicaAdmin
 from metaq.client.admin.views import BrokerView, ReplicaView, SlaveView
+from metaq.diagnosis.rolechanges import NOT_IN_SYNC, ReplicaStanding, demotion_warnings, promotion_warnings
 from metaq.errors import ClientError
 from metaq.protocol.remoting.codes import MASTER
 
 CHANGE_S: Final = 60.0
 """Longest wait for a change of roles: the store is closed and opened anew, which recovers its newest part."""
 POLL_S: Final = 0.2
-
-TWO_MASTERS: Final = """\
-There would be two masters: messages that clients still send to the old one are acknowledged, and later removed from its log.
-Hand over instead (metaq cluster handover), or demote it first (metaq cluster demote)."""
-MAY_LIVE: Final = """\
-If it still runs, and only some clients reach it, there will be two masters: make sure that it has stopped."""
-NOT_IN_SYNC: Final = """\
-It was not in sync when it last heard from its master, or has heard from none since it was started: it may lack messages that
-were acknowledged. They are lost if it becomes master."""
-SUSPECT: Final = """\
-It may lack messages that were acknowledged. It becomes master only with --accept-loss, and they are then lost: """
-NO_OTHER: Final = "No other replica is master: until one is, this broker name accepts no messages."
-CUT: Final = "Records that its new master does not have are removed from its log."
 
 
 class ReplicaPlace(NamedTuple):
@@ -67,6 +55,15 @@ class ReplicaPlace(NamedTuple):
         """A sort key that is higher for a better master."""
         view = self.view
         return (False, False, 0, 0) if view is None else (view.suspect is None, self.is_in_sync, view.epoch, view.end)
+
+    @property
+    def standing(self) -> ReplicaStanding:
+        """The same, as warnings are made of it."""
+        view = self.view
+        if view is None:
+            return ReplicaStanding(str(self), self.error)
+        log = {"epoch": view.epoch, "end": view.end, "master_end": view.master_end}
+        return ReplicaStanding(str(self), None, self.is_master, self.is_in_sync, view.suspect, **log)
 
     def __str__(self) -> str:
         number = "" if self.view is None else f"replica {self.view.replica} of "
@@ -260,34 +257,12 @@ def promote(
         places = known_places(admin, name, at)
         slaves = [place for place in places if not place.is_master]
         place = chosen(slaves, replica, f"no slave of {name} answers")
-        show_change(place, "slave to master", promotion_warnings(place, places), yes=yes, as_json=as_json)
+        others = [other.standing for other in places if other is not place and (other.view or other.error)]
+        show_change(place, "slave to master", promotion_warnings(place.standing, others), yes=yes, as_json=as_json)
         if not yes:
             return 0
         admin.replicas().promote(place.broker.address, accept_loss=accept_loss)
         return wait_role(admin.replicas(), place, "master")
-
-
-def promotion_warnings(place: ReplicaPlace, places: Iterable[ReplicaPlace]) -> list[str]:
-    """Return warnings of messages that may be lost by making a slave the master."""
-    warnings = []
-    view = place.view
-    assert view is not None
-    for other in places:
-        if other.is_master:
-            warnings.append(f"{other} runs and is master. {TWO_MASTERS}")
-        elif other.error is not None:
-            warnings.append(f"{other} does not answer: {other.error}. {MAY_LIVE}")
-        elif other.view is not None and (other.view.epoch, other.view.end) > (view.epoch, view.end):
-            warnings.append(f"{other} has more: {other.view.end - view.end} bytes of epoch {other.view.epoch}.")
-        if other.view is not None and other is not place and other.rank[:2] > place.rank[:2]:
-            warnings.append(f"{other} is a better choice: it was in sync, and is not suspect.")
-    if view.suspect is not None:
-        warnings.append(f"{SUSPECT}{view.suspect}")
-    if not place.is_in_sync:
-        warnings.append(NOT_IN_SYNC)
-    if view.end < view.master_end:
-        warnings.append(f"It lacks {view.master_end - view.end} bytes of what its master last reported.")
-    return warnings
 
 
 @click.command(
@@ -326,7 +301,7 @@ def demote(
         following = master or next((other.view.replication for other in others if other.view), None)
         if following is None:
             raise click.BadParameter(f"no other replica of {name} is master; give the one to follow with --master HOST:PORT")
-        warnings = [CUT] if others else [CUT, NO_OTHER]
+        warnings = demotion_warnings(has_other=bool(others))
         show_change(place, f"master to slave of {following}", warnings, yes=yes, as_json=as_json)
         if not yes:
             return 0

@@ -8,7 +8,7 @@ from metaq.client import Admin
 from metaq.client.admin.views import BrokerView, MemberWork
 from metaq.diagnosis.groupfacts import NEWEST, BrokerSide, GroupFacts, LeaseSide, TopicState, consumed_topics, resting
 from metaq.errors import ClientError, RouteNotFound
-from metaq.message import DEAD_PREFIX, RETRY_PREFIX
+from metaq.message import RETRY_PREFIX
 
 _LOOK_S: Final = 0.5
 
@@ -22,7 +22,7 @@ def collect(admin: Admin, group: str, topic: str | None = None) -> GroupFacts:
     return facts._replace(
         works=works,
         topics=tuple(topic_state(admin, name) for name in sorted(names)),
-        dead_letters=messages_in(admin, f"{DEAD_PREFIX}{group}"),
+        dead_letters=dead_letters_of(admin, group),
     )
 
 
@@ -75,10 +75,10 @@ def topic_state(admin: Admin, topic: str) -> TopicState:
     return TopicState(topic, None, "", queues, tuple(newest))
 
 
-def messages_in(admin: Admin, topic: str) -> int:
-    """Return how many messages a topic has; 0 when it does not exist or its brokers cannot be asked."""
+def dead_letters_of(admin: Admin, group: str) -> int:
+    """Return how many dead letters a group has; 0 when its brokers cannot be asked."""
     try:
-        return sum(view.end - view.begin for view in admin.queues(topic))
+        return admin.count_dead_letters(group)
     except ClientError:
         return 0
 

@@ -1,5 +1,6 @@
-"""``metaq dlq``: messages that groups have failed to consume, to look at and to send again."""
+"""``metaq dlq``: messages that groups have failed to consume, to look at, to send again and to discard."""
 
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import click
@@ -19,7 +20,7 @@ from metaq.cli.messages.messages import DEFAULT_COUNT, describe, print_messages
 from metaq.cli.numbers import IntRange
 from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import Row, print_rows
-from metaq.client import Producer, ReceivedMessage
+from metaq.client import Admin, Producer, ReceivedMessage
 from metaq.client.sending.again import properties_again
 from metaq.errors import BadRequest
 from metaq.message import DEAD_PREFIX
@@ -31,7 +32,7 @@ GROUP: Final = "group"
 
 @click.group(cls=Suggesting)
 def dlq() -> None:
-    """Show dead letters, and send them again."""
+    """Show dead letters, send them again, and discard them."""
 
 
 @dlq.command("list", epilog=examples("metaq dlq list"))
@@ -76,6 +77,35 @@ def show(group: str, count: int, registry: str, as_json: bool) -> int:
     return 0 if found else FAILED
 
 
+def ids_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--id``, for some dead letters instead of all."""
+    text = "Only the one with this id; may be repeated.  [default: all]"
+    return click.option("--id", "ids", multiple=True, metavar="ID", help=text)(command)
+
+
+def chosen(admin: Admin, group: str, ids: Sequence[str]) -> list[ReceivedMessage]:
+    """Return a group's dead letters with these ids, or all; end the command when it has none and is not known."""
+    letters = [one for one in admin.dead_letters(group) if not ids or one.id in ids]
+    if not letters:
+        known_group(admin, group)
+    return letters
+
+
+def conclude(group: str, ids: Sequence[str], letters: Sequence[ReceivedMessage], done: str, *, yes: bool, as_json: bool) -> int:
+    """Say what was done, or would be, and which ids nothing has; return the exit code."""
+    missing = sorted(set(ids) - {letter.id for letter in letters})
+    if missing:
+        click.echo(f"metaq: no dead letter of the group {group} has the id {', '.join(missing)}", err=True)
+    if not as_json:
+        if letters:
+            click.echo(done)
+        elif not missing:
+            click.echo(f"metaq: the group {group} has no dead letters", err=True)
+        if letters and not yes:
+            click.echo(NOTHING_CHANGED, err=True)
+    return FAILED if missing or not letters else 0
+
+
 # -- replay -----------------------------------------------------------------------------------------------------------
 
 
@@ -87,7 +117,7 @@ def show(group: str, count: int, registry: str, as_json: bool) -> int:
     )
 )
 @click.argument("group")
-@click.option("--id", "ids", multiple=True, metavar="ID", help="Only the one with this id; may be repeated.")
+@ids_option
 @click.option("--to", "target", type=click.Choice([TOPIC, GROUP]), default=TOPIC, show_default=True, help="Where to send them.")
 @click.option("--again", is_flag=True, help="Also those that were already sent to their topic again.")
 @yes_option
@@ -103,9 +133,7 @@ def replay(group: str, ids: tuple[str, ...], target: str, again: bool, yes: bool
     sent = 0
     with connect_registry(registry) as client, client.producer() as producer:
         admin = client.admin()
-        letters = [one for one in admin.dead_letters(group) if not ids or one.id in ids]
-        if not letters:
-            known_group(admin, group)
+        letters = chosen(admin, group, ids)
         for letter in letters:
             before = len(admin.query_by_key(letter.topic, letter.id))
             left_out = before > 0 and not again and target == TOPIC
@@ -114,17 +142,8 @@ def replay(group: str, ids: tuple[str, ...], target: str, again: bool, yes: bool
                 new_id = admin.replay(group, letter).id if target == GROUP else send_again(producer, group, letter)
             sent += not left_out
             report(letter, before, new_id, yes=yes, left_out=left_out, as_json=as_json)
-    if missing := sorted(set(ids) - {letter.id for letter in letters}):
-        click.echo(f"metaq: no dead letter of the group {group} has the id {', '.join(missing)}", err=True)
-    if not as_json:
-        verb = "sent" if yes else "would send"
-        if letters:
-            click.echo(f"{verb} {sent} of {len(letters)} dead letters again")
-        elif not missing:
-            click.echo(f"metaq: the group {group} has no dead letters", err=True)
-        if letters and not yes:
-            click.echo(NOTHING_CHANGED, err=True)
-    return FAILED if missing or not letters else 0
+    done = f"{'sent' if yes else 'would send'} {sent} of {len(letters)} dead letters again"
+    return conclude(group, ids, letters, done, yes=yes, as_json=as_json)
 
 
 def send_again(producer: Producer, group: str, letter: ReceivedMessage) -> str:
@@ -158,3 +177,38 @@ def report(letter: ReceivedMessage, before: int, new_id: str | None, *, yes: boo
         click.echo(f"sent {what} as {new_id}")
     else:
         click.echo(f"would send {what}")
+
+
+# -- discard ----------------------------------------------------------------------------------------------------------
+
+
+@dlq.command(
+    epilog=examples(
+        "metaq dlq discard billing                     # what would be discarded",
+        "metaq dlq discard billing --yes",
+        "metaq dlq discard billing --id 7F0000010B2C18B4AAC20000D8A50000 --yes",
+    )
+)
+@click.argument("group")
+@ids_option
+@yes_option
+@registry_option
+@json_option
+def discard(group: str, ids: tuple[str, ...], yes: bool, registry: str, as_json: bool) -> int:
+    """Discard GROUP's dead letters: nothing shows, counts or sends them again any more.
+
+    All that the group has now are discarded, and none that comes meanwhile. Nothing brings them back; keep those that somebody
+    may need with `metaq dlq show GROUP --count N --json`.
+    """
+    with connect_registry(registry) as client:
+        admin = client.admin()
+        letters = chosen(admin, group, ids)
+        if yes:
+            admin.discard_dead_letters(letters)
+    for letter in letters:
+        if as_json:
+            print_json({"id": letter.id, "topic": letter.topic, "discarded": yes})
+        else:
+            click.echo(f"{'discarded' if yes else 'would discard'} {letter.id} of {letter.topic}")
+    done = f"{'discarded' if yes else 'would discard'} {len(letters)} dead letters"
+    return conclude(group, ids, letters, done, yes=yes, as_json=as_json)

@@ -19,7 +19,7 @@ from metaq.cli.common import (
     yes_option,
 )
 from metaq.cli.doctor.findings import print_findings
-from metaq.cli.doctor.groupfacts import collect, messages_in, watch, work_of
+from metaq.cli.doctor.groupfacts import collect, dead_letters_of, watch, work_of
 from metaq.cli.groups.known import known_group
 from metaq.cli.numbers import IntRange
 from metaq.cli.suggestions import Suggesting
@@ -29,7 +29,7 @@ from metaq.client import Admin, ConsumeFrom
 from metaq.client.admin.views import GroupView, LagView, MemberView
 from metaq.diagnosis.groupchecks import diagnose
 from metaq.diagnosis.groupfacts import DEFAULT_WATCH_S
-from metaq.message import DEAD_PREFIX, RETRY_PREFIX
+from metaq.message import RETRY_PREFIX
 from metaq.protocol.remoting.attributes import GROUP_ATTRIBUTES, check_attributes
 
 
@@ -89,7 +89,7 @@ def show(group: str, registry: str, as_json: bool) -> int:
     with connect_registry(registry) as client:
         admin = client.admin()
         view = known_group(admin, group)
-        dead = messages_in(admin, f"{DEAD_PREFIX}{group}")
+        dead = dead_letters_of(admin, group)
         row = {**summary(admin, view), "retry_max_times": view.retry_max_times, "dead_letters": dead}
         online = admin.members(group)
         members = [described(admin, group, member) for member in (() if online is None else online.members)]
@@ -304,7 +304,7 @@ def delete(group: str, yes: bool, registry: str, as_json: bool) -> int:
         known_group(admin, group)
         online = admin.members(group)
         members = 0 if online is None else len(online.members)
-        dead = messages_in(admin, f"{DEAD_PREFIX}{group}")
+        dead = dead_letters_of(admin, group)
         if yes:
             admin.delete_group(group)
     if as_json:

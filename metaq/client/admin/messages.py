@@ -1,7 +1,7 @@
 """Administration: messages by key, id and time, and dead letters."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Final
 
@@ -15,11 +15,11 @@ from metaq.client.consuming.records import decode_messages
 from metaq.client.message import ReceivedMessage, SendResult, properties_text
 from metaq.client.sending.sending import Outgoing, QueueChoice, deliver, send_fields
 from metaq.errors import BadRequest, ClientError, RouteNotFound
-from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue
+from metaq.message import DEAD_PREFIX, DEFAULT_TOPIC, RETRY_PREFIX, MessageQueue
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.properties import DEDUPE_ID, DELAY, RETRY_TOPIC, UNIQUE_KEY
 from metaq.protocol.remoting import headers
-from metaq.protocol.remoting.attributes import DISCARDED
+from metaq.protocol.remoting.attributes import DISCARDED, write_changes
 from metaq.protocol.remoting.codes import INNER_PRODUCER, Request, Response
 from metaq.protocol.remoting.headers import Int32
 from metaq.protocol.spans import Spans
@@ -162,6 +162,32 @@ class MessageAdmin(TopicAdmin):
             begin, end = self._ends.begin(queue, deadline), self._ends.end(queue, deadline)
             count += end - begin - (self._discarded(queue).count(begin, end) if end > begin else 0)
         return count
+
+    def discard_dead_letters(self, dead_letters: Iterable[ReceivedMessage]) -> None:
+        """Discard dead letters: they are not shown, counted or sent again any more.
+
+        Args:
+            dead_letters: some of ``dead_letters``.
+
+        Raises:
+            BadRequest: one is not a dead letter.
+            RouteNotFound: no registry answers.
+            Refused: a broker refuses; ``text`` says why. It has room for some 400 spans of letters that follow each other.
+            ConnectionFailed: a broker cannot be reached.
+            RequestTimeout: no answer in time.
+        """
+        chosen: dict[MessageQueue, list[int]] = {}
+        for letter in dead_letters:
+            if not letter.queue.topic.startswith(DEAD_PREFIX):
+                raise BadRequest(f"{letter!r} is not a dead letter")
+            chosen.setdefault(letter.queue, []).append(letter.queue_offset)
+        for queue, offsets in chosen.items():
+            address, begin = self._core.master(queue.broker_name), self._ends.begin(queue, self._core.deadline())
+            known = read_object(self._ask(address, Request.GET_TOPIC_CONFIG, headers.TopicOnly(queue.topic)).body)
+            partitions = Int32(known["readQueueNums"]), Int32(known["writeQueueNums"])
+            changes = write_changes({f"+{DISCARDED}": str(Spans.of(offsets, begin))})
+            header = headers.CreateTopic(queue.topic, DEFAULT_TOPIC, *partitions, Int32(known["perm"]), attributes=changes)
+            self._ask(address, Request.UPDATE_AND_CREATE_TOPIC, header)
 
     def _dead_queues(self, group: str) -> tuple[MessageQueue, ...]:
         try:

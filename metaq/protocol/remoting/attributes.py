@@ -1,8 +1,8 @@
 """Attributes of topics and groups: settings by name, in RocketMQ 5's form.
 
-A request changes them: ``+name=value`` sets one, ``-name`` gives it its default again. The header of 17 has the changes as one
-text, joined by commas; the body of 200 has them as a mapping, ``{"+name": "value", "-name": ""}``. What is stored and shown has
-the bare names.
+A request changes them: ``+name=value`` sets one, or adds to one that is a set; ``-name`` gives it its default again. The header
+of 17 has the changes as one text, joined by commas; the body of 200 has them as a mapping, ``{"+name": "value", "-name": ""}``.
+What is stored and shown has the bare names.
 """
 
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from metaq.errors import BadRequest
 from metaq.message import LONGEST_WINDOW_MS
+from metaq.protocol.spans import MOST_CHARACTERS as MOST_SPAN_CHARACTERS
 from metaq.protocol.spans import Spans
 
 MOST_CHARACTERS: Final = 4096
@@ -59,7 +60,7 @@ class Choice(NamedTuple):
 
 
 class OrdinalSet(NamedTuple):
-    """The values of an attribute that is a set of ordinals (``metaq.protocol.spans``)."""
+    """The values of an attribute that is a set of ordinals (``metaq.protocol.spans``): a change adds to it."""
 
     default: str = ""
 
@@ -123,12 +124,23 @@ def changed(known: Known, current: Mapping[str, str], changes: Mapping[str, str]
         named.add(name)
         if sign == "+":
             check_attributes(known, {name: value})
-            result[name] = value
+            result[name] = _joined(name, current.get(name, ""), value) if isinstance(known[name], OrdinalSet) else value
         elif name in current:
             del result[name]
         else:
             raise BadRequest(f"the attribute {name[:40]!r} cannot be removed: it is not set")
     return dict(sorted(result.items()))
+
+
+def _joined(name: str, before: str, added: str) -> str:
+    """Return the ordinals of two sets as one. Raise ``BadRequest`` when they are too many spans."""
+    text = str(Spans.read(before) | Spans.read(added))
+    if len(text) > MOST_SPAN_CHARACTERS:
+        raise BadRequest(
+            f"the attribute {name} would have {len(text)} characters, and the limit is {MOST_SPAN_CHARACTERS}: "
+            f"name ordinals that follow each other, or all of them"
+        )
+    return text
 
 
 def read_changes(text: str) -> dict[str, str]:

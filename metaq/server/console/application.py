@@ -57,6 +57,8 @@ _FORM: Final = "application/x-www-form-urlencoded"
 _LONGEST_QUERY: Final = 8192
 _STEP_S: Final = 30.0
 """The longest that an event may take to come and to be read."""
+REFRESH_S: Final = "2"
+"""Seconds after which a page that could not be shown is loaded again."""
 _QUIET: Final = b": nothing new\n\n"
 SAFE: Final = {
     "Content-Security-Policy": (
@@ -356,6 +358,10 @@ class _Console:
     def _write_problem(self, request: Request, response: Response, status: int, sentence: str) -> None:
         title = HTTPStatus(status).phrase
         response.status = f"{status} {title}"
+        if (
+            status == HTTPStatus.SERVICE_UNAVAILABLE and request.method == "GET"
+        ):  # a replica whose role changes, or a busy broker
+            response.set_header("Refresh", REFRESH_S)
         self._write(request, response, "error.html", {"status": status, "title": title}, error=sentence)
 
     def write_error(self, request: Request, response: Response, error: MetaqError, _: Mapping[str, str]) -> None:

@@ -11,8 +11,15 @@ BOUNDS: Final = SiteBounds(calls=64, bodies_bytes=64 * 1024 * 1024, answer_s=ANS
 
 def console_site(interior: Interior) -> BoundedSite:
     """Return the console of the broker with these parts."""
-    return BoundedSite(
-        partial(_made_of, interior), BOUNDS, lambda reason: ("text/plain; charset=utf-8", f"{reason}\n".encode())
+    return BoundedSite(partial(_made_of, interior), BOUNDS, _busy)
+
+
+def _busy(reason: str) -> tuple[str, bytes]:
+    """Return a page that loads itself again: a replica whose role changes answers again in a moment."""
+    head = '<meta charset="utf-8"><meta http-equiv="refresh" content="1"><title>metaq</title>'
+    return (
+        "text/html; charset=utf-8",
+        f'<!doctype html><html lang="en"><head>{head}</head><body><p>{reason}</p></body>'.encode(),
     )
 
 

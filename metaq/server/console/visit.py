@@ -5,7 +5,8 @@ To add a page:
 1. Write its functions in a module of ``metaq.server.console.pages``. A function takes a ``Visit``, asks services through
    ``visit.call``, and returns the values of its template. Rights are the services'; errors (``MetaqError``) become pages.
 2. Write its template in ``templates``: it extends ``base.html`` and fills the blocks ``title`` and ``main``. Every value is
-   escaped. ``macros.html`` has tables' pagers, fields, times, and ``live``: what it marks is loaded again every few seconds.
+   escaped. ``macros.html`` has fields, times, and ``live``: what it marks is loaded again every few seconds. A list is a
+   ``list_page``, and its template extends ``list.html``.
 3. Name its routes in ``ROUTES`` of its module, and the module in ``metaq.server.console.routes``; a page that people should
    find without a link gets a line in ``SECTIONS`` there.
 
@@ -27,6 +28,9 @@ from metaq.server.services.rows import Input, Output, read_input
 ROOT: Final = "/console"
 PAGE_ROWS: Final = 50
 """Rows of a page of a list."""
+
+_NOT_KEPT: Final = ("after", "limit", "done", "count")
+"""Fields of an address that are of one page of a list only."""
 
 T = TypeVar("T", bound=Input)
 
@@ -80,6 +84,8 @@ NOTICES: Final = {
     "ended": "Ended: no run comes any more.",
     "decided": "Decided.",
     "handed-over": "Handed over: this replica is a slave in a moment.",
+    "promoted": "Promoted: this replica is master in a moment, or once there is no other one.",
+    "demoted": "Demoted: this replica is a slave in a moment.",
 }
 """What was done, by the word that stands for it in an address; ``{count}`` is the only other thing that an address can say."""
 
@@ -91,6 +97,31 @@ class PageView(NamedTuple):
     """Below ``ROOT``, with the names of parameters in braces."""
     template: str
     show: Callable[[Visit], Mapping[str, Any]]
+
+
+def list_page(
+    path: str,
+    template: str,
+    query: type[T],
+    show: Callable[[Visit, T], Mapping[str, Any]],
+    limit: int = PAGE_ROWS,
+    **fields: Callable[[Visit], object],
+) -> PageView:
+    """Return a page with a list (``list.html``) that is searched, and comes in pages of ``limit`` rows in its service's order.
+
+    ``show`` returns the rows as ``page``, and what else the template needs. The query is made of the address; ``fields`` of it
+    that need more are asked for by name. Pages of the list keep what was searched.
+    """
+
+    def show_list(visit: Visit) -> Mapping[str, Any]:
+        asked = visit.asked(query, limit=limit, **{name: ask(visit) for name, ask in fields.items()})
+        shown = show(visit, asked)
+        segments = [segment.format(**visit.path) for segment in path.strip("/").split("/")]
+        kept = {name: value for name, value in visit.query.items() if name not in _NOT_KEPT}
+        first, following = link(*segments, **kept), link(*segments, **kept, after=shown["page"].next)
+        return {**visit.path, "query": asked, "first": first, "following": following, **shown}
+
+    return PageView(path, template, show_list)
 
 
 class PageChange(NamedTuple):

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import gevent
-from gevent.lock import BoundedSemaphore
 from msgspec import Meta
 
 from metaq.client.message import ReceivedMessage
@@ -17,7 +16,7 @@ from metaq.protocol.properties import DEDUPE_ID, DELAY, RETRY_TOPIC, SHARDING_KE
 from metaq.protocol.remoting.attributes import DISCARDED, write_changes
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import CreateTopic, Int32, TopicOnly
-from metaq.protocol.spans import MOST_CHARACTERS
+from metaq.protocol.spans import Spans
 from metaq.server.access.permissions import Action
 from metaq.server.services.call import REST_S, Call
 from metaq.server.services.messages import MessagesRead, PartitionReader, StoredMessage, by_offset_id, topic_of_reader
@@ -29,8 +28,6 @@ MOST_LETTERS = 256
 """Dead letters in one request."""
 MOST_READS = 16
 """Reads for one page, which may meet nothing but letters that were discarded."""
-_discarding = BoundedSemaphore(1)
-"""Held while a topic's list of discarded letters is read and written."""
 
 Letters = Annotated[list[OffsetId], Meta(min_length=1, max_length=MOST_LETTERS)]
 
@@ -219,20 +216,12 @@ def discard_some(call: Call, group: Name, body: DiscardInput) -> Discarded:
     for number, offset_id in enumerate(body.offset_ids, 1):
         ordinals.add(_letter(call, group, offset_id).queue_offset)
         call.rest_after(number)
-    with _discarding:
-        topic = topic_of(call, name, Action.ADMINISTER)
-        queue = call.context.store.queues[TopicPartition(name, 0)]
-        text = str(topic.discarded.with_all(ordinals, call.context.store.first(queue, call.interior.read)[0]))
-        if len(text) > MOST_CHARACTERS:
-            raise RequestFailed(
-                Response.SYSTEM_ERROR,
-                f"the list of discarded letters of {group} would have {len(text)} characters, and the limit is "
-                f"{MOST_CHARACTERS}: discard letters that follow each other, or all of them",
-            )
-        changes = write_changes({f"+{DISCARDED}": text})
-        partitions = Int32(topic.read_partitions), Int32(topic.partitions)
-        header = CreateTopic(name, DEFAULT_TOPIC, *partitions, Int32(topic.permission), attributes=changes)
-        call.ask(Request.UPDATE_AND_CREATE_TOPIC, header)
+    topic = topic_of(call, name, Action.ADMINISTER)
+    begin = call.context.store.first(call.context.store.queues[TopicPartition(name, 0)], call.interior.read)[0]
+    changes = write_changes({f"+{DISCARDED}": str(Spans.of(ordinals, begin))})
+    partitions = Int32(topic.read_partitions), Int32(topic.partitions)
+    header = CreateTopic(name, DEFAULT_TOPIC, *partitions, Int32(topic.permission), attributes=changes)
+    call.ask(Request.UPDATE_AND_CREATE_TOPIC, header)
     return Discarded(discarded=len(ordinals))
 
 

@@ -12,7 +12,7 @@ from tests.support.halves import Producer
 from tests.support.rest import Rest, named
 
 TOPIC: Final = "orders"
-GROUP: Final = "billing"
+GROUP: Final = "archive"
 DEAD_TOPIC: Final = "mails"
 DEAD_GROUP: Final = "mailer"
 RECURRING: Final = "nightly"
@@ -42,9 +42,9 @@ def dead_letters(rest: Rest, topic: str, group: str, bodies: list[str], **option
 @contextmanager
 def operated(broker: BrokerProcess) -> Iterator[dict[str, str]]:
     """Fill a broker that asks no producer, keep clients connected, and yield the parameters of its pages."""
-    with Rest(broker.http) as rest, Producer(broker) as producer, Consumer(broker, GROUP, "10.0.4.17@2811#billing") as consumer:
-        for topic in (TOPIC, DEAD_TOPIC):
-            rest.put(f"/topics/{topic}", {"partitions": 1})
+    with Rest(broker.http) as rest, Producer(broker) as producer, Consumer(broker, GROUP, "10.0.4.17@2811#archive") as consumer:
+        for topic, partitions in ((TOPIC, 3), (DEAD_TOPIC, 1)):
+            rest.put(f"/topics/{topic}", {"partitions": partitions})
         rest.put(f"/groups/{GROUP}", {})
         consumer.beat(subscription(TOPIC, "*"))
         mails = [f'{{"to":"{name}@example.org"}}' for name in ("ada", "bob", "eve")]

@@ -55,8 +55,8 @@ def planted_pages(offset_id: str) -> list[str]:
 
 
 def shown_paths() -> list[str]:
-    """The paths of all pages, but that of replicas, which this broker does not have."""
-    return [route.path for route in ROUTES if isinstance(route, PageView) and route.path != "/cluster/hand-over"]
+    """The paths of all pages, but those of orders to replicas, which this broker does not have."""
+    return [route.path for route in ROUTES if isinstance(route, PageView) and not route.path.startswith("/cluster/")]
 
 
 def named_in(path: str) -> set[str]:

@@ -18,13 +18,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.partner("chromium", "fonts")]
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    folder: Path = tmp_path_factory.mktemp("browser")
-    with BrokerProcess(folder / "data") as broker:
-        yield broker
-
-
-@pytest.fixture(scope="module")
 def lost(broker: BrokerProcess) -> Iterator[str]:
     """The broker's id of the message that is looked for."""
     with planted(broker) as offset_id:
@@ -133,6 +126,7 @@ def test_who_may_only_read_logs_in_and_is_refused_a_change(browser: Browser, tmp
     with BrokerProcess(tmp_path / "data", "--users-file", str(users)) as broker:
         with Rest(broker.http, ADMIN) as rest:
             rest.put(f"/topics/{READABLE}", {"partitions": 1})
+        assert faults_of_pages(browser, [f"http://{broker.http}{ROOT}/login"]) == {}
         with new_page(browser, viewport=WIDE) as page:
             page.goto(f"http://{broker.http}{ROOT}/topics/{READABLE}")
             page.get_by_label("User").fill(READER.name)

@@ -1,8 +1,5 @@
 """Changes by forms, without scripts: what they do, what they show first, and what refuses them."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from metaq.server.console.visit import ROOT
@@ -10,25 +7,6 @@ from metaq.server.console.visitors import TOKEN_FIELD
 from tests.support.broker import BrokerProcess
 from tests.support.console import FORM, Visits
 from tests.support.rest import Rest
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    folder: Path = tmp_path_factory.mktemp("changes")
-    with BrokerProcess(folder / "data") as broker:
-        yield broker
-
-
-@pytest.fixture
-def visits(broker: BrokerProcess) -> Iterator[Visits]:
-    with Visits(broker.http) as visits:
-        yield visits
-
-
-@pytest.fixture
-def rest(broker: BrokerProcess) -> Iterator[Rest]:
-    with Rest(broker.http) as rest:
-        yield rest
 
 
 def test_a_topic_is_made_changed_and_deleted(visits: Visits, rest: Rest) -> None:

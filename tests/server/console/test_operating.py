@@ -33,28 +33,14 @@ MORE_THAN_ONE_REQUEST: Final = 300
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    folder: Path = tmp_path_factory.mktemp("operating")
-    with BrokerProcess(folder / "data", *NEVER) as broker:
-        yield broker
+def flags() -> tuple[str, ...]:
+    return NEVER
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def names(broker: BrokerProcess) -> Iterator[dict[str, str]]:
     with operated(broker) as names:
         yield names
-
-
-@pytest.fixture
-def visits(broker: BrokerProcess, names: dict[str, str]) -> Iterator[Visits]:
-    with Visits(broker.http) as visits:
-        yield visits
-
-
-@pytest.fixture
-def rest(broker: BrokerProcess) -> Iterator[Rest]:
-    with Rest(broker.http) as rest:
-        yield rest
 
 
 def test_every_page_answers_and_is_harmless(visits: Visits, names: dict[str, str]) -> None:
@@ -214,6 +200,8 @@ def test_settings(visits: Visits, rest: Rest, broker: BrokerProcess) -> None:
     """E-29, MQ-111: with their origin, found by name or value; one of the running broker is changed, the others stay."""
     page = visits.page("/settings", search="check_after_ms")
     assert "--check-after-ms" in page.text and "keep_hours" not in page.text
+    by_value = visits.page("/settings", search=broker.address).text
+    assert "listen" in by_value and "check_after_ms" not in by_value
     changed = visits.submit(visits.page("/settings"), "/settings", keep_hours="17")
     assert "Changed." in changed.text
     rows = {row["name"]: row for row in rest.get("/broker/settings")["rows"]}
@@ -226,7 +214,7 @@ def test_settings(visits: Visits, rest: Rest, broker: BrokerProcess) -> None:
 def test_connections_and_log(visits: Visits) -> None:
     """E-19, E-32: who is connected, and what was logged, the newest first; both with a search."""
     connected = visits.page("/connections")
-    assert "10.0.4.17@2811#billing" in connected.text
+    assert "10.0.4.17@2811#archive" in connected.text
     assert "No connection has" in visits.page("/connections", search="10.99.").text
     log = visits.page("/logs", search="metaq.server")
     assert "recovered ending=" in log.text
@@ -251,13 +239,14 @@ def test_the_cluster(visits: Visits, broker: BrokerProcess) -> None:
     """MQ-104: a broker alone is its own cluster; it has no replica to hand over to."""
     page = visits.page("/cluster")
     assert broker.address in page.text and "this one" in page.text and "answers" in page.text
-    assert "accepts no slaves" in visits.page("/cluster/hand-over", 404).alert
+    for order in ("hand-over", "promote", "demote"):
+        assert "accepts no slaves" in visits.page(f"/cluster/{order}", 404).alert
     assert "no users" in visits.page("/users").text
 
 
 def test_who_only_reads(tmp_path: Path) -> None:
     """E-05, MQ-116: a reader sees figures, and neither log nor users; no form changes anything; an administrator sees all."""
-    flags = ("--users-file", str(write_users(tmp_path / "users.yaml")))
+    flags = ("--users-file", str(write_users(tmp_path / "users.yaml")), "--replication-listen", "127.0.0.1:0")
     with BrokerProcess(tmp_path / "data", *flags) as broker, Rest(broker.http, ADMIN) as rest:
         rest.put("/topics/t", {"partitions": 1})
         (letter,) = dead_letters(rest, "t", "g", ["x"])
@@ -272,6 +261,9 @@ def test_who_only_reads(tmp_path: Path) -> None:
             page = reader.page("/dead-letters/g")
             assert "may not" in reader.submit(page, "/dead-letters/g", 403, do="discard", sure="true", **box).alert
             assert "may not" in reader.submit(reader.page("/settings"), "/settings", 403, keep_hours="9").alert
+            for order, fields in (("hand-over", {"replica": "2"}), ("promote", {}), ("demote", {"master": "127.0.0.1:1"})):
+                path = f"/cluster/{order}"
+                assert "may not administer" in reader.submit(reader.page(path), path, 403, **fields).alert
             assert not [form for form in reader.page("/timers").forms if form.method == "post" and "timers" in form.action]
             assert rest.get("/groups/g")["dead_letters"] == 1
         with Visits(broker.http, ADMIN) as admin:

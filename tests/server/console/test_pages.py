@@ -41,12 +41,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         yield broker
 
 
-@pytest.fixture
-def visits(broker: BrokerProcess) -> Iterator[Visits]:
-    with Visits(broker.http) as visits:
-        yield visits
-
-
 def newest_id(broker: BrokerProcess, topic: str = TOPIC) -> str:
     with Rest(broker.http) as rest:
         return str(rest.get(f"/topics/{named(topic)}/newest")["rows"][0]["offset_id"])

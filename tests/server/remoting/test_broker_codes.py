@@ -32,12 +32,6 @@ sendThreadPoolQueueCapacity sendThreadPoolQueueHeadWaitTimeMills sendThreadPoolQ
 NAMES_OF_5 = "getTransferredTps brokerActive timerReadBehind timerOffsetBehind timerCongestNum timerEnqueueTps timerDequeueTps"
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("broker") / "data") as broker:
-        yield broker
-
-
 @pytest.fixture
 def client(broker: BrokerProcess) -> Iterator[RemotingClient]:
     with connect(broker) as client:

@@ -24,12 +24,6 @@ SQL: Final = "SQL92"
 SAVED: Final = "config/subscriptionGroup.json"
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("groups") / "data") as process:
-        yield process
-
-
 _numbers = itertools.count()
 
 

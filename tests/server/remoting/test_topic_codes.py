@@ -19,12 +19,6 @@ from tests.support.remoting import RemotingClient
 DEADLINE_S = 60.0
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path_factory.mktemp("broker") / "data") as broker:
-        yield broker
-
-
 @pytest.fixture
 def client(broker: BrokerProcess) -> Iterator[RemotingClient]:
     with connect(broker) as client:

@@ -3,27 +3,21 @@
 from collections.abc import Iterable
 from typing import Any, Final
 
-from metaq.server.console.visit import PAGE_ROWS, GoTo, PageChange, PageView, Route, Visit, link
+from metaq.server.console.visit import GoTo, PageChange, PageView, Route, Visit, link, list_page
 from metaq.server.services.brokers import SettingRow, SettingsInput, change_settings, list_connections, show_settings
 from metaq.server.services.operating.logs import LogLevel, LogsQuery, show_logs
 from metaq.server.services.operating.stacks import show_stacks
 from metaq.server.services.operating.users import list_users
-from metaq.server.services.rows import NamesQuery
+from metaq.server.services.rows import MOST_ROWS, NamesQuery, RowPage, page_of
 
 MOST_LINES: Final = 300
 """Log lines of a page."""
 
 
-def _connections(visit: Visit) -> dict[str, Any]:
-    query = visit.asked(NamesQuery, limit=PAGE_ROWS)
-    return {"query": query, "page": list_connections(visit.call, query)}
-
-
-def _settings(visit: Visit) -> dict[str, Any]:
-    search = visit.query.get("search", "").strip()
+def _settings(visit: Visit, query: NamesQuery) -> dict[str, Any]:
     rows = show_settings(visit.call).rows
-    shown = [row for row in rows if search in row.name or search in str(row.value)]
-    return {"rows": shown, "search": search, "changeable": _changeable(rows)}
+    page = page_of(rows, query, lambda row: f"{row.name} {row.value}", lambda row: row)
+    return {"page": page, "changeable": _changeable(rows)}
 
 
 def _changeable(rows: Iterable[SettingRow]) -> dict[str, str]:
@@ -38,28 +32,28 @@ def change_running(visit: Visit) -> GoTo:
     return GoTo(link("settings"), "changed")
 
 
-def _logs(visit: Visit) -> dict[str, Any]:
-    query = visit.asked(LogsQuery, limit=MOST_LINES)
-    found = show_logs(visit.call, query)
-    return {"query": query, "rows": found.rows[::-1], "levels": [level.value for level in LogLevel]}
+def _logs(visit: Visit, query: LogsQuery) -> dict[str, Any]:
+    newest_first = RowPage(rows=show_logs(visit.call, query).rows[::-1], next=None)
+    return {"page": newest_first, "levels": [level.value for level in LogLevel]}
 
 
-def _users(visit: Visit) -> dict[str, Any]:
-    query = visit.asked(NamesQuery, limit=PAGE_ROWS)
+def _users(visit: Visit, query: NamesQuery) -> dict[str, Any]:
     has_users = visit.call.interior.endpoint.authentication.has_users
-    return {"query": query, "page": list_users(visit.call, query), "has_users": has_users}
+    return {"page": list_users(visit.call, query), "has_users": has_users}
 
 
 def _stacks(visit: Visit) -> dict[str, Any]:
     return {"text": show_stacks(visit.call).text}
 
 
-_SETTINGS: Final = PageView("/settings", "settings.html", _settings)
+_SETTINGS: Final = list_page("/settings", "settings.html", NamesQuery, _settings, limit=MOST_ROWS)
 ROUTES: Final[tuple[Route, ...]] = (
-    PageView("/connections", "connections.html", _connections),
+    list_page(
+        "/connections", "connections.html", NamesQuery, lambda visit, query: {"page": list_connections(visit.call, query)}
+    ),
     _SETTINGS,
     PageChange(_SETTINGS.path, change_running, _SETTINGS),
-    PageView("/logs", "logs.html", _logs),
-    PageView("/users", "users.html", _users),
+    list_page("/logs", "logs.html", LogsQuery, _logs, limit=MOST_LINES),
+    list_page("/users", "users.html", NamesQuery, _users),
     PageView("/stacks", "stacks.html", _stacks),
 )

@@ -7,7 +7,7 @@ from metaq.errors import BadRequest, RequestFailed
 from metaq.message import DEAD_PREFIX
 from metaq.protocol.remoting.codes import Response
 from metaq.server.console.bodies import preview
-from metaq.server.console.visit import PAGE_ROWS, GoTo, PageChange, PageExport, PageView, Route, Visit, link
+from metaq.server.console.visit import PAGE_ROWS, GoTo, PageChange, PageExport, PageView, Route, Visit, link, list_page
 from metaq.server.services.deadletters import (
     MOST_LETTERS,
     DeadQuery,
@@ -29,11 +29,6 @@ CHOSEN: Final = "letter."
 """The begin of the name of a box; the rest is the id of its letter."""
 MOST_REPLAYED: Final = 20_000
 """Letters that are sent again at once: some ten seconds of work."""
-
-
-def _groups(visit: Visit) -> dict[str, Any]:
-    query = visit.asked(NamesQuery, limit=PAGE_ROWS)
-    return {"query": query, "page": list_dead_groups(visit.call, query)}
 
 
 def _letters(visit: Visit) -> dict[str, Any]:
@@ -97,12 +92,13 @@ def replay_letters(visit: Visit) -> GoTo:
 def _discard_form(visit: Visit) -> dict[str, Any]:
     group, count = visit.path["group"], _count(visit)
     letters = "1 dead letter is" if count == 1 else f"{count:,} dead letters are"
+    consequence = f"{letters} deleted. They cannot be brought back: download them first if somebody may need them."
     return {
         "question": f"Discard all dead letters of {group}?",
-        "consequences": [f"{letters} deleted. They cannot be brought back: download them first if somebody may need them."],
+        "consequences": [consequence if count else "The group has no dead letters."],
         "action": link("dead-letters", group, "discard"),
-        "word": "Discard",
-        "name": group,
+        "word": "Discard" if count else "",
+        "name": group if count else "",
         "back": link("dead-letters", group),
     }
 
@@ -126,7 +122,9 @@ _LETTERS: Final = PageView(_GROUP, "dead_letters.html", _letters)
 _REPLAY: Final = PageView(f"{_GROUP}/replay", "dead_replay.html", _replay_form)
 _DISCARD: Final = PageView(f"{_GROUP}/discard", "confirm.html", _discard_form)
 ROUTES: Final[tuple[Route, ...]] = (
-    PageView("/dead-letters", "dead_groups.html", _groups),
+    list_page(
+        "/dead-letters", "dead_groups.html", NamesQuery, lambda visit, query: {"page": list_dead_groups(visit.call, query)}
+    ),
     _LETTERS,
     PageChange(_LETTERS.path, change_letters, _LETTERS),
     _REPLAY,

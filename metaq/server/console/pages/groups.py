@@ -7,7 +7,7 @@ from metaq.errors import BadRequest
 from metaq.protocol.remoting.attributes import GROUP_ATTRIBUTES
 from metaq.server.console.pages.charts import drawn_lag
 from metaq.server.console.pages.topics import check_typed
-from metaq.server.console.visit import PAGE_ROWS, GoTo, PageChange, PageView, Route, Visit, link, time_ms
+from metaq.server.console.visit import GoTo, PageChange, PageView, Route, Visit, link, list_page, time_ms
 from metaq.server.services.diagnosis import DiagnosisQuery, diagnose_group
 from metaq.server.services.groups import (
     GroupSettingsInput,
@@ -28,11 +28,9 @@ _PLACES: Final = {"first": "the oldest message", "last": "the end", "time": "a t
 """Where a reset leads, by the word in its form."""
 
 
-def _list(visit: Visit) -> dict[str, Any]:
-    query = visit.asked(GroupsQuery, limit=PAGE_ROWS)
+def _list(visit: Visit, query: GroupsQuery) -> dict[str, Any]:
     page = list_groups(visit.call, query)
-    lags = {row.group: show_lag(visit.call, row.group, LagQuery()).lag for row in page.rows}
-    return {"query": query, "page": page, "lags": lags}
+    return {"page": page, "lags": {row.group: show_lag(visit.call, row.group, LagQuery()).lag for row in page.rows}}
 
 
 def _group(visit: Visit) -> dict[str, Any]:
@@ -148,7 +146,7 @@ _SETTINGS: Final = PageView(f"{_GROUP}/settings", "group_form.html", _settings)
 _RESET: Final = PageView(f"{_GROUP}/reset", "group_reset.html", _reset)
 _DELETION: Final = PageView(f"{_GROUP}/delete", "confirm.html", _deletion)
 ROUTES: Final[tuple[Route, ...]] = (
-    PageView("/groups", "groups.html", _list),
+    list_page("/groups", "groups.html", GroupsQuery, _list),
     PageView(_GROUP, "group.html", _group),
     PageView(f"{_GROUP}/why", "group_why.html", _why),
     _CREATION,

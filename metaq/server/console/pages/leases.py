@@ -3,35 +3,26 @@
 from typing import Any, Final
 
 from metaq.errors import BadRequest
-from metaq.server.console.visit import PAGE_ROWS, PageView, Route, Visit
+from metaq.server.console.visit import Route, Visit, list_page
 from metaq.server.services.leases import LeasesQuery, OpenQuery, list_leases, list_leasing, list_open
 from metaq.server.services.rows import NamesQuery
 
 _TOPIC: Final = "/leases/{group}/{topic}"
 
 
-def _groups(visit: Visit) -> dict[str, Any]:
-    query = visit.asked(NamesQuery, limit=PAGE_ROWS)
-    return {"query": query, "page": list_leasing(visit.call, query)}
+def _partitions(visit: Visit, query: LeasesQuery) -> dict[str, Any]:
+    return {"page": list_leases(visit.call, visit.path["group"], query)}
 
 
-def _partitions(visit: Visit) -> dict[str, Any]:
-    query = visit.asked(LeasesQuery, limit=PAGE_ROWS, topic=visit.path["topic"])
-    page = list_leases(visit.call, visit.path["group"], query)
-    return {"group": visit.path["group"], "topic": visit.path["topic"], "query": query, "page": page}
-
-
-def _messages(visit: Visit) -> dict[str, Any]:
-    text = visit.path["partition"]
-    if not (text.isascii() and text.isdecimal() and len(text) < 6):
-        raise BadRequest(f"{text[:20]!r} is no number of a partition")
-    query = visit.asked(OpenQuery, limit=PAGE_ROWS)
-    page = list_open(visit.call, visit.path["group"], visit.path["topic"], int(text), query)
-    return {**visit.path, "query": query, "page": page}
+def _messages(visit: Visit, query: OpenQuery) -> dict[str, Any]:
+    group, topic, partition = visit.path["group"], visit.path["topic"], visit.path["partition"]
+    if not (partition.isascii() and partition.isdecimal() and len(partition) < 6):
+        raise BadRequest(f"{partition[:20]!r} is no number of a partition")
+    return {"page": list_open(visit.call, group, topic, int(partition), query)}
 
 
 ROUTES: Final[tuple[Route, ...]] = (
-    PageView("/leases", "leases.html", _groups),
-    PageView(_TOPIC, "lease_partitions.html", _partitions),
-    PageView(f"{_TOPIC}/{{partition}}", "lease_messages.html", _messages),
+    list_page("/leases", "leases.html", NamesQuery, lambda visit, query: {"page": list_leasing(visit.call, query)}),
+    list_page(_TOPIC, "lease_partitions.html", LeasesQuery, _partitions, topic=lambda visit: visit.path["topic"]),
+    list_page(f"{_TOPIC}/{{partition}}", "lease_messages.html", OpenQuery, _messages),
 )

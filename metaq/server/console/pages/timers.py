@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from metaq.errors import BadRequest
-from metaq.server.console.visit import PAGE_ROWS, GoTo, PageChange, PageView, Route, Visit, link, time_ms
+from metaq.server.console.visit import GoTo, PageChange, PageView, Route, Visit, link, list_page, time_ms
 from metaq.server.services.timers import (
     PendingQuery,
     RecurringInput,
@@ -26,9 +26,8 @@ MISSED: Final = {
 # -- delayed ----------------------------------------------------------------------------------------------------------
 
 
-def _timers(visit: Visit) -> dict[str, Any]:
-    query = visit.asked(PendingQuery, limit=PAGE_ROWS, from_ms=time_ms(visit.query.get("from", "")))
-    return {"query": query, "begin": visit.query.get("from", ""), "page": list_timers(visit.call, query)}
+def _timers(visit: Visit, query: PendingQuery) -> dict[str, Any]:
+    return {"begin": visit.query.get("from", ""), "page": list_timers(visit.call, query)}
 
 
 def cancel_message(visit: Visit) -> GoTo:
@@ -40,9 +39,8 @@ def cancel_message(visit: Visit) -> GoTo:
 # -- recurring --------------------------------------------------------------------------------------------------------
 
 
-def _recurring(visit: Visit) -> dict[str, Any]:
-    query = visit.asked(TimersQuery, limit=PAGE_ROWS)
-    return {"query": query, "page": list_recurring(visit.call, query), "missed": MISSED}
+def _recurring(visit: Visit, query: TimersQuery) -> dict[str, Any]:
+    return {"page": list_recurring(visit.call, query), "missed": MISSED}
 
 
 def _definition(visit: Visit) -> dict[str, Any]:
@@ -77,13 +75,15 @@ def end_message(visit: Visit) -> GoTo:
     return GoTo(link("recurring"), "ended")
 
 
-_TIMERS: Final = PageView("/timers", "timers.html", _timers)
+_TIMERS: Final = list_page(
+    "/timers", "timers.html", PendingQuery, _timers, from_ms=lambda visit: time_ms(visit.query.get("from", ""))
+)
 _DEFINITION: Final = PageView("/new-recurring", "recurring_form.html", _definition)
 _END: Final = PageView("/recurring/{name}/end", "confirm.html", _ending)
 ROUTES: Final[tuple[Route, ...]] = (
     _TIMERS,
     PageChange(_TIMERS.path, cancel_message, _TIMERS),
-    PageView("/recurring", "recurring.html", _recurring),
+    list_page("/recurring", "recurring.html", TimersQuery, _recurring),
     _DEFINITION,
     PageChange(_DEFINITION.path, define_message, _DEFINITION),
     _END,

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from metaq.errors import BadRequest
 from metaq.protocol.remoting.undecided import UndecidedState
-from metaq.server.console.visit import PAGE_ROWS, GoTo, PageChange, PageView, Route, Visit, link
+from metaq.server.console.visit import GoTo, PageChange, PageView, Route, Visit, link, list_page
 from metaq.server.services.transactions import (
     DecisionInput,
     TransactionsQuery,
@@ -22,10 +22,12 @@ TITLES: Final = {
 """By state, in the order of the tabs."""
 
 
-def _list(visit: Visit) -> dict[str, Any]:
-    wanted = visit.query.get("state") or UndecidedState.HALF.value
-    query = visit.asked(TransactionsQuery, limit=PAGE_ROWS, state=wanted)
-    return {"query": query, "page": list_transactions(visit.call, query), "titles": TITLES}
+def _list(visit: Visit, query: TransactionsQuery) -> dict[str, Any]:
+    return {"page": list_transactions(visit.call, query), "titles": TITLES}
+
+
+def _state(visit: Visit) -> str:
+    return visit.query.get("state") or UndecidedState.HALF.value
 
 
 def _one(visit: Visit) -> dict[str, Any]:
@@ -46,7 +48,7 @@ def decide(visit: Visit) -> GoTo:
 
 _ONE: Final = PageView(_KEY, "transaction.html", _one)
 ROUTES: Final[tuple[Route, ...]] = (
-    PageView("/transactions", "transactions.html", _list),
+    list_page("/transactions", "transactions.html", TransactionsQuery, _list, state=_state),
     _ONE,
     PageChange(_ONE.path, decide, _ONE),
 )
