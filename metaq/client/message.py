@@ -73,7 +73,6 @@ _ZLIB_LEVEL: Final = 5
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 _MOST_DIGITS: Final = 18
 _MS: Final = timedelta(milliseconds=1)
-_SEPARATORS: Final = frozenset("\x01\x02")
 
 
 class SendStatus(enum.Enum):
@@ -331,7 +330,8 @@ def message_properties(
     if own:
         found |= own
     for name, value in found.items():
-        if not name or not _SEPARATORS.isdisjoint(name + value):
+        text = name + value
+        if not name or "\x01" in text or "\x02" in text:
             raise BadRequest(f"property {name[:40]!r} is empty, or it or its value contains the byte 1 or 2")
     return found
 
@@ -362,7 +362,7 @@ def unix_ms(time: datetime) -> int:
 
 def properties_text(properties: Mapping[str, str]) -> str:
     """Encode properties as a request carries them. Those with an empty value are left out: empty means the same as absent."""
-    return "".join(f"{name}\x01{value}\x02" for name, value in properties.items() if value)
+    return "".join([f"{name}\x01{value}\x02" for name, value in properties.items() if value])
 
 
 def compressed(body: bytes) -> tuple[bytes, int]:

@@ -10,7 +10,7 @@ from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
 from metaq.engine.context import Context
-from metaq.engine.role import Keeper
+from metaq.engine.role import NO_PARTS, Keeper
 from metaq.engine.tables.groups import GroupTable
 from metaq.engine.tables.modes import ModeTable
 from metaq.engine.tables.topics import TopicTable
@@ -43,7 +43,8 @@ class _Ended(Exception):
 class Duties:
     """The greenlets that do background work on the store: each repeats one duty."""
 
-    def __init__(self, context: Context, turns: Turns, run: Run) -> None:
+    def __init__(self, context: Context, turns: Turns, run: Run, saved: Callable[[], None] = NO_PARTS.saved) -> None:
+        """Create them; ``saved`` is called when a table was saved."""
         self._settings = context.settings
         self._store = context.store
         self._topics = context.topics
@@ -51,6 +52,7 @@ class Duties:
         self._modes = context.modes
         self._turns = turns
         self._run = run
+        self._saved = saved
         self._saving_topics = BoundedSemaphore(1)
         self._saving_groups = BoundedSemaphore(1)
         self._saving_modes = BoundedSemaphore(1)
@@ -221,6 +223,7 @@ class Duties:
             self._store.check_healthy()
             if table.unsaved and self._saves_tables:
                 table.save(self._store.disk, self._store.clock.now_ms(), self._run)
+                self._saved()
 
     def settle(self) -> None:
         """End the current turn: a greenlet that waited for the disk may resume in the middle of one.

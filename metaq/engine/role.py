@@ -135,7 +135,7 @@ class NoReplicas:
 
 
 def _nothing() -> None:
-    """Do nothing: no slave waits for more of the log."""
+    """Do nothing: there are no slaves."""
 
 
 class RoleParts(NamedTuple):
@@ -146,6 +146,8 @@ class RoleParts(NamedTuple):
     """Of a master at REPLICA: the copies for whose ``held_end`` puts and readers wait."""
     grown: Callable[[], None] = _nothing
     """Of a master: called when the log may have grown, or more of it may be durable."""
+    saved: Callable[[], None] = _nothing
+    """Of a master: called when a table of topics or groups was saved, which its slaves should have soon."""
     keeper: Keeper | None = None
     """Of a slave: it alone says which records retention must keep."""
 

@@ -42,6 +42,9 @@ TIMER_OUT: Final = "TIMER_OUT_MS"
 TIMER_ENQUEUE, TIMER_DEQUEUE = "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS"
 """On the delivered copy: when the message was stored, and when it was delivered."""
 
+TRACE_PARENT: Final = "traceparent"
+"""The context of the trace that a message belongs to (W3C trace context)."""
+
 SCHEDULED: Final = "METAQ_SCHEDULED"
 """On the delivered copy of a delayed message, the original: its *level:ordinal*. Only the broker sets it."""
 
@@ -93,7 +96,8 @@ _CHANGED: Final = re.compile(f"\x02(?:(?:{'|'.join(map(re.escape, TAKEN_APART))}
 _WAITING: Final = f"\x02{WAIT}\x01true\x02"
 _TAG, _UNIQUE, _KEYS = [f"\x02{name}\x01" for name in (TAGS, UNIQUE_KEY, KEYS)]
 _UNIQUE_NAME, _KEYS_NAME = _UNIQUE[1:], _KEYS[1:]
-_DEDUPE, _DEDUPE_NAME = f"\x02{DEDUPE_ID}\x01", DEDUPE_ID.encode()
+_DIFFERING: Final = frozenset((DEDUPE_ID, TRACE_PARENT))
+"""Properties that differ in each message, and stand at the end in those of metaq's client: they are kept out of the shape."""
 
 
 AsSent = tuple[bytes, str | None, tuple[str, ...]]
@@ -115,29 +119,30 @@ class _Shape(NamedTuple):
     tag: str | None
 
 
-def as_sent(text: str) -> AsSent | None:
+def as_sent(text: str, most: int = len(_DIFFERING)) -> AsSent | None:
     """Return properties that the broker stores as they are, but for a WAIT of ``true``; ``None`` when they must be parsed.
 
     This is the fast path of nearly every message: a shape that comes again is analyzed once, then only the two values are cut
     out and put in. ``MessageIllegal`` when the properties are longer than a record can keep.
+
+    ``most`` is how many properties at the end may differ in each message.
     """
     found = _fill(_latest[0], text)
     if found is not None and len(found[0]) <= MOST_BYTES:
         return found
-    at = text.rfind(_DEDUPE)
-    return _shaped(text) if at < 0 else _with_id(text, at)
+    at = text.rfind("\x02", 0, -1) + 1
+    if most and at and text[at : text.find("\x01", at)] in _DIFFERING:
+        return _with_differing(text, at, most)
+    return _shaped(text)
 
 
-def _with_id(text: str, at: int) -> AsSent | None:
-    """Do the work of ``as_sent`` for properties with a DEDUPE_ID, before which the 02 at ``at`` stands.
-
-    Each message has another one. As the last property, where metaq's client puts it, it is kept out of the shape.
-    """
-    ident = text[at + len(_DEDUPE) :].removesuffix("\x02")
-    found = _shaped(text[: at + 1]) if _is_value(ident) else None
+def _with_differing(text: str, at: int, most: int) -> AsSent | None:
+    """Do the work of ``as_sent`` for properties of which the last one, at ``at``, is another one in each message."""
+    name, _, value = text[at:].removesuffix("\x02").partition("\x01")
+    found = as_sent(text[:at], most - 1) if _is_value(value) else None
     if found is None:
         return _look_into(text)
-    data = b"%b%b\x01%b\x02" % (found[0], _DEDUPE_NAME, ident.encode())
+    data = b"%b%b" % (found[0], f"{name}\x01{value}\x02".encode())
     return (data, found[1], found[2]) if len(data) <= MOST_BYTES else _look_into(text)
 
 
@@ -213,8 +218,8 @@ def _end(text: str, at: int) -> int:
 def _is_met(rest: str) -> bool:
     """Return whether properties without their values were met before.
 
-    Only then a shape is learned. A sender whose messages differ in another property, such as the context of a trace, has a
-    new one each time, and to learn it costs three times what it would save.
+    Only then a shape is learned. A sender whose messages differ in another property has a new one each time, and to learn it
+    costs three times what it would save.
     """
     if rest in _met:
         return True

@@ -24,7 +24,7 @@ class Documents:
     def __init__(self, folder: Path, disk: Disk) -> None:
         self._folder = folder
         self._disk = disk
-        self._sent: dict[str, int] = {}
+        self._sent: dict[str, tuple[int, int, int]] = {}
 
     def changed(self) -> dict[str, str]:
         """Return name → text of the tables that were written since the last call; all of them at the first call."""
@@ -32,13 +32,14 @@ class Documents:
         for name in NAMES:
             path = self._folder / name
             try:
-                written_ns = path.stat().st_mtime_ns
-                if written_ns == self._sent.get(name):
+                stat = path.stat()
+                version = stat.st_mtime_ns, stat.st_ino, stat.st_size  # a time alone may be that of two writes
+                if version == self._sent.get(name):
                     continue
                 found[name] = self._disk.read_file(path).decode()
             except FileNotFoundError:
                 continue
-            self._sent[name] = written_ns
+            self._sent[name] = version
         return found
 
 

@@ -35,7 +35,10 @@ MOST_NAMELESS: Final = 64
 """The most connections that have not become slaves yet. One more ends the oldest of them. Slaves send their hello at once, so a
 slave finds room even while others hold silent connections open."""
 MOST_SLAVES: Final = 32
-DOCUMENTS_S: Final = 1.0
+TABLES_S: Final = 1.0
+"""The time between two looks at the tables; one that was just saved is sent without waiting for it."""
+TABLE_BYTES_S: Final = 4 * 1024 * 1024
+"""The most that a slave is sent of tables in a second: each change sends all topics, and thousands of them may be made."""
 COMPARING_S: Final = 1.0
 """How often a slave is informed that its log is still being compared."""
 REPORTS_AT_ONCE: Final = 64 * 1024
@@ -144,6 +147,11 @@ class Feeder:
         self._woken_for = state
         for slave in self._slaves.values():
             slave.wake.set()
+
+    def send_tables(self) -> None:
+        """Send the tables that have changed to all slaves now, before anything that is appended to the log from now on."""
+        for slave in self._slaves.values():
+            slave.send_tables()
 
     def _look_forever(self) -> None:
         while True:
@@ -328,7 +336,7 @@ class _Slave:
         self._sent_end = hello.end
         self.wake = Event()
         self._documents = feeder.documents()
-        self._documents_due = 0.0
+        self._tables_due = self._tables_allowed = 0.0  # when they are looked at next, and when that may be at the soonest
         self._told: Mapping[str, Any] = {}
         self._reader: Any = None
 
@@ -343,7 +351,7 @@ class _Slave:
                 data = self._pieces() if self._sent_end < self._feeder.store.log.end else []
                 if data or control:
                     self._send([*data, control])
-                elif not self.wake.wait(HEARTBEAT_S):
+                elif not self.wake.wait(min(HEARTBEAT_S, max(0.0, self._tables_due - self._feeder.in_sync.monotonic()))):
                     self._told = {}
             problem = self._reader.value
             raise problem if isinstance(problem, BaseException) else ProtocolError("the slave closed the connection")
@@ -352,6 +360,11 @@ class _Slave:
 
     def close(self) -> None:
         self._connection.close()
+
+    def send_tables(self) -> None:
+        """Send the tables that have changed as soon as that is allowed."""
+        self._tables_due = self._tables_allowed
+        self.wake.set()
 
     def _send(self, parts: Sequence[bytes | memoryview]) -> None:
         """Send all parts, mostly without copying the bytes of the log."""
@@ -381,9 +394,10 @@ class _Slave:
         }
         moment = feeder.in_sync.monotonic()
         said: dict[str, Any] = {} if now == self._told else dict(now)
-        if moment >= self._documents_due:
-            self._documents_due = moment + DOCUMENTS_S
+        if moment >= self._tables_due:
             documents = self._documents.changed()
+            self._tables_due = moment + TABLES_S
+            self._tables_allowed = moment + sum(map(len, documents.values())) / TABLE_BYTES_S
             if documents:
                 said = {**now, "documents": documents}
         self._told = now

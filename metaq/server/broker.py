@@ -137,7 +137,7 @@ class Broker:
         self.turns = Turns(self.store, settings, self._hub, run_sync, self._wake, parts)
         self._offsets = OffsetLog(self.context, self.turns, self.run)
         self._locks = LockLog(self.context, self.turns)
-        self._duties = Duties(self.context, self.turns, self.run)
+        self._duties = Duties(self.context, self.turns, self.run, parts.saved)
         self.leasing = Leasing.open(self.context, self.turns, self._hub.loop.timer)
         self._lease_keeper = LeaseKeeper(self.leasing.leases, self.leasing.poison, self._duties.rest, self.run)
         self._reads = StoreReads(settings, self.run)

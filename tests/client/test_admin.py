@@ -1,11 +1,13 @@
 """Administration, with the broker in memory and with a real one."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from metaq.client import Admin, Client, ConsumeFrom, OutgoingMessage, ReceivedMessage, connect
+from metaq.client.admin.views import GroupView
 from metaq.client.connecting.identity import UniqueIds
 from metaq.errors import RouteNotFound, RouteProblem
 from metaq.testing import InMemoryBroker
@@ -34,13 +36,19 @@ def test_topics_come_and_go(admin: Admin) -> None:
     assert found.value.reason is RouteProblem.TOPIC_ABSENT
 
 
-def test_a_topic_needs_a_master(tmp_path: Path) -> None:
+def test_a_change_of_a_topic_or_group_needs_a_master(tmp_path: Path) -> None:
     """SG-125, P14: nothing is created or deleted where there is no broker, and that is said."""
     with RegistryProcess(tmp_path / "registry") as registry, connect(registry.address) as client:
         admin = client.admin()
-        for change in (admin.create_topic, admin.delete_topic):
+        changes: list[Callable[[], None]] = [
+            lambda: admin.create_topic("orders"),
+            lambda: admin.delete_topic("orders"),
+            lambda: admin.update_group(GroupView("billing")),
+            lambda: admin.delete_group("billing"),
+        ]
+        for change in changes:
             with pytest.raises(RouteNotFound, match="none of them names a master; nothing was changed") as caught:
-                change("orders")
+                change()
             assert caught.value.reason is RouteProblem.NO_LIVE_MASTER
 
 

@@ -21,6 +21,7 @@ from metaq.replication.follower import Follower
 from metaq.replication.frames import (
     HELLO_HEAD,
     REPORT,
+    Control,
     Hello,
     ReplicationFrameReader,
     encode_control,
@@ -233,6 +234,45 @@ def test_a_silent_slave_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     feeding.stop()
     ours.close()
     store.close()
+
+
+def test_a_table_is_sent_when_it_has_changed_and_not_too_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each change sends all topics: a thousand changes of a large table send it a few times, and the last one is among them."""
+    monkeypatch.setattr(feeder, "TABLES_S", 3600.0)
+    monkeypatch.setattr(feeder, "TABLE_BYTES_S", 20_000)
+    store, _ = open_store(tmp_path / "master", SETTINGS)
+    feeding = feeder_of(store, tmp_path)
+    (tmp_path / TABLE).write_text("x" * 10_000)
+    sent: list[str] = []
+    with gevent.Timeout(DEADLINE_S):
+        feeding.start()
+        ours = connect(feeding)
+        taking = gevent.spawn(take_tables, ours, store.log.end, sent)
+        while not sent:
+            gevent.sleep(0.001)
+        began, changes = time.monotonic(), 0
+        while len(sent) < 4 or changes < 1000:
+            changes += 1
+            RealDisk().unlink(tmp_path / TABLE)
+            (tmp_path / TABLE).write_text(f"{changes} {'x' * 10_000}")
+            feeding.send_tables()
+            gevent.sleep(0.001)
+        while not sent[-1].startswith(f"{changes} "):
+            gevent.sleep(0.001)
+        assert len(sent) <= 2 + 2 * (time.monotonic() - began)
+    feeding.stop()
+    taking.kill()
+    ours.close()
+    store.close()
+
+
+def take_tables(connection: Any, end: int, sent: list[str]) -> None:
+    """Report what a master asks for, and take the tables that it sends."""
+    reader = ReplicationFrameReader()
+    while data := connection.recv(1 << 16):
+        controls = [item.content for item in reader.receive(data) if isinstance(item, Control)]
+        sent += [content["documents"][TABLE] for content in controls if "documents" in content]
+        connection.sendall(REPORT.pack(end))
 
 
 def test_a_master_that_has_not_started_takes_no_slave(tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ import pytest
 from metaq.client.text.textclient import TextClient
 from metaq.protocol.remoting.codes import Request, Response
 from tests.cluster.traffic import LATER, NEVER_ASKED, TOPIC, put_all_kinds, read_all, try_put, try_send
-from tests.support.admin import ask, connect, create_topic
+from tests.support.admin import ask, ask_body, connect, create_topic
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.cluster import DEADLINE_S, Cluster, ReplicaProcess, check_prefix, compare_logs, queue_files, wait_caught_up
 from tests.support.consumer import Consumer
 from tests.support.messages import count, records
 
 SMALL: Final = ("--segment-bytes", "65536", "--max-body-bytes", "4096", "--max-branch-bytes", "16384")
+TOPICS: Final = 5
 SOONER: Final = ("--replica-lag-ms", "8000", "--replica-timeout-ms", "2000")
 """A put is answered before the slave that it waits for is out of sync."""
 
@@ -89,6 +90,23 @@ def test_tables_are_in_force_on_the_slave(tmp_path: Path) -> None:
                 ask(admin, Request.DELETE_TOPIC_IN_BROKER, topic="gone")
                 ask(admin, Request.DELETE_SUBSCRIPTIONGROUP, groupName="billing")
             wait_until(lambda: known() == [], DEADLINE_S, "the slave has forgotten both")
+
+
+def test_what_was_told_of_a_topic_before_a_message_is_known_to_the_next_master(tmp_path: Path) -> None:
+    """A message that is acknowledged at ``replica`` is never there without the topics that were made, or changed, before it."""
+    made = [f"topic-{number}" for number in range(TOPICS)]
+    with Cluster(tmp_path) as cluster:
+        master, slave = cluster.pair()
+        with connect(master) as client:
+            for topic in made:
+                create_topic(client, topic, write=3, read=3, attributes="+dedupe.window.ms=60000")
+            assert try_send(client, b"x").code == Response.SUCCESS
+        master.kill()
+        slave.promote()
+        with connect(slave) as client:
+            known = ask_body(client, Request.GET_ALL_TOPIC_CONFIG)["topicConfigTable"]
+        assert [topic for topic in made if topic not in known] == []
+        assert {known[topic]["attributes"]["dedupe.window.ms"] for topic in made} == {"60000"}
 
 
 def offset_on(replica: ReplicaProcess, partition: int) -> int | None:

@@ -153,10 +153,11 @@ def test_what_is_kept_of_an_incomplete_frame_is_bounded() -> None:
         tracemalloc.stop()
 
 
+NAMES: Final = ["UNIQ_KEY", "KEYS", "TAGS", "WAIT", "DELAY", "DEDUPE_ID", "traceparent", "a", "MYKEYS", "XUNIQ_KEY", ""]
 PIECES = st.lists(
     st.one_of(
         st.tuples(
-            st.sampled_from(["UNIQ_KEY", "KEYS", "TAGS", "WAIT", "DELAY", "DEDUPE_ID", "a", "MYKEYS", "XUNIQ_KEY", ""]),
+            st.sampled_from(NAMES),
             st.sampled_from(["true", "x", "k1 k2", " ", "", "7F01", "a\x01b", "ü", "KEYS", "UNIQ_KEY", "k  k"]),
         ).map("\x01".join),
         st.sampled_from(["", "junk"]),
@@ -179,25 +180,29 @@ def test_properties_of_a_known_shape_are_kept_like_all_others(pieces: list[str],
             assert tuple(dict.fromkeys(keys)) == keys_of("t", 0, data)
 
 
-def test_ids_of_messages_are_no_part_of_their_shape() -> None:
-    """Each message has another one: what is learned from one of them holds for all."""
+@pytest.mark.parametrize("names", [["DEDUPE_ID"], ["traceparent"], ["DEDUPE_ID", "traceparent"]])
+def test_what_differs_in_each_message_is_no_part_of_their_shape(names: list[str]) -> None:
+    """What is learned from one of them holds for all."""
 
     def kept(number: int) -> object:
-        return properties.as_sent(f"UNIQ_KEY\x01key{number}\x02WAIT\x01true\x02DEDUPE_ID\x01id{number}\x02")
+        ids = "".join(f"{name}\x01id{number}\x02" for name in names)
+        found = properties.as_sent(f"UNIQ_KEY\x01key{number}\x02WAIT\x01true\x02{ids}")
+        assert found == (f"UNIQ_KEY\x01key{number}\x02{ids}".encode(), None, (f"key{number}",))
+        return found
 
     for _ in range(2):
-        assert kept(0) == (b"UNIQ_KEY\x01key0\x02DEDUPE_ID\x01id0\x02", None, ("key0",))
-    known = dict(properties._shapes)
-    assert kept(1) == (b"UNIQ_KEY\x01key1\x02DEDUPE_ID\x01id1\x02", None, ("key1",))
-    assert properties._shapes == known
+        kept(0)
+    known, met = dict(properties._shapes), set(properties._met)
+    kept(1)
+    assert (properties._shapes, properties._met) == (known, met)
 
 
 def test_a_shape_is_learned_when_it_comes_again() -> None:
     """What differs in each message in another property would only drive out the shapes that others have."""
 
     def learned(number: int) -> bool:
-        properties.as_sent(f"UNIQ_KEY\x01key\x02traceparent\x0100-{number:032x}-{number:016x}-01\x02")
-        return any("traceparent" in rest for rest, _ in properties._shapes)
+        properties.as_sent(f"UNIQ_KEY\x01key\x02place\x01{number:032x}\x02")
+        return any("place" in rest for rest, _ in properties._shapes)
 
     assert not any(learned(number) for number in range(1000))
     assert learned(999)

@@ -49,8 +49,11 @@ def queue(topic: str, partition: int = 0) -> MessageQueue:
     return MessageQueue(topic, BROKER, partition)
 
 
-def create_topic(client: RemotingClient, topic: str, *, write: int = 1, read: int = 1, perm: int = 6) -> None:
+def create_topic(
+    client: RemotingClient, topic: str, *, write: int = 1, read: int = 1, perm: int = 6, attributes: str = ""
+) -> None:
     fields = fields_of(topic=topic, defaultTopic="TBW102", readQueueNums=read, writeQueueNums=write, perm=perm)
+    fields |= {"attributes": attributes} if attributes else {}
     ask(client, Request.UPDATE_AND_CREATE_TOPIC, order=False, topicFilterType="SINGLE_TAG", **fields)
 
 

@@ -5,7 +5,8 @@
 Starts each server on this machine, in every round one after the other. A program sends tasks that do nothing, one after the
 other; then a worker does them. It prints the medians of the rounds, and of the shares of Redis's rates of the same round. At
 the end a program sends until its server is killed with SIGKILL and started again: lost are the tasks whose sends had returned
-and that no worker gets.
+and that no worker gets. It writes that to ``benchmarks/results``, as ``python -m benchmarks`` does, in six minutes. Broker and
+programs run in the form that is installed.
 """
 
 import argparse
@@ -22,13 +23,23 @@ from pathlib import Path
 from typing import Any, Final
 
 from celery import Celery
+from celery import __version__ as celery_version
 from kombu.exceptions import OperationalError
+from rich.console import Console
 
+from benchmarks.figures import Check
+from benchmarks.peers import Level, redis
+from benchmarks.report import Report, Table, describe_machine, print_report, save
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.ports import free_ports
 
 POOLS: Final = {"prefork": 2, "gevent": 100}
 HERE: Final = Path(__file__)
+RESULTS: Final = HERE.parents[3] / "benchmarks" / "results"
+TASKS: Final = 1_200
+ROUNDS: Final = 3
+LEAST: Final = 0.7
+"""The share of the tasks that a worker does with Redis, its own configuration, that it must do with metaq."""
 WORKER_S: Final = 120.0
 BEFORE_KILL: Final = 2_000
 """The tasks that are sent before a server is killed."""
@@ -100,28 +111,69 @@ SERVERS: Final[dict[str, Callable[[Path], Server]]] = {
 """Redis as it is without a configuration comes first: shares are of its rates."""
 
 
+COLUMNS: Final = ("sent/s", "done/s, prefork", "done/s, gevent")
+Rates = tuple[float, float, float]
+"""One round of a server, in the order of the columns."""
+
+
 def main() -> None:
-    """Measure and print."""
+    """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", type=int, default=3_000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tasks", type=int, default=TASKS)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    found: dict[str, list[list[float]]] = {name: [] for name in SERVERS}
+    machine = describe_machine(Path(tempfile.gettempdir()), [redis("always", Level.DISK)])
+    found: dict[str, list[Rates]] = {name: [] for name in SERVERS}
     for _ in range(arguments.rounds):
         for name, make in SERVERS.items():
             with tempfile.TemporaryDirectory() as folder, make(Path(folder)) as server:
                 rates = [rate for pool in POOLS for rate in measured(server.url, pool, arguments.tasks)]
-            found[name].append([statistics.mean(rates[::2]), *rates[1::2]])
+            found[name].append((statistics.mean(rates[::2]), rates[1], rates[3]))
             print(f"{name:30}", *(f"{rate:7.0f}" for rate in found[name][-1]), f"load {os.getloadavg()[0]:.1f}", flush=True)
-    print("| | sent/s | done/s, prefork | done/s, gevent | lost of those sent |\n|---|---:|---:|---:|---:|")
-    first = next(iter(found.values()))
-    for name, rounds in found.items():
-        cells = []
-        for column in range(3):
-            rate = statistics.median(each[column] for each in rounds)
-            share = statistics.median(each[column] / other[column] for each, other in zip(rounds, first, strict=True))
-            cells.append(f"{rate:,.0f} ({share:.2f})")
-        print(f"| {name} | {' | '.join(cells)} | {lost(SERVERS[name])} |", flush=True)
+    made = report(found, {name: lost(make) for name, make in SERVERS.items()}, arguments.tasks)
+    print_report(made, Console())
+    print(save(made, {**machine, "celery": celery_version}, arguments.out))
+
+
+def report(found: dict[str, list[Rates]], losses: dict[str, str], tasks: int) -> Report:
+    """Return the medians of the rounds, with the shares of the first server's rates in the same rounds."""
+    first, *others = found
+    shares = {
+        (name, column): statistics.median(each[index] / other[index] for each, other in zip(rounds, found[first], strict=True))
+        for name, rounds in found.items()
+        for index, column in enumerate(COLUMNS)
+    }
+    rows = [
+        [
+            name,
+            *(
+                f"{statistics.median(each[index] for each in rounds):,.0f} ({shares[name, column]:.2f})"
+                for index, column in enumerate(COLUMNS)
+            ),
+            losses[name],
+        ]
+        for name, rounds in found.items()
+    ]
+    return Report(
+        "celery",
+        {
+            "rounds": f"{len(found[first])}, all servers in turn in each, started anew; {tasks} tasks that do nothing",
+            "figures": f"medians; in brackets the median of the shares of the rate of {first} in the same round",
+        },
+        [Table("Tasks a second", ["", *COLUMNS, "lost of those sent"], rows)],
+        [
+            Check(f"{name}, {column}: of {first}", shares[name, column], "at least", must=LEAST, unit="×")
+            for name in others
+            if name.startswith("metaq")
+            for column in COLUMNS[1:]
+        ],
+        [
+            {"server": name, "round": number, **dict(zip(COLUMNS, rates, strict=True))}
+            for name, rounds in found.items()
+            for number, rates in enumerate(rounds, 1)
+        ],
+    )
 
 
 def measured(url: str, pool: str, tasks: int) -> tuple[float, float]:

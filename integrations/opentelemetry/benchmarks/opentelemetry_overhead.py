@@ -1,28 +1,46 @@
-"""The cost of tracing for a send: python integrations/opentelemetry/benchmarks/opentelemetry_overhead.py
+"""The cost of tracing for a send:
 
-Starts brokers, and sends with one client in many short rounds, by turns without an interceptor and with spans for a batch
-processor which drops them. It prints the microseconds of a send, wall time and processor time of the client, as medians of the
-rounds, and the median of the ratios of neighbouring rounds. Wall time assumes a machine that does nothing else. PYTHONPATH must
-have the root of the repository.
+    PYTHONPATH=. python integrations/opentelemetry/benchmarks/opentelemetry_overhead.py
+
+Starts brokers. One client sends in many short rounds, by turns without an interceptor, with spans for a batch processor
+that drops them, and with a sampler that takes none. It prints the microseconds of a send, by the clock and by the client's
+processor time, as medians of the rounds, and what tracing adds as the median of the ratios of neighbouring rounds; it writes
+that to ``benchmarks/results``, as ``python -m benchmarks`` does, in two minutes. Only the clock says what a send takes longer,
+and only on a machine that does nothing else. The client and the broker run in the form that is installed.
 """
 
+import argparse
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry_metaq import MetaqInstrumentor
+from rich.console import Console
 
 import metaq
+from benchmarks.figures import Check
+from benchmarks.report import Report, Table, describe_machine, print_report, save
+from metaq.message import Durability
 from tests.support.broker import BrokerProcess
 
-ROUNDS: Final = 201
+RESULTS: Final = Path(__file__).parents[3] / "benchmarks" / "results"
+SECONDS: Final = 24.0
+"""The time of all rounds of one way to send."""
 SENDS: Final = 100
 BODY: Final = bytes(100)
+MOST: Final = 15.0
+"""What spans may add to a send, in hundredths."""
+OFF: Final = "no interceptor"
+SPANS: Final = "spans"
+UNSAMPLED: Final = "not sampled"
+Work = Callable[[], None]
 
 
 class Dropping(SpanExporter):
@@ -35,57 +53,112 @@ class Dropping(SpanExporter):
 class Cost(NamedTuple):
     """The microseconds of a send."""
 
-    wall: float
-    cpu: float
+    clock: float
+    processor: float
+
+
+class Row(NamedTuple):
+    """The costs of a way to send, and what spans add to them in hundredths: when all are sampled, and when none is."""
+
+    name: str
+    off: float
+    on: float
+    more: float
+    more_unsampled: float
+
+    @property
+    def cells(self) -> list[str]:
+        return [self.name, f"{self.off:.1f}", f"{self.on:.1f}", f"{self.more:+.1f} %", f"{self.more_unsampled:+.1f} %"]
 
 
 def main() -> None:
-    provider = TracerProvider()
-    provider.add_span_processor(BatchSpanProcessor(Dropping()))
-    for durability in ("memory", "disk"):
-        with (
-            tempfile.TemporaryDirectory() as place,
-            BrokerProcess(Path(place) / "data", durability=durability) as broker,
-            metaq.connect(broker.registry) as client,
-        ):
-            producer = client.producer()
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    sampled, unsampled = TracerProvider(), TracerProvider(sampler=ALWAYS_OFF)
+    sampled.add_span_processor(BatchSpanProcessor(Dropping()))
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as place:
+        machine = describe_machine(Path(place), [])
+        for durability in (Durability.MEMORY, Durability.DISK):
+            data = Path(place) / durability
+            with BrokerProcess(data, durability=durability) as broker, metaq.connect(broker.registry) as client:
+                for name, work in ways(client.producer()).items():
+                    costs = measured(work, {SPANS: sampled, UNSAMPLED: unsampled}, arguments.seconds)
+                    rows += rows_of(f"{name}, {durability.upper()}", costs)
+    sampled.shutdown()
+    made = Report(
+        "opentelemetry",
+        {
+            "rounds": f"of {SENDS} sends of {len(BODY)} B from one thread, {arguments.seconds:g} s for each way, in turn",
+            "figures": "µs of a send, medians; what is added is the median of the ratios of neighbouring rounds",
+        },
+        [Table("A send", ["µs", OFF, SPANS, "spans add", "not sampled adds"], [row.cells for row in rows])],
+        [
+            Check(f"{row.name}: added by spans", row.more, "at most", must=MOST, unit="%")
+            for row in rows
+            if row.name.startswith("send,") and "clock" in row.name
+        ],
+        [row._asdict() for row in rows],
+    )
+    print_report(made, Console())
+    print(save(made, machine, arguments.out))
 
-            def send(producer: metaq.Producer = producer) -> None:
-                for _ in range(SENDS):
-                    producer.send("orders", BODY)
 
-            def send_async(producer: metaq.Producer = producer) -> None:
-                for future in [producer.send_async("orders", BODY) for _ in range(SENDS)]:
-                    future.result()
+def ways(producer: metaq.Producer) -> dict[str, Work]:
+    """Return the ways to send, by name."""
 
-            report(f"send, {durability}", send, provider)
-            report(f"send_async, {durability}", send_async, provider)
-    provider.shutdown()
+    def send() -> None:
+        for _ in range(SENDS):
+            producer.send("orders", BODY)
+
+    def send_async() -> None:
+        for future in [producer.send_async("orders", BODY) for _ in range(SENDS)]:
+            future.result()
+
+    return {"send": send, "send_async": send_async}
 
 
-def report(name: str, work: Callable[[], None], provider: TracerProvider) -> None:
-    """Print the costs of one way to send."""
+def measured(work: Work, providers: dict[str, TracerProvider], seconds: float) -> dict[str, list[Cost]]:
+    """Return the costs of rounds without an interceptor and with spans of each provider; every second turn goes backwards."""
+    found: dict[str, list[Cost]] = defaultdict(list)
+    turn: list[str] = [OFF, *providers]
+    until = time.monotonic() + seconds
     work()
-    off, on = [], []
-    for _ in range(ROUNDS):
-        off.append(timed(work))
-        MetaqInstrumentor().instrument(tracer_provider=provider)
-        on.append(timed(work))
-        MetaqInstrumentor().uninstrument()
-    for what, plain, traced in (
-        ("wall", [cost.wall for cost in off], [cost.wall for cost in on]),
-        ("cpu", [cost.cpu for cost in off], [cost.cpu for cost in on]),
-    ):
-        more = statistics.median(after / before for before, after in zip(plain, traced, strict=True)) - 1
-        medians = f"off {statistics.median(plain):7.1f} µs   on {statistics.median(traced):7.1f} µs"
-        print(f"{name:20} {what:5} {medians}   {100 * more:+6.1f} %", flush=True)
+    while time.monotonic() < until or not found:
+        for name in turn:
+            if name == OFF:
+                found[name].append(timed(work))
+                continue
+            MetaqInstrumentor().instrument(tracer_provider=providers[name])
+            found[name].append(timed(work))
+            MetaqInstrumentor().uninstrument()
+        turn.reverse()
+    return found
 
 
-def timed(work: Callable[[], None]) -> Cost:
+def timed(work: Work) -> Cost:
     """Return the cost of one send."""
-    began, cpu = time.perf_counter(), time.process_time()
+    began, processor = time.perf_counter(), time.process_time()
     work()
-    return Cost(1e6 * (time.perf_counter() - began) / SENDS, 1e6 * (time.process_time() - cpu) / SENDS)
+    return Cost(1e6 * (time.perf_counter() - began) / SENDS, 1e6 * (time.process_time() - processor) / SENDS)
+
+
+def rows_of(name: str, costs: dict[str, list[Cost]]) -> list[Row]:
+    """Return the costs of a way by the clock and by processor time."""
+    rows = []
+    for index, measure in enumerate(("by the clock", "processor time")):
+        off, on, unsampled = ([cost[index] for cost in costs[each]] for each in (OFF, SPANS, UNSAMPLED))
+        middle = statistics.median
+        rows.append(Row(f"{name}, {measure}", middle(off), middle(on), more(off, on), more(off, unsampled)))
+    return rows
+
+
+def more(before: Sequence[float], after: Sequence[float]) -> float:
+    """Return by how many hundredths rounds cost more than their neighbours."""
+    return 100 * (statistics.median(each / other for each, other in zip(after, before, strict=True)) - 1)
 
 
 if __name__ == "__main__":

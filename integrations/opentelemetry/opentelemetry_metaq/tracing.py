@@ -9,15 +9,18 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from functools import lru_cache, partial
 from typing import Final
 
-from opentelemetry import context, propagate, trace
+from opentelemetry import baggage, context, propagate, trace
+from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.context import Context
 from opentelemetry.instrumentation.utils import is_instrumentation_enabled
+from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from metaq import Interceptor, ReceivedMessage, SendResult
 from metaq.client.intercepting import Ended, Sent, SettledMessage
 from metaq.client.message import CORRELATION_ID
-from metaq.protocol.properties import KEYS, UNIQUE_KEY
+from metaq.protocol.properties import KEYS, TRACE_PARENT, UNIQUE_KEY
 from metaq.protocol.record import TAGS
 from opentelemetry_metaq import names
 
@@ -25,6 +28,8 @@ SYSTEM: Final = "metaq"
 _EMPTY: Final = Context()
 _KNOWN: Final = 1024
 """The topics whose names and attributes are remembered."""
+_TRACE_STATE: Final = "tracestate"
+_W3C: Final = [TraceContextTextMapPropagator, W3CBaggagePropagator]
 
 Attributes = dict[str, str | int]
 
@@ -41,21 +46,26 @@ class Tracing(Interceptor):
 
     def sending(self, client: str, group: str, topic: str, messages: Sequence[MutableMapping[str, str]]) -> Sent:
         """Begin the span of a send, and put a creation context into each message that has none."""
-        if not is_instrumentation_enabled():
+        current = context.get_current()
+        if current and not is_instrumentation_enabled():  # an empty context says nothing
             return _nothing
         if len(messages) > 1:
             return self._sending_batch(client, topic, messages)
         message = messages[0]
-        name, shared = _of_sends(client, topic)
-        attributes = {**shared, names.MESSAGE_ID: message[UNIQUE_KEY]}
+        name, attributes = _of_sends(client, topic)
+        given = None
         if len(message) > 1:  # besides the id
+            attributes = attributes.copy()
             _describe(attributes, message)
             given = _creation(message)
-            if given is not None:
-                return partial(_sent, self._start(name, SpanKind.CLIENT, attributes, links=[Link(given)]))
-        span = self._tracer.start_span(name, None, SpanKind.PRODUCER, attributes)
-        propagate.inject(message, trace.set_span_in_context(span))
-        return partial(_sent, span)
+        if given is None:
+            span = self._tracer.start_span(name, current, SpanKind.PRODUCER, attributes)
+            _inject(message, span, current)
+        else:
+            span = self._tracer.start_span(name, current, SpanKind.CLIENT, attributes, [Link(given)])
+        if not span.is_recording():
+            return _nothing
+        return partial(_sent, span, message[UNIQUE_KEY])
 
     def _sending_batch(self, client: str, topic: str, messages: Sequence[MutableMapping[str, str]]) -> Sent:
         links = []
@@ -71,15 +81,16 @@ class Tracing(Interceptor):
         attributes = _attributes("send", "send", client, topic)
         attributes[names.MESSAGE_COUNT] = len(messages)
         span = self._start(f"send {topic}", SpanKind.PRODUCER if without else SpanKind.CLIENT, attributes, links=links)
+        current = context.get_current()
         for message in without:
-            propagate.inject(message, trace.set_span_in_context(span))
-        return partial(_sent, span)
+            _inject(message, span, current)
+        return partial(_sent, span, "")
 
     def _create(self, client: str, topic: str, message: MutableMapping[str, str]) -> SpanContext:
         attributes = _attributes("create", "create", client, topic)
         _describe(attributes, message)
         span = self._start(f"create {topic}", SpanKind.PRODUCER, attributes)
-        propagate.inject(message, trace.set_span_in_context(span))
+        _inject(message, span, context.get_current())
         span.end()
         return span.get_span_context()
 
@@ -177,8 +188,35 @@ def _consumed(name: str, kind: str, client: str, group: str, messages: Sequence[
 # -- contexts -----------------------------------------------------------------------------------------------------------
 
 
+@lru_cache(_KNOWN)
+def _is_w3c(propagator: TextMapPropagator) -> bool:
+    """Return whether contexts are written as W3C trace context and baggage, which is OpenTelemetry's default.
+
+    A composite propagator does not show its parts; if they are not found here, it does its work itself, as any other one does.
+    """
+    return [type(part) for part in getattr(propagator, "_propagators", ())] == _W3C
+
+
+def _inject(message: MutableMapping[str, str], span: Span, current: Context) -> None:
+    """Put the context of a span into a message, and the program's baggage.
+
+    Without baggage that is mostly one text. OpenTelemetry's own way to it makes a context and asks two propagators, which takes
+    several times as long.
+    """
+    if not _is_w3c(propagate.get_global_textmap()) or (current and baggage.get_all(current)):
+        propagate.inject(message, trace.set_span_in_context(span))
+        return
+    made = span.get_span_context()
+    if made.is_valid:
+        message[TRACE_PARENT] = f"00-{made.trace_id:032x}-{made.span_id:016x}-{made.trace_flags:02x}"
+        if made.trace_state:
+            message[_TRACE_STATE] = made.trace_state.to_header()
+
+
 def _creation(properties: Mapping[str, str]) -> SpanContext | None:
     """Return the creation context that a message carries; ``None`` for one without."""
+    if TRACE_PARENT not in properties and _is_w3c(propagate.get_global_textmap()):
+        return None
     found = trace.get_current_span(propagate.extract(properties, _EMPTY)).get_span_context()
     return found if found.is_valid else None
 
@@ -203,7 +241,10 @@ def _nothing(outcome: object) -> None:
     """End what has no span."""
 
 
-def _sent(span: Span, outcome: Sequence[SendResult] | BaseException) -> None:
+def _sent(span: Span, message_id: str, outcome: Sequence[SendResult] | BaseException) -> None:
+    """End the span of a send, of a message with an id or of a batch, with the attributes that no sampler asks for."""
+    if message_id:
+        span.set_attribute(names.MESSAGE_ID, message_id)
     if isinstance(outcome, BaseException):
         _end(span, outcome)
         return

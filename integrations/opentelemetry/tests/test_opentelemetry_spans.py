@@ -6,14 +6,17 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
-from opentelemetry import baggage, context, trace
+from opentelemetry import baggage, context, propagate, trace
+from opentelemetry.context import Context
 from opentelemetry.instrumentation.utils import suppress_instrumentation
+from opentelemetry.propagators.textmap import CarrierT, Setter, TextMapPropagator, default_setter
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.semconv._incubating.attributes import messaging_attributes
 from opentelemetry.semconv.attributes import error_attributes
-from opentelemetry.trace import SpanContext, SpanKind, StatusCode
+from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, StatusCode, TraceFlags, TraceState
 from opentelemetry_metaq import MetaqInstrumentor, names, process
 
 import metaq
@@ -135,6 +138,66 @@ def test_a_send(spans: Spans, client: metaq.Client) -> None:
     assert message.properties["own"] == "1"
     assert span.instrumentation_scope is not None
     assert span.instrumentation_scope.schema_url == names.SCHEMA_URL
+
+
+@pytest.mark.parametrize("state", [None, TraceState([("vendor", "1"), ("other", "2")])])
+@pytest.mark.parametrize("flags", [TraceFlags.DEFAULT, TraceFlags.SAMPLED])
+def test_messages_carry_what_the_propagator_writes(client: metaq.Client, flags: int, state: TraceState | None) -> None:
+    """It is written without the propagator, when that is the default one."""
+    remote = NonRecordingSpan(SpanContext(7, 8, is_remote=True, trace_flags=TraceFlags(flags), trace_state=state))
+    expected: dict[str, str] = {}
+    MetaqInstrumentor().instrument(tracer_provider=trace.NoOpTracerProvider())
+    token = context.attach(trace.set_span_in_context(remote))
+    try:
+        propagate.inject(expected)
+        client.producer().send("orders", b"1")
+    finally:
+        context.detach(token)
+        MetaqInstrumentor().uninstrument()
+    (message,) = received(client)
+    assert {name: value for name, value in message.properties.items() if name.startswith("trace")} == expected
+
+
+class Own(TextMapPropagator):
+    """A propagator that a program sets."""
+
+    def inject(self, carrier: CarrierT, context: Context | None = None, setter: Setter[CarrierT] = default_setter) -> None:
+        setter.set(carrier, "own-trace", f"{trace.get_current_span(context).get_span_context().span_id:x}")
+
+    def extract(self, carrier: object, context: Context | None = None, getter: object = None) -> Context:
+        return Context()
+
+    @property
+    def fields(self) -> set[str]:
+        return {"own-trace"}
+
+
+def test_another_propagator(spans: Spans, client: metaq.Client) -> None:
+    """What a program has set decides about the form of the context."""
+    before = propagate.get_global_textmap()
+    propagate.set_global_textmap(Own())
+    try:
+        client.producer().send("orders", b"1")
+        (message,) = received(client)
+    finally:
+        propagate.set_global_textmap(before)
+    assert message.properties["own-trace"] == f"{ids(spans.one('send orders'))[0]:x}"
+    assert "traceparent" not in message.properties
+
+
+def test_a_send_that_is_not_sampled(client: metaq.Client) -> None:
+    """There is no span, and the message tells its consumers so."""
+    provider = TracerProvider(sampler=ALWAYS_OFF)
+    exporter = InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    MetaqInstrumentor().instrument(tracer_provider=provider)
+    try:
+        client.producer().send("orders", b"1")
+    finally:
+        MetaqInstrumentor().uninstrument()
+    assert exporter.get_finished_spans() == ()
+    flags = int(received(client)[0].properties["traceparent"].split("-")[3], 16)
+    assert not flags & TraceFlags.SAMPLED
 
 
 def test_the_other_ways_to_send(spans: Spans, client: metaq.Client) -> None:

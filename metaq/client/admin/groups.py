@@ -91,13 +91,13 @@ class GroupAdmin(TopicAdmin):
 
         Raises:
             BadRequest: the group has a value that it cannot have.
-            RouteNotFound: no registry answers.
+            RouteNotFound: no registry answers, or none names a master; nothing was changed then.
             Refused: a broker refuses; ``text`` says why.
             ConnectionFailed: a broker cannot be reached.
             RequestTimeout: no answer in time.
         """
         check_attributes(GROUP_ATTRIBUTES, group.attributes())
-        for broker in self.masters():
+        for broker in self._chosen(()):
             before = next(
                 (known for known in self.groups_at(broker.address) if known.name == group.name), GroupView(group.name)
             )
@@ -112,13 +112,13 @@ class GroupAdmin(TopicAdmin):
             with_offsets: delete its offsets, too; a group made anew begins anew then.
 
         Raises:
-            RouteNotFound: no registry answers.
+            RouteNotFound: no registry answers, or none names a master; nothing was changed then.
             Refused: a broker refuses; ``text`` says why.
             ConnectionFailed: a broker cannot be reached.
             RequestTimeout: no answer in time.
         """
         header = headers.DeleteGroup(group, with_offsets, with_offsets)
-        for broker in self.masters():
+        for broker in self._chosen(()):
             self._ask(broker.address, Request.DELETE_SUBSCRIPTIONGROUP, header)
         for prefix in (RETRY_PREFIX, DEAD_PREFIX):
             self.delete_topic(f"{prefix}{group}")

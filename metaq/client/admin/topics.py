@@ -124,7 +124,7 @@ class TopicAdmin(BrokerAdmin):
 
         Raises:
             BadRequest: an argument is invalid.
-            RouteNotFound: no registry answers.
+            RouteNotFound: no registry answers, or none names a master; nothing was changed then.
             Refused: a broker refuses; ``text`` says why.
             ConnectionFailed: a broker cannot be reached.
             RequestTimeout: no answer in time.
@@ -162,7 +162,7 @@ class TopicAdmin(BrokerAdmin):
             topic: the name of the topic.
 
         Raises:
-            RouteNotFound: no registry answers.
+            RouteNotFound: no registry answers, or none names a master; nothing was changed then.
             Refused: a broker refuses; ``text`` says why.
             ConnectionFailed: a broker cannot be reached.
             RequestTimeout: no answer in time.

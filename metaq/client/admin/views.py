@@ -125,7 +125,8 @@ class GroupView(NamedTuple):
     order: str = "none"
     """Which messages are given one after the other: ``none``, those of a ``partition`` or of a ``key``."""
     lease_acks: str = "appended"
-    """When an ack is answered: when it is ``appended``, or ``safe`` as a put."""
+    """When an ack is answered: when it is ``appended``, or ``safe`` as a put. With ``safe`` a lease is on all replicas in sync
+    before its consumer has the message, at durability levels that rest on replicas."""
     lease_aged_out: str = "dead"
     """What becomes of an open message that retention deletes: ``dead`` letter or ``drop``."""
 

@@ -13,9 +13,10 @@ from typing import Final
 from metaq.engine.context import Context
 from metaq.engine.leases.counting import LeaseCounts
 from metaq.engine.leases.leaselog import LeaseLog
+from metaq.engine.tables.groups import SAFE_ACKS, Group
 from metaq.engine.tables.modes import Mode
-from metaq.engine.turn import Turns
-from metaq.errors import StoreError
+from metaq.engine.turn import TOO_FEW_REPLICAS, Short, Turns
+from metaq.errors import Fenced, MetaqError, Overloaded, StoreError
 from metaq.leases.events import Acked, Changed, Dead, Forgotten, LeaseEvent, Reset
 from metaq.leases.gaps import events_after_gap
 from metaq.leases.state import PartitionLeases, ReceiptState
@@ -31,7 +32,12 @@ MOST_BITS: Final = 1024
 KEPT_S: Final = 600.0
 """How long a state stays in memory in which nothing is open."""
 
+GRANT_RETRY_MS: Final = 1000
+"""When to try again to lease messages, after the replicas did not have a lease in time."""
+
 Touched = Callable[[str, str], None]
+Granted = Callable[[MetaqError | None], None]
+"""Receives ``None`` when consumers may get the messages that they were leased, or why they may not."""
 
 
 class Leases:
@@ -136,6 +142,27 @@ class Leases:
         """Apply events of a place now, and have them in the log at the end of this turn."""
         self._apply(place, events)
         self.log.note(place, events)
+
+    def grant(self, group: Group, granted: Granted) -> None:
+        """Have ``granted`` called when consumers of a group may get what was leased to them in this turn.
+
+        Its leases are in the log then, or in memory where the disk has no room for them. In a group with safe acks, at a level
+        that rests on replicas, those in sync have them: the next master will not give these messages again before the leases
+        end. If that cannot be, nobody gets them before the leases end.
+        """
+        if self._wants_copies(group):
+            self.turns.staged(_Grant(granted))
+        else:
+            self.turns.after_append(partial(_granted, granted))
+
+    def check_grants(self, group: Group) -> None:
+        """Raise ``Overloaded`` while leases of a group could not be granted, because too few replicas are in sync."""
+        copies = self.turns.copies
+        if copies is not None and self._wants_copies(group) and not copies.hopeful:
+            raise _not_granted(TOO_FEW_REPLICAS)
+
+    def _wants_copies(self, group: Group) -> bool:
+        return group.lease_acks == SAFE_ACKS and self.turns.copies is not None
 
     def begin(self, place: GroupPartition, offset: int) -> PartitionLeases:
         """Return a new state of a place, in which everything before ``offset`` is done."""
@@ -322,6 +349,34 @@ class Leases:
         for place, state in list(self._all()):
             if not state.open and self._used_s.get(state, 0.0) < since_s:
                 self.record(place, Forgotten())
+
+
+class _Grant:
+    """The outcome of a turn in which messages were leased that consumers get once replicas have the leases."""
+
+    __slots__ = ("_granted", "size")
+
+    def __init__(self, granted: Granted) -> None:
+        self._granted = granted
+        self.size = 0
+
+    def stored(self) -> None:
+        self._granted(None)
+
+    def refused(self, error: MetaqError, outcome: str) -> None:
+        self._granted(error)
+
+    def late(self, short: Short) -> None:
+        self._granted(_not_granted(short))
+
+
+def _granted(granted: Granted, error: StoreError | None) -> None:
+    """Grant what was appended. Without room on the disk it is kept in memory, but a master that was replaced gives nothing."""
+    granted(error if isinstance(error, Fenced) else None)
+
+
+def _not_granted(short: Short) -> Overloaded:
+    return Overloaded(f"the leases are not {short.lacks}; the group has lease_acks={SAFE_ACKS}", retry_after_ms=GRANT_RETRY_MS)
 
 
 def _nobody(group: str, topic: str) -> None:

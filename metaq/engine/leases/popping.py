@@ -113,7 +113,8 @@ class Pops:
     # -- planning -----------------------------------------------------------------------------------------------------
 
     def plan(self, request: PopRequest, read: Read) -> Plan:
-        """Return what the pop takes. Raise ``ColdRead`` as ``read`` does."""
+        """Return what the pop takes. Raise ``ColdRead`` as ``read`` does, ``Overloaded`` when it could not be granted."""
+        self._leases.check_grants(request.group)
         plan: Plan = []
         if self._context.topics.get(request.topic.name) is None:
             return plan  # it was deleted while the pop waited

@@ -31,7 +31,7 @@ MAX_NAME_LENGTH: Final = MAX_TOPIC_LENGTH - len(RETRY_PREFIX)
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 SAFE_ACKS: Final = "safe"
-"""A value of ``lease_acks``: acks are answered when they are as safe as messages."""
+"""A value of ``lease_acks``: acks are answered when they are as safe as messages, leases granted when replicas have them."""
 
 SYSTEM_PREFIX: Final = "CID_RMQ_SYS_"
 SYSTEM_GROUPS: Final = (
@@ -77,7 +77,7 @@ class Group:
     order: str = field(init=False, repr=False, compare=False)
     """The messages that are given one after the other: ``none``, those of a ``partition`` or of a ``key``."""
     lease_acks: str = field(init=False, repr=False, compare=False)
-    """When an ack is answered: when it is ``appended``, or ``safe`` as a put."""
+    """When an ack is answered, and a lease granted: when it is ``appended``, or ``safe``."""
     lease_aged_out: str = field(init=False, repr=False, compare=False)
     """The end of an open message whose segment is deleted: ``dead`` letter or ``drop``."""
 

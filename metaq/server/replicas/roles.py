@@ -67,7 +67,9 @@ class MasterRole:
             certificate=Certificate(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None,
             damaged=opened.recovery.damaged,
         )
-        self.parts = RoleParts(self, copies=self.in_sync if self._waits else None, grown=self.feeder.wake)
+        self.parts = RoleParts(
+            self, copies=self.in_sync if self._waits else None, grown=self.feeder.wake, saved=self.feeder.send_tables
+        )
         self._turns: Turns
 
     def attach(self, broker: Broker) -> None:
@@ -193,7 +195,7 @@ class SlaveRole:
         for queue in queues:
             if queue.topic == OFFSETS_TOPIC:
                 load_offsets(context)
-            elif context.topics.get(queue.topic) is None:  # the topic table follows within a second
+            elif context.topics.get(queue.topic) is None:  # the topic table follows
                 context.topics.ensure(queue.topic, queue.partition + 1)
         self._broker.holds.wake(list(queues))
 

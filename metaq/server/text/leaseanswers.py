@@ -8,7 +8,7 @@ from metaq.engine.leases.keyed import records_of
 from metaq.engine.leases.leases import Leases
 from metaq.engine.leases.planning import PopRequest
 from metaq.engine.leases.popping import PopResult, count_given
-from metaq.errors import Fenced, MetaqError, StoreError, UnknownTopic
+from metaq.errors import MetaqError, UnknownTopic
 from metaq.leases.tokens import begun_in, bits_in
 from metaq.message import GroupPartition
 from metaq.protocol.record import text_position
@@ -66,16 +66,15 @@ def frames(leases: Leases, wanted: PopRequest, result: PopResult, style: FrameSt
 
 
 def give_frames(leases: Leases, session: TextSession, opaque: str, wanted: PopRequest, result: PopResult) -> None:
-    """Answer a pop, which the session owes, with messages once their leases are in the log."""
+    """Answer a pop, which the session owes, with messages once their leases are granted."""
     count_given(leases.context, wanted, result)
     out = frames(leases, wanted, result, FrameStyle(opaque))
     out.append(write_result(OK, str(sum([len(part.ordinals) for part in result.given])), opaque))
-    leases.turns.after_append(partial(_answer, session, opaque, out))
+    leases.grant(wanted.group, partial(_answer, session, opaque, out))
 
 
-def _answer(session: TextSession, opaque: str, out: list[Buffer], error: StoreError | None) -> None:
-    """Answer. Leases for which the disk has no room are kept in memory, but a master that was replaced gives none."""
-    if isinstance(error, Fenced):
+def _answer(session: TextSession, opaque: str, out: list[Buffer], error: MetaqError | None) -> None:
+    if error is not None:
         out = [write_result(error.status, str(error), opaque)]
     session.answer(1, 0, *out)
 

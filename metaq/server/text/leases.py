@@ -67,10 +67,10 @@ class LeaseHandler:
         self.context.topic_counters(pop.topic).get.add(1)
         try:
             wanted = self.request(session, pop, pop.most)
+            result = self.leasing.pops.now(wanted)
         except MetaqError as error:
             session.reply(lease_refusal(error, pop.opaque))
             return
-        result = self.leasing.pops.now(wanted)
         if result is not None:
             session.owed += 1
             give_frames(self.leases, session, pop.opaque, wanted, result)

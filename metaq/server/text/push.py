@@ -11,7 +11,7 @@ from typing import Final
 from metaq.engine.leases.planning import Plan, PopRequest
 from metaq.engine.leases.popping import PopResult
 from metaq.engine.leases.waiting import Waiting
-from metaq.errors import BadRequest, Fenced, MetaqError, StoreError
+from metaq.errors import BadRequest, MetaqError
 from metaq.leases.state import ReceiptState
 from metaq.message import GroupPartition
 from metaq.protocol.text.commands import Ready, Subscribe, Unsubscribe
@@ -278,10 +278,10 @@ class PushSubscription(StoreRead):
         out = frames(self._leases.leases, wanted, result, self._style)
         messages = sum(len(part.ordinals) for part in result.given)
         self._leases.context.statistics.got(wanted.group.name, wanted.topic.name, messages, sum(map(len, out)))
-        self._leases.leases.turns.after_append(partial(self._send, out))
+        self._leases.leases.grant(wanted.group, partial(self._send, out))
 
-    def _send(self, out: list[Buffer], error: StoreError | None) -> None:
-        if not isinstance(error, Fenced):
+    def _send(self, out: list[Buffer], error: MetaqError | None) -> None:
+        if error is None:
             self.session.push(*out)
 
     # -- the end ------------------------------------------------------------------------------------------------------

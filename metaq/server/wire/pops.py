@@ -118,7 +118,7 @@ class PopRead(LineRead):
         self.give_nothing(is_full=is_full)
 
     def give(self, result: PopResult) -> None:
-        """Answer with messages once their leases are in the log."""
+        """Answer with messages once their leases are granted."""
         raise NotImplementedError
 
     def give_nothing(self, *, is_full: bool) -> None:

@@ -6,7 +6,7 @@ from typing import Final
 from metaq.engine.leases.leases import Leases
 from metaq.engine.leases.planning import PopRequest
 from metaq.engine.leases.popping import PopResult, count_given
-from metaq.errors import Fenced, StoreError
+from metaq.errors import MetaqError
 from metaq.leases.tokens import token_of
 from metaq.protocol.remoting.codes import Response
 from metaq.protocol.remoting.leases.described import PoppedQueue, describe_popped
@@ -18,7 +18,7 @@ _new: Final = tuple.__new__
 
 
 def give_records(leases: Leases, session: RemotingSession, request: Kept, wanted: PopRequest, result: PopResult) -> None:
-    """Answer with messages once their leases are in the log."""
+    """Answer with messages once their leases are granted."""
     group, topic, given = wanted.group.name, wanted.topic.name, result.given
     token = token_of(leases.log.secret, group, topic, result.pop_ms)
     with_times = wanted.in_order
@@ -39,9 +39,8 @@ def give_records(leases: Leases, session: RemotingSession, request: Kept, wanted
         body += part.body
     count_given(leases.context, wanted, result)
     answer = Answer(Response.SUCCESS, fields, "FOUND", body)
-    leases.turns.after_append(partial(_answer, session, request, answer))
+    leases.grant(wanted.group, partial(_answer, session, request, answer))
 
 
-def _answer(session: RemotingSession, request: Kept, answer: Answer, error: StoreError | None) -> None:
-    """Answer. Leases for which the disk has no room are kept in memory, but a master that was replaced gives none."""
-    session.pay(request, failure(error) if isinstance(error, Fenced) else answer)
+def _answer(session: RemotingSession, request: Kept, answer: Answer, error: MetaqError | None) -> None:
+    session.pay(request, answer if error is None else failure(error))
