@@ -237,7 +237,7 @@ PROTOCOLS: Final = [
     M(
         "RD-021",
         "protocol/remoting/frames.py",
-        "_decode_compact(head, body) if serialization else _decode_json(head, body)",
+        "_decode_compact(header, body) if serialization else _decode_json(header, body)",
         "_decode_json",
         "protocol/test_remoting.py::test_requests_come_as_they_were_written",
     ),
