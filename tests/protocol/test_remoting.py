@@ -156,7 +156,7 @@ def test_what_is_kept_of_an_incomplete_frame_is_bounded() -> None:
 PIECES = st.lists(
     st.one_of(
         st.tuples(
-            st.sampled_from(["UNIQ_KEY", "KEYS", "TAGS", "WAIT", "DELAY", "DEDUPE_ID", "a", "MYKEYS", "XUNIQ_KEY", ""]),
+            st.sampled_from(["UNIQ_KEY", "KEYS", "TAGS", "WAIT", "DELAY", "DEDUPE_ID", "METAQ_WRITE", "a", "MYKEYS", ""]),
             st.sampled_from(["true", "x", "k1 k2", " ", "", "7F01", "a\x01b", "ü", "KEYS", "UNIQ_KEY", "k  k"]),
         ).map("\x01".join),
         st.sampled_from(["", "junk"]),
@@ -190,6 +190,24 @@ def test_ids_of_messages_are_no_part_of_their_shape() -> None:
     known = dict(properties._shapes)
     assert kept(1) == (b"UNIQ_KEY\x01key1\x02DEDUPE_ID\x01id1\x02", None, ("key1",))
     assert properties._shapes == known
+
+
+def test_rows_of_a_spark_write_have_one_shape() -> None:
+    """Their METAQ_WRITE is another in each row, and they have KEYS but no UNIQ_KEY."""
+
+    def kept(row: int, keys: str) -> object:
+        return properties.as_sent(f"KEYS\x01{keys}\x02TAGS\x01t\x02METAQ_WRITE\x016f1c/0/3/{row}/8a05\x02")
+
+    met = set(properties._met)
+    for row in range(2):
+        assert kept(row, "k") == (b"KEYS\x01k\x02TAGS\x01t\x02METAQ_WRITE\x016f1c/0/3/%d/8a05\x02" % row, "t", ("k",))
+    known = dict(properties._shapes)
+    assert any("TAGS\x01t" in rest for rest, _ in known)
+    assert kept(2, "k2 k3 k2") == (b"KEYS\x01k2 k3 k2\x02TAGS\x01t\x02METAQ_WRITE\x016f1c/0/3/2/8a05\x02", "t", ("k2", "k3"))
+    assert properties._shapes == known
+    assert not any("METAQ_WRITE" in rest for rest in properties._met - met)
+    alone = properties.as_sent("METAQ_WRITE\x016f1c/0/3/4/8a05\x02")
+    assert alone == (b"METAQ_WRITE\x016f1c/0/3/4/8a05\x02", None, ())
 
 
 def test_a_shape_is_learned_when_it_comes_again() -> None:
