@@ -142,6 +142,7 @@ COMPILED = [
     "metaq/store/queues/consumequeue.py",
     "metaq/store/reading.py",
     "metaq/store/recordgroups.py",
+    "metaq/store/runs.py",
     "metaq/timers/definitions.py",
     "metaq/timers/handles.py",
     "metaq/timers/pending.py",

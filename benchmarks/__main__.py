@@ -59,6 +59,12 @@ RESULTS = Path(__file__).parent / "results"
 @click.argument("suites", nargs=-1, type=click.Choice([*SUITES, "all"]))
 @click.option("--rounds", type=click.IntRange(min=1), help="Rounds of every suite, in place of its own number.")
 @click.option("--quick", is_flag=True, help="Coarser grids, shorter cells, one round, a backlog of 1 million.")
+@click.option(
+    "--backlog",
+    "backlog_messages",
+    type=click.IntRange(min=1000),
+    help="Messages of the smaller backlog, in place of 20 million; the larger one has five times as many.",
+)
 @click.option("--systems", metavar="NAME,...", help="Only these systems, such as 'metaq memory,nats jetstream'.")
 @click.option(
     "--nullbroker",
@@ -71,12 +77,13 @@ RESULTS = Path(__file__).parent / "results"
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
     default=BUILD / "data",
-    help="Where the servers keep their data: put it on the disk that you want to know about. 20 GB free.",
+    help="Where the servers keep their data: put it on the disk that you want to know about. 35 GB free.",
 )
 def main(
     suites: tuple[str, ...],
     rounds: int | None,
     quick: bool,
+    backlog_messages: int | None,
     systems: str | None,
     nullbroker: Path | None,
     out: Path,
@@ -104,7 +111,7 @@ def main(
     try:
         for name in chosen:
             console.rule(name)
-            report = SUITES[name](Bench(console, folder, known, rounds, quick))
+            report = SUITES[name](Bench(console, folder, known, rounds, quick, backlog_messages))
             print_report(report, table_console)
             console.print(f"written: {save(report, machine, out).name}")
             held = held and report.held

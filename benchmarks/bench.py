@@ -30,6 +30,8 @@ class Bench:
     systems: list[System]
     chosen_rounds: int | None
     quick: bool
+    backlog: int | None = None
+    """The messages of the smaller backlog, in place of its own number."""
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     _folders: int = 0

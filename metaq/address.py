@@ -1,6 +1,5 @@
 """Addresses as host and port, and their written form HOST:PORT."""
 
-import ipaddress
 from typing import Final, NamedTuple
 
 from metaq.errors import BadRequest, ConfigError
@@ -48,6 +47,8 @@ def parse_listen(setting: str, text: str) -> Address:
 def _is_host(host: str) -> bool:
     if not set(host) & set(":[]"):
         return bool(host)
+    import ipaddress  # noqa: PLC0415 - a millisecond, for brackets and colons only
+
     try:
         ipaddress.IPv6Address(host)
     except ValueError:

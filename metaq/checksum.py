@@ -5,12 +5,21 @@
 ``crc32c`` is CRC-32C (Castagnoli), for files that only metaq reads: checkpoints and control documents.
 """
 
-import crcmod.predefined
+from collections.abc import Callable
+from functools import cache
+
 from zlib_ng.zlib_ng import crc32
 
 __all__ = ["body_crc", "crc32", "crc32c"]
 
-_crc32c = crcmod.predefined.mkCrcFun("crc-32c")
+
+@cache
+def _crc32c() -> Callable[[bytes], int]:
+    """Return crcmod's function; clients need none, and its tables take a while."""
+    import crcmod.predefined  # noqa: PLC0415
+
+    made: Callable[[bytes], int] = crcmod.predefined.mkCrcFun("crc-32c")
+    return made
 
 
 def body_crc(data: bytes | memoryview, start: int = 0) -> int:
@@ -20,4 +29,4 @@ def body_crc(data: bytes | memoryview, start: int = 0) -> int:
 
 def crc32c(data: bytes | memoryview) -> int:
     """Return the CRC-32C of ``data``: 0 … 2³²−1."""
-    return int(_crc32c(bytes(data)))
+    return _crc32c()(bytes(data))

@@ -1,6 +1,5 @@
 """``metaq offset`` and ``stats``: a broker's positions and statistics over the text protocol."""
 
-import configparser
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -120,6 +119,8 @@ def structured(item: str, text: str) -> dict[str, Any]:
 
 def parse_config(text: str) -> dict[str, Any]:
     """Parse ``stats config``, which has the form of an INI file, into its sections. ``ConfigError`` for a registry's."""
+    import configparser  # noqa: PLC0415 - put asks for no configuration
+
     parser = configparser.RawConfigParser(delimiters="=")
     parser.optionxform = str  # type: ignore[assignment,method-assign]  # names keep their capitals, as configparser documents
     try:

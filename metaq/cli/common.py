@@ -1,6 +1,5 @@
 """Options and output that several commands share: the broker to ask, the login, and JSON."""
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -262,6 +261,8 @@ def no_topic(topic: str, known: Iterable[str]) -> str:
 
 def json_line(value: Mapping[str, Any] | list[Any]) -> bytes:
     """Return one line of JSON, in UTF-8 wherever it goes."""
+    import json  # noqa: PLC0415 - for --json only
+
     return json.dumps(value, ensure_ascii=False).encode() + b"\n"
 
 

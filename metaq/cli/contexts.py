@@ -3,7 +3,6 @@
 import contextlib
 import os
 import stat
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -18,8 +17,7 @@ _MEND: Final = "mend the line, or delete the file and add its contexts again"
 _FOR_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
-@dataclass(frozen=True, kw_only=True)
-class NamedAccess:
+class NamedAccess(NamedTuple):
     """Where commands connect to, and as whom; what is empty is not set."""
 
     registry: str = ""
@@ -109,7 +107,7 @@ def without(contexts: Contexts, name: str) -> Contexts:
 
 
 def _set_values(context: NamedAccess) -> dict[str, str]:
-    return {each.name: value for each in fields(context) if (value := getattr(context, each.name))}
+    return {name: value for name, value in context._asdict().items() if value}
 
 
 def _parse(file: Path, text: str) -> Contexts:
@@ -136,12 +134,11 @@ def _parse(file: Path, text: str) -> Contexts:
 
 
 def _context(file: Path, node: Any) -> NamedAccess:
-    known = [each.name for each in fields(NamedAccess)]
     context = NamedAccess()
     for name, value, line in _entries(file, node):
-        if name not in known:
-            raise _Broken(file, line, f"{name!r} has no meaning here; there are {', '.join(known)}")
-        context = replace(context, **{name: _text(file, name, value, line)})
+        if name not in context._fields:
+            raise _Broken(file, line, f"{name!r} has no meaning here; there are {', '.join(context._fields)}")
+        context = context._replace(**{name: _text(file, name, value, line)})
     return context
 
 

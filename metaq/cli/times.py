@@ -7,7 +7,6 @@ from typing import Any, Final
 import click
 
 from metaq.cli.common import Decorated
-from metaq.quantities import MILLISECONDS
 
 _UNIX_MS: Final = re.compile(r"\d{12,14}")
 
@@ -65,6 +64,8 @@ def _span(text: str) -> timedelta | None:
     """Return a length of time; ``None`` for other texts, and for plain numbers, whose unit nobody knows. ``OverflowError``."""
     if not text[-1:].isalpha():
         return None
+    from metaq.quantities import MILLISECONDS  # noqa: PLC0415 - brings fractions and decimals
+
     try:
         return timedelta(milliseconds=float(MILLISECONDS.parse(text)))
     except ValueError:

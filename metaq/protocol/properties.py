@@ -14,6 +14,8 @@ KEYS: Final = "KEYS"
 UNIQUE_KEY: Final = "UNIQ_KEY"
 DEDUPE_ID: Final = "DEDUPE_ID"
 """The id by which a topic with a window (``dedupe_window_ms``) knows a message; without it, UNIQ_KEY."""
+WRITE: Final = "METAQ_WRITE"
+"""The place of the row from which a Spark write made the message (``metaq.spark.writing.packing``)."""
 WAIT: Final = "WAIT"
 DELAY: Final = "DELAY"
 REAL_TOPIC: Final = "REAL_TOPIC"
@@ -96,7 +98,7 @@ _CHANGED: Final = re.compile(f"\x02(?:(?:{'|'.join(map(re.escape, TAKEN_APART))}
 _WAITING: Final = f"\x02{WAIT}\x01true\x02"
 _TAG, _UNIQUE, _KEYS = [f"\x02{name}\x01" for name in (TAGS, UNIQUE_KEY, KEYS)]
 _UNIQUE_NAME, _KEYS_NAME = _UNIQUE[1:], _KEYS[1:]
-_DIFFERING: Final = frozenset((DEDUPE_ID, TRACE_PARENT))
+_DIFFERING: Final = frozenset((DEDUPE_ID, TRACE_PARENT, WRITE))
 """Properties that differ in each message, and stand at the end in those of metaq's client: they are kept out of the shape."""
 
 
@@ -110,12 +112,13 @@ class _Shape(NamedTuple):
     head: str
     middle: str
     end: str
-    """What is sent around the values; ``middle`` begins with 02, or is empty when there are no KEYS."""
+    """What is sent around the values; ``middle`` begins with 02, or is empty when there is only one of the two."""
     before: str
     between: str
     behind: str
     """What a record keeps around the values."""
     unique_first: bool
+    """Whether UNIQ_KEY is the first value, or the only one."""
     tag: str | None
 
 
@@ -131,18 +134,21 @@ def as_sent(text: str, most: int = len(_DIFFERING)) -> AsSent | None:
     if found is not None and len(found[0]) <= MOST_BYTES:
         return found
     at = text.rfind("\x02", 0, -1) + 1
-    if most and at and text[at : text.find("\x01", at)] in _DIFFERING:
-        return _with_differing(text, at, most)
+    name_end = text.find("\x01", at)
+    if most and name_end > at and text[at:name_end] in _DIFFERING:
+        return _with_differing(text, at, name_end, most)
     return _shaped(text)
 
 
-def _with_differing(text: str, at: int, most: int) -> AsSent | None:
+def _with_differing(text: str, at: int, name_end: int, most: int) -> AsSent | None:
     """Do the work of ``as_sent`` for properties of which the last one, at ``at``, is another one in each message."""
-    name, _, value = text[at:].removesuffix("\x02").partition("\x01")
-    found = as_sent(text[:at], most - 1) if _is_value(value) else None
-    if found is None:
+    value = text[name_end + 1 :].removesuffix("\x02")
+    found: AsSent | None = (b"", None, ())
+    if at:
+        found = as_sent(text[:at], most - 1)
+    if found is None or not _is_value(value):
         return _look_into(text)
-    data = b"%b%b" % (found[0], f"{name}\x01{value}\x02".encode())
+    data = found[0] + f"{text[at:name_end]}\x01{value}\x02".encode()
     return (data, found[1], found[2]) if len(data) <= MOST_BYTES else _look_into(text)
 
 
@@ -151,7 +157,7 @@ def _shaped(text: str) -> AsSent | None:
     found = _fill(_latest[0], text)
     if found is None:
         rest, at, words_at = _without_values(text)
-        if at < 0:
+        if at < 0 and words_at < 0:
             return _look_into(text)
         shape = _shapes.get((rest, at < words_at))
         if shape is None and _is_met(rest):
@@ -171,7 +177,10 @@ def _fill(shape: _Shape, text: str) -> AsSent | None:
     at, stop = len(head), len(text) - len(end)
     if not middle:
         value = text[at:stop]
-        return (f"{before}{value}{behind}".encode(), tag, (value,)) if _is_value(value) else None
+        if not _is_value(value):
+            return None
+        keys = (value,) if unique_first or " " not in value else _distinct(*value.split(" "))
+        return f"{before}{value}{behind}".encode(), tag, keys
     first_end = text.find("\x02", at)
     second_at = first_end + len(middle)
     if text[first_end:second_at] != middle:
@@ -231,17 +240,17 @@ def _is_met(rest: str) -> bool:
 
 
 def _remember(rest: str, at: int, words_at: int) -> _Shape:
-    """Learn a shape from sample properties that have it, whose two values occur nowhere else; return it."""
+    """Learn a shape from sample properties that have it, whose values occur nowhere else; return it."""
     shape = _STRANGE
-    with_words = words_at >= 0
-    unique_first = at < words_at or not with_words
-    low, high = sorted((at, words_at)) if with_words else (at, at)
+    both = at >= 0 and words_at >= 0
+    unique_first = 0 <= at < words_at or words_at < 0
+    low, high = sorted((at, words_at)) if both else (max(at, words_at), max(at, words_at))
     head, middle, end = rest[:low], rest[low:high], rest[high:]
-    first, second = _PROBES if unique_first else _PROBES[::-1]
-    found = _look_into(f"{head}{first}{middle}{second if with_words else ''}{end}")
-    if found is not None and found[2] == (_PROBES if with_words else _PROBES[:1]):
+    first, second = _PROBES if unique_first or not both else _PROBES[::-1]
+    found = _look_into(f"{head}{first}{middle}{second if both else ''}{end}")
+    if found is not None and found[2] == (_PROBES if both else _PROBES[:1]):
         before, _, behind = found[0].decode().partition(first)
-        between, _, behind = behind.partition(second) if with_words else ("", "", behind)
+        between, _, behind = behind.partition(second) if both else ("", "", behind)
         shape = _Shape(head, middle, end, before, between, behind, unique_first, found[1])
     if len(_shapes) >= _SHAPES_MOST:
         _shapes.clear()

@@ -1,13 +1,14 @@
 """Reading many messages of a partition at once, in pieces of units and records; other work may run between pieces.
 
-A Python loop over the messages, as in ``metaq.store.reading``, would cost 4 µs a message. Here the loops run in C: a message
-costs 0.1 µs where the log is trusted, 0.3 µs where the reader verifies it, and 1 µs where each record is verified here.
+A Python loop over the messages, as in ``metaq.store.reading``, would cost 4 µs a message. Here the loops run in C, or are
+compiled (``metaq.store.runs``); a message costs 1 µs where each record is verified here, and much less where the reader does
+that or the log is trusted.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, compress, count, islice
-from operator import add, ne, sub
+from itertools import accumulate, islice
+from operator import add, sub
 from typing import Final, NamedTuple
 
 from metaq.protocol.remoting.bulk import MISSING, UNIT_SIZE, are_intact, unit_columns
@@ -17,6 +18,7 @@ from metaq.store.log.commitlog import CommitLog
 from metaq.store.log.segments import SMALLEST_RECORD
 from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT, ConsumeQueue
 from metaq.store.reading import GAP_WORTH_READING, Reader
+from metaq.store.runs import Run, leading_runs
 
 UNVERIFIED_UNITS: Final = 4096
 COLD_UNITS: Final = 1024
@@ -55,24 +57,21 @@ class BulkReader:
     def hot(self, queue: ConsumeQueue, ordinal: int, most: int, most_bytes: int, read: Read) -> BulkPiece | None:
         """Return messages that are read through the map and trusted, without verification.
 
-        Return ``None`` when the one at ``ordinal`` is not trusted, its unit is damaged, or one of the units read is a filler.
+        Return ``None`` when the one at ``ordinal`` is not trusted, or its unit is a filler or damaged.
         """
         if ordinal < queue.live_from:
             return None
         units = queue.units(ordinal, min(most, UNVERIFIED_UNITS), read)
-        offsets, sizes = unit_columns(units)
+        offset: int = UNIT.unpack_from(units)[0]
         log = self._log
-        if offsets[0] < log.hot_from() or max(sizes) == FILLER_SIZE:
+        segment = log.find(offset) if offset >= log.hot_from() else None
+        if segment is None:  # not trusted, or the unit is damaged
             return None
-        segment = log.find(offsets[0])
-        if segment is None:  # the unit is damaged
+        runs, number, size = leading_runs(units, segment.base, segment.end, most_bytes)
+        if not runs:
             return None
-        sums = list(accumulate(sizes))
-        number = min(max(1, bisect_right(sums, most_bytes)), bisect_left(offsets, segment.end))
-        size, view, base = sums[number - 1], log.view(segment), segment.base
-        records: list[bytes | memoryview] = [
-            view[begin - base : end - base] for begin, end, _ in _runs(offsets[:number], sizes)
-        ]
+        view, base = log.view(segment), segment.base
+        records: list[bytes | memoryview] = [view[begin - base : end - base] for begin, end, _ in runs]
         return BulkPiece(units[: number * UNIT_SIZE], _joined_when_small(records, size), size)
 
     def raw(self, queue: ConsumeQueue, ordinal: int, most: int, most_bytes: int, read: Read) -> BulkPiece | None:
@@ -82,17 +81,14 @@ class BulkReader:
         larger than ``most_bytes`` or than one read.
         """
         units = queue.units(ordinal, min(most, UNVERIFIED_UNITS), read)
-        offsets, sizes = unit_columns(units)
-        segment = self._log.find(offsets[0])
-        if segment is None or min(sizes) < SMALLEST_RECORD or max(sizes) >= FILLER_SIZE:
+        segment = self._log.find(UNIT.unpack_from(units)[0])
+        if segment is None:
             return None
-        sums = list(accumulate(sizes))
-        number = min(bisect_right(sums, min(most_bytes, MOST_READ_BYTES)), bisect_left(offsets, segment.end))
-        runs = _runs(offsets[:number], sizes) if number else []
-        # otherwise the units are damaged: log offsets rise within a queue, and no record spans two segments
-        if not runs or not all(segment.base <= begin and end <= segment.end for begin, end, _ in runs):
+        limit = min(most_bytes, MOST_READ_BYTES)
+        runs, _, size = leading_runs(units, segment.base, segment.end, limit)
+        if not runs or size > limit:
             return None
-        file, number = self._log.file(segment), 0
+        file, number, size = self._log.file(segment), 0, 0
         records: list[bytes | memoryview] = []
         for group in islice(_near(runs), MOST_READS):
             begin, end = group[0][0], group[-1][1]
@@ -101,7 +97,7 @@ class BulkReader:
                 return None
             records += [window[first - begin : last - begin] for first, last, _ in group]
             number += sum(messages for _, _, messages in group)
-        size = sums[number - 1]
+            size += sum(last - first for first, last, _ in group)
         return BulkPiece(units[: number * UNIT_SIZE], _joined_when_small(records, size), size, verified=False)
 
     def cold(self, queue: ConsumeQueue, ordinal: int, most: int, most_bytes: int, read: Read) -> BulkPiece:
@@ -169,19 +165,7 @@ class BulkReader:
         return BulkPiece(b"".join(kept), [b"".join(records)], sum(map(len, records)))
 
 
-_Run = tuple[int, int, int]
-"""Begin and end of adjacent records in the log, and their number. Plain, because a named tuple would cost 0.3 µs more."""
-
-
-def _runs(offsets: Sequence[int], sizes: Sequence[int]) -> list[_Run]:
-    """Group records, in their order, into runs that are adjacent in the log. ``sizes`` may be longer than ``offsets``."""
-    ends = list(map(add, offsets, sizes))
-    breaks = list(compress(count(1), map(ne, ends, islice(offsets, 1, None))))
-    bounds = zip([0, *breaks], [*breaks, len(offsets)], strict=True)
-    return [(offsets[first], ends[last - 1], last - first) for first, last in bounds]
-
-
-def _near(runs: Sequence[_Run]) -> Iterator[Sequence[_Run]]:
+def _near(runs: Sequence[Run]) -> Iterator[Sequence[Run]]:
     """Yield the runs in groups, each of which is worth one read."""
     first, start, before = 0, runs[0][0], runs[0][1]
     for at, (begin, end, _) in enumerate(runs):

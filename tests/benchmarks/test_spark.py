@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 from pyspark.sql.datasource import InputPartition
 
 import metaq
@@ -17,16 +16,16 @@ from tests.support.broker import BrokerProcess
 
 
 def test_the_bounds_are_ratios_of_medians() -> None:
-    """Speed of Spark: beside Parquet, beside rows, beside the broker; what could not be taken holds nothing."""
-    rates = {PARQUET: [100.0, 900.0, 1000.0], SOURCE: [270.0, 180.0, 1.0], ROWS: [60.0], DISK: [200.0], WRITE: [120_000.0]}
+    """Speed of Spark: beside Parquet and beside rows; what could not be taken holds nothing."""
+    rates = {PARQUET: [100.0, 900.0, 1000.0], SOURCE: [570.0, 450.0, 1.0], ROWS: [150.0], DISK: [450.0], WRITE: [220_000.0]}
     found = checks(rates, [1.0, 2.0, 9.0])
-    assert [check.measured for check in found] == [0.2, 3.0, pytest.approx(200 / 180), 120_000, 2.0]
+    assert [check.measured for check in found] == [0.5, 3.0, 0.5, 220_000, 2.0]
     verdicts = [Verdict.HELD, Verdict.HELD, Verdict.MISSED, Verdict.HELD, Verdict.HELD]
     assert [check.must_verdict for check in found] == verdicts
     assert found[0].aim_verdict is Verdict.NOT_REACHED
     assert {check.must_verdict for check in checks({}, [])} == {Verdict.NOT_MEASURED}
     rows = {row[0]: row[1:] for row in table(rates, [1.0]).rows}
-    assert rows[SOURCE] == ["180 (1 to 270)", "0.20"]
+    assert rows[SOURCE] == ["450 (1 to 570)", "0.50"]
     assert rows["stream, seconds behind"] == ["1.0", "-"]
 
 

@@ -43,13 +43,18 @@ def fetch(connection: BulkConnection) -> Bulk:
 
 
 def test_what_is_asked_and_what_comes(server: FakeRemoting, connection: BulkConnection) -> None:
-    """P47: the second answer is no part of the first one's buffer."""
+    """P47: the second answer is no part of the first one's buffer, while that is in use."""
     first, second = fetch(connection), fetch(connection)
     for bulk in (first, second):
         assert (bulk.first, bytes(bulk.records), bulk.next, bulk.least, bulk.most) == (7, RECORD, 8, 2, 9)
     assert first.records.obj is not second.records.obj
+    memory = first.records.obj
+    del first, bulk
+    third = fetch(connection)
+    assert third.records.obj is memory
+    assert bytes(second.records) == bytes(third.records) == RECORD
     asked = {"topic": "orders", "queueId": "3", "queueOffset": "7", "maxMsgNums": "5", "maxBytes": "6", "verified": "true"}
-    assert [request.fields for request in server.requests] == [asked, asked]
+    assert [request.fields for request in server.requests] == [asked, asked, asked]
 
 
 def test_a_busy_broker_is_asked_again(server: FakeRemoting, connection: BulkConnection) -> None:

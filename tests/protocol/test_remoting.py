@@ -153,7 +153,20 @@ def test_what_is_kept_of_an_incomplete_frame_is_bounded() -> None:
         tracemalloc.stop()
 
 
-NAMES: Final = ["UNIQ_KEY", "KEYS", "TAGS", "WAIT", "DELAY", "DEDUPE_ID", "traceparent", "a", "MYKEYS", "XUNIQ_KEY", ""]
+NAMES: Final = [
+    "UNIQ_KEY",
+    "KEYS",
+    "TAGS",
+    "WAIT",
+    "DELAY",
+    "DEDUPE_ID",
+    "METAQ_WRITE",
+    "traceparent",
+    "a",
+    "MYKEYS",
+    "XUNIQ_KEY",
+    "",
+]
 PIECES = st.lists(
     st.one_of(
         st.tuples(
@@ -195,6 +208,24 @@ def test_what_differs_in_each_message_is_no_part_of_their_shape(names: list[str]
     known, met = dict(properties._shapes), set(properties._met)
     kept(1)
     assert (properties._shapes, properties._met) == (known, met)
+
+
+def test_rows_of_a_spark_write_have_one_shape() -> None:
+    """Their METAQ_WRITE is another in each row, and they have KEYS but no UNIQ_KEY."""
+
+    def kept(row: int, keys: str) -> object:
+        return properties.as_sent(f"KEYS\x01{keys}\x02TAGS\x01t\x02METAQ_WRITE\x016f1c/0/3/{row}/8a05\x02")
+
+    met = set(properties._met)
+    for row in range(2):
+        assert kept(row, "k") == (b"KEYS\x01k\x02TAGS\x01t\x02METAQ_WRITE\x016f1c/0/3/%d/8a05\x02" % row, "t", ("k",))
+    known = dict(properties._shapes)
+    assert any("TAGS\x01t" in rest for rest, _ in known)
+    assert kept(2, "k2 k3 k2") == (b"KEYS\x01k2 k3 k2\x02TAGS\x01t\x02METAQ_WRITE\x016f1c/0/3/2/8a05\x02", "t", ("k2", "k3"))
+    assert properties._shapes == known
+    assert not any("METAQ_WRITE" in rest for rest in properties._met - met)
+    alone = properties.as_sent("METAQ_WRITE\x016f1c/0/3/4/8a05\x02")
+    assert alone == (b"METAQ_WRITE\x016f1c/0/3/4/8a05\x02", None, ())
 
 
 def test_a_shape_is_learned_when_it_comes_again() -> None:

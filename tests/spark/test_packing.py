@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.errors import BadRequest
-from metaq.protocol.properties import TIMER_OUT, parse
+from metaq.protocol.properties import TIMER_OUT, WRITE, parse
 from metaq.protocol.record import java_hash
 from metaq.protocol.remoting.sending.batch import decode_batch
-from metaq.spark.writing.packing import WRITE, java_hashes, pack, written_keys
+from metaq.spark.writing.packing import java_hashes, pack, written_keys
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 TEXT = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\x01\x02"), max_size=8)

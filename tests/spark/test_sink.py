@@ -15,8 +15,8 @@ import pytest
 
 import metaq
 from metaq.errors import ConfigError
+from metaq.protocol.properties import WRITE
 from metaq.protocol.record import java_hash
-from metaq.spark.writing.packing import WRITE
 from metaq.spark.writing.repeats import without_repeats
 from metaq.spark.writing.sink import Target, send
 from tests.docs.examples import ROOT

@@ -1,22 +1,20 @@
 """Authentication and TLS for connections to brokers and registries."""
 
 import socket
-import ssl
-import threading
-from collections.abc import Callable, Mapping
-from typing import Final, Protocol, TypeVar, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from metaq.address import Address
 from metaq.errors import BadRequest, NotConnected
-from metaq.protocol.remoting.signature import Credentials
 from metaq.reasons import reason_of
 
-Tls = bool | str | ssl.SSLContext
+if TYPE_CHECKING:
+    import ssl
+
+    from metaq.protocol.remoting.signature import Credentials
+
+Tls: TypeAlias = "bool | str | ssl.SSLContext"
 """The choice of TLS: none, with the certificates of this machine, with those in a file (PEM), or with a context."""
-
-_RECEIVE_BYTES: Final = 64 * 1024
-
-T = TypeVar("T")
 
 
 class BlockingStream(Protocol):
@@ -50,8 +48,16 @@ class Access:
             raise BadRequest("give both a user and a password, or neither")
         self.user = user
         self.password = password
-        self.credentials = Credentials(user, password) if user else None
-        self.tls = _context(tls)
+        self.credentials: Credentials | None = None
+        if user:
+            from metaq.protocol.remoting import signature  # noqa: PLC0415 - brings OpenSSL's hashes
+
+            self.credentials = signature.Credentials(user, password)
+        self.tls: ssl.SSLContext | None = None
+        if tls:
+            from metaq.client.connecting.secured import context_of  # noqa: PLC0415 - OpenSSL takes 10 ms and some MB
+
+            self.tls = context_of(tls)
 
     def signed(self, fields: Mapping[str, str] | None, body: bytes) -> Mapping[str, str] | None:
         """Return the fields of a remoting request with this user's signature; unchanged when there is no user."""
@@ -79,122 +85,14 @@ class Access:
         if self.tls is None:
             return connection
         try:
-            return _Secured.agree(connection, self.tls, address.host)
+            from metaq.client.connecting.secured import Secured  # noqa: PLC0415 - see above
+
+            return Secured.agree(connection, self.tls, address.host)
         except OSError as error:
             connection.close()
             advice = "check that the broker has a tls_certificate for this name, of an issuer that is trusted here"
             raise NotConnected(f"no TLS with {address}: {reason_of(error)}; {advice}") from error
 
 
-def _context(tls: Tls) -> ssl.SSLContext | None:
-    if isinstance(tls, ssl.SSLContext):
-        return tls
-    if not tls:
-        return None
-    if not isinstance(tls, bool | str):
-        raise BadRequest(f"tls is of type {type(tls).__name__}; it takes True, the name of a file (PEM), or an ssl.SSLContext")
-    try:
-        context = ssl.create_default_context(cafile=tls if isinstance(tls, str) else None)
-    except OSError as error:
-        raise BadRequest(f"the certificates {tls} cannot be used: {reason_of(error)}") from error
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    return context
-
-
 OPEN: Final = Access()
 """Access without a user and without TLS."""
-
-
-class _Secured:
-    """A TLS connection that one thread may read while others write, as with a plain socket.
-
-    OpenSSL does not allow that for one connection, and Python's TLS sockets cannot be duplicated. So the bytes go through
-    memory buffers, and no thread holds the lock while it waits for the network.
-    """
-
-    def __init__(self, raw: socket.socket, tls: ssl.SSLObject, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO) -> None:
-        self._raw = raw
-        self._tls = tls
-        self._incoming = incoming
-        self._outgoing = outgoing
-        self._guard = threading.Lock()  # guards the three above
-        self._sending = threading.Lock()
-
-    @classmethod
-    def agree(cls, raw: socket.socket, context: ssl.SSLContext, name: str) -> "_Secured":
-        """Do the handshake, and return the connection; ``OSError`` when it fails."""
-        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        tls = context.wrap_bio(incoming, outgoing, server_hostname=name)
-        while True:
-            try:
-                tls.do_handshake()
-            except ssl.SSLWantReadError:
-                raw.sendall(outgoing.read())
-                data = raw.recv(_RECEIVE_BYTES)
-                if not data:
-                    raise ConnectionResetError("the other side closed the connection") from None
-                incoming.write(data)
-            else:
-                raw.sendall(outgoing.read())
-                return cls(raw, tls, incoming, outgoing)
-
-    def dup(self) -> "_Secured":
-        other = _Secured(self._raw.dup(), self._tls, self._incoming, self._outgoing)
-        other._guard, other._sending = self._guard, self._sending
-        return other
-
-    def fileno(self) -> int:
-        return self._raw.fileno()
-
-    def recv(self, size: int, /) -> bytes:
-        """Return all that has come. A caller that polls the descriptor would never see what stays here.
-
-        That may be more than ``size``: what is received completes a TLS record of up to 16 KiB that began before it.
-        """
-        return self._received(lambda: self._all(size)) or b""
-
-    def _all(self, size: int) -> bytes:
-        data = self._tls.read(size)
-        try:
-            while data and (more := self._tls.read(size)):
-                data += more
-        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            pass  # the next call tells of the end
-        return data
-
-    def recv_into(self, buffer: memoryview, /) -> int:
-        # typeshed does not know that a read into a buffer returns the number of bytes
-        return self._received(lambda: cast(int, self._tls.read(len(buffer), buffer))) or 0
-
-    def _received(self, read: Callable[[], T]) -> T | None:
-        """Wait until ``read`` returns something, and return that; ``None`` at the end of the stream."""
-        while True:
-            with self._guard:
-                try:
-                    return read()
-                except ssl.SSLWantReadError:
-                    pass
-                except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-                    return None
-            data = self._raw.recv(_RECEIVE_BYTES)
-            with self._guard:
-                if data:
-                    self._incoming.write(data)
-                else:
-                    self._incoming.write_eof()
-
-    def sendall(self, data: bytes, /) -> None:
-        with self._sending:
-            with self._guard:
-                self._tls.write(data)
-                records = self._outgoing.read()  # includes the records that reading had to send
-            self._raw.sendall(records)
-
-    def settimeout(self, seconds: float | None, /) -> None:
-        self._raw.settimeout(seconds)
-
-    def shutdown(self, how: int, /) -> None:
-        self._raw.shutdown(how)
-
-    def close(self) -> None:
-        self._raw.close()

@@ -44,6 +44,8 @@ class BulkConnection:
         self._asked: _Asked | None = None
         """The request that the broker has yet to answer."""
         self._lost = ""
+        self._rooms: list[bytearray] = []
+        """The memory of the last two bodies, for later ones: new memory for each would cost as much as receiving it."""
         self._access = access
         self._socket = access.connect(parse_address(address), timeout_s)
         renewed_in_children(self)
@@ -126,26 +128,38 @@ class BulkConnection:
             self._socket.sendall(encode_request(Request.BULK_FETCH, opaque, fields, language=LANGUAGE))
             self._asked = _Asked(wanted, opaque)
 
-    def _answer(self, deadline: float) -> tuple[RemotingCommand, bytearray]:
-        """Receive the answer and its body, which goes into one buffer and is not copied."""
+    def _answer(self, deadline: float) -> tuple[RemotingCommand, memoryview]:
+        """Receive the answer and its body, which is not copied."""
         assert self._asked is not None
-        length, word = HEAD.unpack(self._receive(HEAD_SIZE, deadline))
+        length, word = HEAD.unpack(self._receive(memoryview(bytearray(HEAD_SIZE)), deadline))
         size = word & _HEADER_LENGTH
         if not 4 + size <= length <= MAX_FRAME_BYTES:
             raise StreamLost(f"a frame of {length} bytes with a header of {size}")
         reader = FrameReader()
-        frames = reader.receive(HEAD.pack(4 + size, word) + self._receive(size, deadline))  # parsed as a frame without a body
+        header = self._receive(memoryview(bytearray(size)), deadline)
+        frames = reader.receive(HEAD.pack(4 + size, word) + header)  # parsed as a frame without a body
         if reader.error is not None:
             raise reader.error
         if not frames[0].is_response or frames[0].opaque != self._asked.opaque:
             raise StreamLost("a frame that does not answer the request")
-        body = self._receive(length - 4 - size, deadline)
+        body = self._receive(self._room(length - 4 - size), deadline)
         self._asked = None
         return frames[0], body
 
-    def _receive(self, size: int, deadline: float) -> bytearray:
-        buffer = bytearray(size)
-        rest = memoryview(buffer)
+    def _room(self, size: int) -> memoryview:
+        """Return memory for a body: that of an earlier one of which nobody holds a slice any more, or else new memory."""
+        for room in self._rooms:
+            with suppress(BufferError):  # by which a bytearray refuses to grow while a slice of it is in use
+                room.append(0)
+                room.pop()
+                room.extend(bytes(max(0, size - len(room))))
+                return memoryview(room)[:size]
+        self._rooms = [*self._rooms[-1:], bytearray(size)]
+        return memoryview(self._rooms[-1])[:size]
+
+    def _receive(self, buffer: memoryview, deadline: float) -> memoryview:
+        """Fill the buffer, and return it."""
+        rest = buffer
         while rest:
             self._socket.settimeout(_left(deadline))
             count = self._socket.recv_into(rest)

@@ -13,7 +13,7 @@ from metaq.protocol.record import CHECKSUM_SIZE
 from metaq.protocol.remoting.bulk import Bulk
 from metaq.spark.reading.columns import SMALLEST_RECORD, UNIT, Numbers, Piece, Records, Truths, gathered, piece_of
 
-_CRC_MASK: Final = 0x7FFFFFFF
+_CRC_MASK: Final = np.uint32(0x7FFFFFFF)
 _CHECKSUM: Final = np.dtype(
     {
         "names": ["name", "mark", "first_digits", "next_digits", "last_digits", "end"],
@@ -65,9 +65,11 @@ def checksums_match(data: memoryview, begins: Numbers, ends: Numbers) -> Truths:
 
     ``ends`` is where the checksum properties begin.
     """
-    found = np.array([crc32(data[begin:end]) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)], np.int64)
-    rest, first = np.divmod(found & _CRC_MASK, 10_000)
-    last, following = np.divmod(rest, 10_000)
+    spans = zip(begins.tolist(), ends.tolist(), strict=True)
+    # not as a list: its numbers would fill new memory before they become an array
+    found = np.fromiter((crc32(data[begin:end]) for begin, end in spans), np.uint32, len(begins)) & _CRC_MASK
+    rest, last = found // 10_000, found // 100_000_000  # as unsigned numbers a third of what divmod takes
+    first, following = found - rest * 10_000, rest - last * 10_000
     stored = gathered(data, ends, _CHECKSUM)
     intact: Truths = (stored["name"] == _NAME) & (stored["mark"] == 1) & (stored["end"] == 2)
     intact &= (stored["first_digits"] == _DIGITS[first]) & (stored["next_digits"] == _DIGITS[following])

@@ -88,6 +88,7 @@ def read_task(task: InputPartition, options: ReadOptions) -> Iterator["pa.Record
                 gaps = [Loss(partition, gap.start, gap.stop, why) for gap in missing(piece, end)]
                 report_losses(gaps, fail=options.fail_on_data_loss)
                 yield from record_batches(piece, *partition, shape, until=end)
+                del piece  # as in ``_fetched``
 
 
 def report_losses(losses: Sequence[Loss], *, fail: bool) -> None:
@@ -139,6 +140,7 @@ def _fetched(part: Part, options: ReadOptions) -> Iterator[Piece]:
             continue
         yield piece
         at = bulk.next
+        del bulk, piece  # so that the next fetch uses their memory, which is in the processor's cache
         deadline = time.monotonic() + PATIENCE_S
 
 

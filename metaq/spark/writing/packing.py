@@ -24,10 +24,8 @@ import pyarrow.compute as pc
 from metaq.checksum import crc32
 from metaq.client.message import RESERVED
 from metaq.errors import BadRequest
-from metaq.protocol.properties import KEYS, MOST_BYTES, TIMER_OUT
+from metaq.protocol.properties import KEYS, MOST_BYTES, TIMER_OUT, WRITE
 from metaq.protocol.record import TAGS, java_hash
-
-WRITE: Final = "METAQ_WRITE"
 
 _HEAD: Final = np.dtype([("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">i4"), ("length", ">i4")])
 _LENGTH: Final = np.dtype(">i2")

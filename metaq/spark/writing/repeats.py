@@ -6,7 +6,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from metaq.errors import ConfigError
-from metaq.spark.writing.packing import WRITE
+from metaq.protocol.properties import WRITE
 
 _VALUE: Final = f"filter(headers, header -> header.key = '{WRITE}')[0].value"
 

@@ -14,7 +14,6 @@ does not is done at once. With SQLite everything may wait, with RocksDB neither 
 """
 
 import os
-import shutil
 import struct
 import weakref
 from collections.abc import Callable, Sequence
@@ -195,6 +194,10 @@ def remove_ordered(folder: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
+    if not os.path.lexists(folder):
+        return
+    import shutil  # noqa: PLC0415 - brings three libraries of compression, for half a megabyte
+
     try:
         shutil.rmtree(folder)
     except FileNotFoundError:

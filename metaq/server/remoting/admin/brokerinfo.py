@@ -1,7 +1,6 @@
 """The broker's settings, state and statistics: 25, 26, 28, 315 (specs: remoting protocol, 3.3)."""
 
 import logging
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -191,6 +190,8 @@ class BrokerInfoHandler:
         return None
 
     def _log(self, read: Read) -> dict[str, object]:
+        import shutil  # noqa: PLC0415 - a broker at rest does without it
+
         store, root = self._store, self._context.settings.data
         figures = store.figures()
         room = shutil.disk_usage(root)
