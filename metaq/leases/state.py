@@ -231,11 +231,18 @@ class PartitionLeases:
                 break
         return found
 
-    def events(self, shift_ms: int) -> list[LeaseEvent]:
-        """Return the whole state as events, without the messages on their way to the dead letters: the log has that before."""
-        bunches = sorted((*self._wide, *self._single.values()), key=lambda bunch: bunch.first)
-        rows = [_row(each, self._unclaimed(each), shift_ms) for each in bunches]
-        return _whole(self.base, self.next, [row for row in rows if row.bits])
+    def events(self, shift_ms: int) -> Iterator[LeaseEvent]:
+        """Yield the whole state as events, without the messages on their way to the dead letters: the log has that before.
+
+        All at once take more memory than the state itself. It must not change meanwhile.
+        """
+        return _whole(self.base, self.next, self._rows(shift_ms))
+
+    def _rows(self, shift_ms: int) -> Iterator[Row]:
+        for bunch in sorted((*self._wide, *self._single.values()), key=lambda bunch: bunch.first):
+            bits = self._unclaimed(bunch)
+            if bits:
+                yield _row(bunch, bits, shift_ms)
 
     def _unclaimed(self, bunch: Bunch) -> int:
         bits = bunch.open
@@ -357,7 +364,7 @@ class PartitionLeases:
         state = self.events(shift_ms)
         rows = [row for event in state if isinstance(event, (Whole, More)) for row in event.rows if row.first < end]
         kept = [row._replace(bits=row.bits & ((1 << (end - row.first)) - 1)) for row in rows]
-        return _whole(min(self.base, end), end, [row for row in kept if row.bits])
+        return list(_whole(min(self.base, end), end, iter([row for row in kept if row.bits])))
 
     def _add_rows(self, rows: Iterable[Row], now_ms: int, shift_ms: int) -> None:
         for row in rows:
@@ -439,11 +446,10 @@ class PartitionLeases:
         bunch.given_back = False
 
 
-def _whole(base: int, following: int, rows: list[Row]) -> list[LeaseEvent]:
-    return [
-        Whole(base, following, rows[:ROWS]),
-        *(More(rows[start : start + ROWS]) for start in range(ROWS, len(rows), ROWS)),
-    ]
+def _whole(base: int, following: int, rows: Iterator[Row]) -> Iterator[LeaseEvent]:
+    yield Whole(base, following, list(islice(rows, ROWS)))
+    while portion := list(islice(rows, ROWS)):
+        yield More(portion)
 
 
 def _row(bunch: Bunch, bits: int, shift_ms: int) -> Row:
