@@ -93,11 +93,12 @@ _CHANGED: Final = re.compile(f"\x02(?:(?:{'|'.join(map(re.escape, TAKEN_APART))}
 _WAITING: Final = f"\x02{WAIT}\x01true\x02"
 _TAG, _UNIQUE, _KEYS = [f"\x02{name}\x01" for name in (TAGS, UNIQUE_KEY, KEYS)]
 _UNIQUE_NAME, _KEYS_NAME = _UNIQUE[1:], _KEYS[1:]
-_DEDUPE, _DEDUPE_NAME = f"\x02{DEDUPE_ID}\x01", DEDUPE_ID.encode()
+_DEDUPE, _DEDUPE_FIRST = f"\x02{DEDUPE_ID}\x01", f"{DEDUPE_ID}\x01"
 
 
 AsSent = tuple[bytes, str | None, tuple[str, ...]]
 """The properties that a record keeps, the tag, and the keys by which the message is looked up, each once."""
+_NOTHING: Final[AsSent] = (b"", None, ())
 
 
 class _Shape(NamedTuple):
@@ -122,19 +123,25 @@ def as_sent(text: str) -> AsSent | None:
     out and put in. ``MessageIllegal`` when the properties are longer than a record can keep.
     """
     at = text.rfind(_DEDUPE)
-    return _shaped(text) if at < 0 else _with_id(text, at)
+    if at < 0 and not text.startswith(_DEDUPE_FIRST):
+        return _shaped(text)
+    return _with_id(text, at)
 
 
 def _with_id(text: str, at: int) -> AsSent | None:
-    """Do the work of ``as_sent`` for properties with a DEDUPE_ID, before which the 02 at ``at`` stands.
+    """Do the work of ``as_sent`` for properties with a DEDUPE_ID, before which the 02 at ``at`` stands, or nothing (-1).
 
     Each message has another one. As the last property, where metaq's client puts it, it is kept out of the shape.
     """
     ident = text[at + len(_DEDUPE) :].removesuffix("\x02")
-    found = _shaped(text[: at + 1]) if _is_value(ident) else None
+    if not _is_value(ident):
+        return _look_into(text)
+    found = _NOTHING if at < 0 else _shaped(text[: at + 1])
     if found is None:
         return _look_into(text)
-    data = b"%b%b\x01%b\x02" % (found[0], _DEDUPE_NAME, ident.encode())
+    data = f"{_DEDUPE_FIRST}{ident}\x02".encode()
+    if found[0]:
+        data = found[0] + data
     return (data, found[1], found[2]) if len(data) <= MOST_BYTES else _look_into(text)
 
 
