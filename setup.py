@@ -64,6 +64,7 @@ INTEGRATIONS = ["dramatiq>=2.2,<3", "taskiq>=0.13,<0.14"]
 
 # The way of a put and of a get. mypyc makes extension modules of the same sources; without them all works the same, slower.
 COMPILED = [
+    "metaq/dedupe/filter.py",
     "metaq/dedupe/records.py",
     "metaq/dedupe/seen.py",
     "metaq/engine/dedupe/dedupe.py",

@@ -17,6 +17,8 @@ from metaq.store.ordered.ordered import EngineName, Ordered, open_ordered, remov
 
 logger = logging.getLogger(__name__)
 
+WRITE_BUFFER_BYTES: Final = 3 * 1024**2
+"""Fewer ids than stay in memory (``metaq.dedupe.seen.KEPT``), so that the index is not asked for what it has not sorted."""
 READ_BYTES: Final = 256 * 1024
 """Bytes of the log that are read at a time, about 5 ms of work when messages are small."""
 
@@ -62,7 +64,7 @@ def open_seen(store: MessageStore, folder: Path, engine: EngineName, windows: Wi
 
     ``run`` is where the index waits later, once other work goes on.
     """
-    index, reason = open_ordered(folder, engine, filters_in_memory=True)
+    index, reason = _opened(folder, engine)
     try:
         if reason is None and index.covered is not None and (reason := _misfit(store.log, index)) is not None:
             index = _anew(index, folder, engine)
@@ -101,4 +103,8 @@ def _anew(index: Ordered, folder: Path, engine: EngineName) -> Ordered:
     with suppress(StoreError):
         index.close()
     remove_ordered(folder)
-    return open_ordered(folder, engine, filters_in_memory=True)[0]
+    return _opened(folder, engine)[0]
+
+
+def _opened(folder: Path, engine: EngineName) -> tuple[Ordered, str | None]:
+    return open_ordered(folder, engine, write_buffer_bytes=WRITE_BUFFER_BYTES, seldom_asked=True)

@@ -7,10 +7,10 @@ neither does a message that a client got as such a copy and sends again.
 A key names a *generation*: its length is the window of the topic, and it is over one window after its end. So an id is known
 for one window at least and two at most, whatever the windows of other topics, and all ids that are over are one range::
 
-    G over (8) hash (16)    → kind (1), partition (4), ordinal (8), log offset (8), detail (8)
+    G over (8) name    → kind (1), partition (4), ordinal (8), log offset (8), detail (8)
 
     over      when the generation is over, in Unix milliseconds
-    hash      the first 16 bytes of SHA-256 over topic 00 id
+    name      topic 00 id; if that is longer than 128 bytes, 00 and its SHA-256
     detail    of a plain message its text position; of one that is delayed to a time that time; otherwise 0
 """
 
@@ -19,6 +19,8 @@ import struct
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Final, NamedTuple
+
+from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
 from metaq.message import HALF_TOPIC, SCHEDULE_TOPIC, TIMERS_TOPIC
 from metaq.protocol import properties
@@ -30,10 +32,9 @@ WAITING: Final = frozenset((HALF_TOPIC, SCHEDULE_TOPIC, TIMERS_TOPIC))
 """Topics whose records are messages of other topics."""
 COPIED: Final = (properties.TIMER_DEQUEUE, properties.PREPARED_OFFSET)
 """Properties of copies that clients get, and may send again."""
-_HASH_BYTES: Final = 16
-_KEY: Final = struct.Struct(">cQ16s")
+LONGEST_NAME: Final = 128
 _OVER: Final = struct.Struct(">cQ")
-_VALUE: Final = struct.Struct(">BIQQq")
+_VALUE: Final = struct.Struct(">Biqqq")
 _NAMED, _UNIQUE = f"\x02{DEDUPE_ID}\x01", f"\x02{UNIQUE_KEY}\x01"
 _COPIED: Final = tuple(f"\x02{name}\x01" for name in COPIED)
 
@@ -100,14 +101,15 @@ def over_ms(now_ms: int, window_ms: int) -> int:
     return (now_ms // window_ms + 2) * window_ms
 
 
-def hash_of(topic: str, ident: str) -> bytes:
-    """Return what the index keeps of an id."""
-    return sha256(f"{topic}\0{ident}".encode()).digest()[:_HASH_BYTES]
+def name_of(topic: str, ident: str) -> bytes:
+    """Return what a key has of an id. To hash each would cost more than to keep it: most have 32 or 36 characters."""
+    name = f"{topic}\0{ident}".encode()
+    return name if len(name) <= LONGEST_NAME else b"\0" + sha256(name).digest()
 
 
-def id_key(over: int, digest: bytes) -> bytes:
-    """Return the key of an id in a generation."""
-    return _KEY.pack(GENERATION, over, digest)
+def generation_of(over: int) -> bytes:
+    """Return the beginning of the keys of a generation, which the name follows."""
+    return _OVER.pack(GENERATION, over)
 
 
 def end_of_range(now_ms: int) -> bytes:
@@ -117,8 +119,14 @@ def end_of_range(now_ms: int) -> bytes:
 
 def value_of(first: First) -> bytes:
     """Return a message as the index keeps it."""
-    kind, partition, ordinal, log_offset, detail = first  # unpacked by the call, they would cost more
-    return _VALUE.pack(kind, partition, ordinal, log_offset, detail)
+    kind, partition, ordinal, log_offset, detail = first
+    value = BytesWriter()
+    value.append(kind)
+    write_i32_be(value, partition)
+    write_i64_be(value, ordinal)
+    write_i64_be(value, log_offset)
+    write_i64_be(value, detail)
+    return value.getvalue()
 
 
 def read_value(value: bytes) -> First:

@@ -9,12 +9,16 @@
 Ids enter the index when neither a power cut nor a failover can take their records back (``apply``), together with the log
 offset X before which all of them are there. The newest ``KEPT`` ids stay in memory as well.
 
+Nearly all ids are new, and the index is not asked for those: each generation has a filter of the ids that it has got since the
+index was opened. What the index had then is in none. So it is asked as long as a generation counts that had begun by then.
+
 A later record of an id replaces an earlier one: the fold may be done again from any earlier X.
 
 Beside the generations (``metaq.dedupe.records``) the index has::
 
     M    the latest time at which a record before X was stored, in Unix milliseconds (8)
-    W    the windows by topic, as JSON: an index that was made with others lacks ids
+    V    the windows by topic, as JSON: an index that was made with others lacks ids. One without V has
+         keys of an earlier form, and is made anew
 """
 
 import struct
@@ -24,7 +28,8 @@ from typing import Final
 
 import orjson
 
-from metaq.dedupe.records import GENERATION, First, SeenId, end_of_range, hash_of, id_key, over_ms, read_value, value_of
+from metaq.dedupe.filter import IdFilter, spot_of
+from metaq.dedupe.records import GENERATION, First, SeenId, end_of_range, generation_of, name_of, over_ms, read_value, value_of
 from metaq.store.files.filecache import Run, run_here
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.ordered.engine import DeleteRange, Operation, SetKey
@@ -38,14 +43,19 @@ PORTION: Final = 64
 LARGE_PORTION: Final = 256
 """The same while many ids wait."""
 MANY: Final = 10_000
-_LATEST, _WINDOWS = b"M", b"W"
+SET_BACK_MS: Final = 60_000
+"""How far a clock may be set back without that ids are asked for whose filter is gone."""
+_LATEST, _WINDOWS = b"M", b"V"
 _NUMBER: Final = struct.Struct(">Q")
 
 _new: Final = tuple.__new__
 """Costs a third of a named tuple's own constructor."""
 
-Staged = tuple[bytes, First, int, First | None]
-"""A key, its value, the end of the record, and what it replaces until that record is in the log."""
+Staged = tuple[bytes, bytes, int, bytes | None]
+"""A key, its value, the end of the record, and the value that it replaces until that record is in the log.
+
+Values are packed: garbage collection does not look at bytes, and they take a third of the memory.
+"""
 Windows = Mapping[str, int]
 """The windows of topics that have one, in milliseconds."""
 
@@ -57,6 +67,21 @@ def windows_in(index: Ordered) -> Windows:
     return windows
 
 
+class _Around:
+    """The generations of a window in which an id may be known while the newest one lasts."""
+
+    def __init__(self, over: int, window_ms: int, newest_ids: IdFilter, older_ids: IdFilter) -> None:
+        self.end_ms = over - window_ms
+        self.begin_ms = self.end_ms - window_ms
+        self.older_begin_ms = self.begin_ms - window_ms
+        self.newest = generation_of(over)
+        """The beginning of all keys of the generation that a message of now belongs to."""
+        self.older = generation_of(over - window_ms)
+        self.later = generation_of(over + window_ms)
+        self.newest_ids = newest_ids
+        self.older_ids = older_ids
+
+
 class SeenIds:
     """The ids of the topics with a window."""
 
@@ -65,16 +90,30 @@ class SeenIds:
         self.index = index
         self._log = log
         self._run = run
-        self._newer: dict[bytes, First] = {}  # has all that wait
-        self._older: dict[bytes, First] = {}
+        self._newer: dict[bytes, bytes] = {}  # has all that wait
+        self._older: dict[bytes, bytes] = {}
         self._waiting: deque[Staged] = deque()  # in the log, and not yet in the index
         self._staged: list[Staged] = []
         (latest,) = index.find([_LATEST])
         self._latest_ms: int = 0 if latest is None else _NUMBER.unpack(latest)[0]
-        self.windows = dict(windows)
+        self._unfiltered_ms = self._latest_ms
+        """No filter has the ids of generations that had begun by then."""
+        self._filters: dict[int, IdFilter] = {}  # by when a generation is over
+        self._around: dict[str, _Around] = {}
+        self._windows: Windows = dict(windows)
         self._told_windows: Windows = windows_in(index)
         self.asked = 0
         """The number of calls that read or flush the index now, off the loop."""
+
+    @property
+    def windows(self) -> Windows:
+        """The windows of the topics that have one."""
+        return self._windows
+
+    @windows.setter
+    def windows(self, windows: Windows) -> None:
+        self._windows = dict(windows)
+        self._around = {}
 
     @property
     def covered(self) -> int:
@@ -88,28 +127,58 @@ class SeenIds:
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
-    def keys(self, topic: str, ident: str, now_ms: int) -> list[bytes]:
+    def is_new(self, topic: str, name: bytes, now_ms: int) -> bool:
+        """Return true when an id of a topic with a window is certainly new; never wait, and do not ask the index."""
+        around, spot = self._generations(topic, now_ms), spot_of(name)
+        return self._is_filtered(around) and not (around.newest_ids.has(spot) or around.older_ids.has(spot))
+
+    def meet(self, topic: str, name: bytes, now_ms: int) -> bool:
+        """Return what ``is_new`` does. The id is met now, whatever becomes of its message: it must be, before it is staged."""
+        around, spot = self._generations(topic, now_ms), spot_of(name)
+        is_met = around.newest_ids.meet(spot) or around.older_ids.has(spot)
+        return not is_met and self._is_filtered(around)
+
+    def _is_filtered(self, around: _Around) -> bool:
+        """Return whether filters have all ids that count for a message of now."""
+        return self._latest_ms < around.end_ms and self._unfiltered_ms < around.older_begin_ms
+
+    def key(self, topic: str, name: bytes, now_ms: int) -> bytes:
+        """Return the key under which an id is staged now."""
+        return self._generations(topic, now_ms).newest + name
+
+    def keys(self, topic: str, name: bytes, now_ms: int) -> list[bytes]:
         """Return the keys under which an id of a topic with a window may be known, the newest first.
 
-        The first one that counts for a message of now is the one before the last; a clock that was set back by less than a
-        window finds the ids of later.
+        A clock that was set back by less than a window finds the ids of later.
         """
-        window_ms, digest = self.windows[topic], hash_of(topic, ident)
-        over = over_ms(now_ms, window_ms)
-        keys = [id_key(over, digest), id_key(over - window_ms, digest)]
-        if self._latest_ms >= over - window_ms:
-            keys.insert(0, id_key(over + window_ms, digest))
+        around = self._generations(topic, now_ms)
+        keys = [around.newest + name, around.older + name]
+        if self._latest_ms >= around.end_ms:
+            keys.insert(0, around.later + name)
         return keys
+
+    def _generations(self, topic: str, now_ms: int) -> _Around:
+        around = self._around.get(topic)
+        if around is None or not around.begin_ms <= now_ms < around.end_ms:
+            over, window_ms = over_ms(now_ms, self._windows[topic]), self._windows[topic]
+            around = self._around[topic] = _Around(over, window_ms, self._filter(over), self._filter(over - window_ms))
+        return around
+
+    def _filter(self, over: int) -> IdFilter:
+        ids = self._filters.get(over)
+        if ids is None:
+            ids = self._filters[over] = IdFilter()
+        return ids
 
     def look(self, keys: list[bytes]) -> First | None:
         """Return what memory has."""
         newer, older = self._newer, self._older
         for key in keys:
-            first = newer.get(key)
-            if first is None:
-                first = older.get(key)
-            if first is not None:
-                return first
+            value = newer.get(key)
+            if value is None:
+                value = older.get(key)
+            if value is not None:
+                return read_value(value)
         return None
 
     def may_have(self, keys: list[bytes]) -> bool:
@@ -129,22 +198,23 @@ class SeenIds:
 
     def follow(self, seen: SeenId) -> None:
         """Take an id of the log; the next one in its order comes with the next call. Ids of other topics do not matter."""
-        window_ms = self.windows.get(seen.topic)
-        if window_ms is None:
+        if seen.topic not in self._windows:
             return
-        key = id_key(over_ms(seen.store_ms, window_ms), hash_of(seen.topic, seen.ident))
+        name = name_of(seen.topic, seen.ident)
+        self.meet(seen.topic, name, seen.store_ms)
+        key = self.key(seen.topic, name, seen.store_ms)
         self._latest_ms = max(self._latest_ms, seen.store_ms)
-        self._newer[key] = seen.first
-        self._waiting.append((key, seen.first, seen.end, None))
+        value = self._newer[key] = value_of(seen.first)
+        self._waiting.append((key, value, seen.end, None))
         self._trim()
 
     def stage(self, key: bytes, first: First, end: int, now_ms: int) -> None:
         """Take an id whose record is staged; ``appended`` says what became of it."""
         newer = self._newer
-        before = newer.get(key)
-        newer[key] = first
+        before, value = newer.get(key), value_of(first)
+        newer[key] = value
         self._latest_ms = max(self._latest_ms, now_ms)
-        self._staged.append((key, first, end, before))
+        self._staged.append((key, value, end, before))
 
     def appended(self, *, is_stored: bool) -> None:
         """Learn whether what was staged is in the log."""
@@ -165,7 +235,7 @@ class SeenIds:
 
     def _trim(self) -> None:
         """Forget the older ones, once the index has them and there are enough newer ones."""
-        if KEPT <= len(self._newer) >= len(self._waiting) and not self._staged:
+        if len(self._newer) >= KEPT + len(self._waiting) and not self._staged:
             self._older, self._newer = self._newer, {}
 
     # -- the index ----------------------------------------------------------------------------------------------------
@@ -183,7 +253,7 @@ class SeenIds:
             return False
         is_applied = False
         try:
-            is_applied = self._enter([_new(SetKey, (key, value_of(first))) for key, first, _, _ in taken], taken[-1][2])
+            is_applied = self._enter([_new(SetKey, (key, value)) for key, value, _, _ in taken], taken[-1][2])
         finally:
             if not is_applied:
                 self._waiting.extendleft(reversed(taken))
@@ -199,19 +269,24 @@ class SeenIds:
 
     def _enter(self, batch: list[Operation], end: int) -> bool:
         batch.append(SetKey(_LATEST, _NUMBER.pack(self._latest_ms)))
-        is_told = self._told_windows == self.windows
+        is_told = self._told_windows == self._windows
         if not is_told:
-            batch.append(SetKey(_WINDOWS, orjson.dumps(self.windows)))
+            batch.append(SetKey(_WINDOWS, orjson.dumps(self._windows)))
         if not self.index.apply(batch, Covered(end, checksum_before(self._log, end)), self._run):
             return False
         if not is_told:
-            self._told_windows = dict(self.windows)
+            self._told_windows = self._windows
         return True
 
     def forget(self, now_ms: int) -> None:
         """Remove the generations that are over."""
         if self.index.covered is not None:
             self.index.apply([DeleteRange(GENERATION, end_of_range(now_ms))], self.index.covered, self._run)
+        gone = [over for over in self._filters if over + SET_BACK_MS <= now_ms]
+        for over in gone:
+            del self._filters[over]
+        if gone:
+            self._around = {}
 
     def flush(self, run: Run) -> None:
         """Make durable what has entered the index."""

@@ -20,7 +20,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from metaq.leases.events import (
     Acked,
@@ -48,7 +48,7 @@ NEVER: Final = 1 << 62
 
 
 class Bunch:
-    """Open messages of one delivery."""
+    """Open messages of one delivery. They are ordered by when they become visible again."""
 
     __slots__ = ("due_ms", "first", "first_ms", "given_back", "open", "pop_ms", "times")
 
@@ -67,6 +67,9 @@ class Bunch:
         """The ``pop_ms`` of the first delivery."""
         self.given_back = given_back
         """True while its one message is delayed: nobody has it until ``due_ms``."""
+
+    def __lt__(self, other: "Bunch") -> bool:
+        return self.due_ms < other.due_ms
 
     def ordinals(self) -> Iterator[int]:
         """Iterate over the open messages, in order."""
@@ -113,8 +116,7 @@ class PartitionLeases:
         self._firsts: list[int] = []  # the first ordinals of these
         self._single: dict[int, Bunch] = {}
         self._single_heap: list[int] = []
-        self._due: list[tuple[int, int, Bunch]] = []  # of leased bunches
-        self._entered = 0
+        self._due: list[Bunch] = []  # a heap of leased ones, beside some of which nothing is open
         self._waiting: set[int] = set()
         self.keys: KeyLines | None = None
         """The keys of all open messages, while they are given in the order of each key."""
@@ -155,21 +157,20 @@ class PartitionLeases:
     def next_due_ms(self) -> int | None:
         """When the next lease ends, on the monotonic clock; ``None`` when none is going on."""
         heap = self._due
-        while heap and not self._is_current(heap[0]):
+        while heap and not heap[0].open:
             heappop(heap)
-        return heap[0][0] if heap and heap[0][0] < NEVER else None
+        return heap[0].due_ms if heap and heap[0].due_ms < NEVER else None
 
     def settle(self, now_ms: int) -> None:
         """Let the messages wait whose leases have ended; ``now_ms`` is monotonic."""
         heap = self._due
-        while heap and heap[0][0] <= now_ms:
-            entry = heappop(heap)
-            if self._is_current(entry):
-                self._end_delay(entry[2])
-                for ordinal in entry[2].ordinals():
+        while heap and heap[0].due_ms <= now_ms:
+            bunch = heappop(heap)
+            if bunch.open:
+                self._end_delay(bunch)
+                for ordinal in bunch.ordinals():
                     if ordinal not in self._claimed:
-                        self._waiting.add(ordinal)
-                        heappush(self._waiting_heap, ordinal)
+                        self._wait(ordinal)
 
     def first_waiting(self, most: int) -> list[int]:
         """Return the lowest waiting ordinals, in order, at most so many."""
@@ -230,11 +231,18 @@ class PartitionLeases:
                 break
         return found
 
-    def events(self, shift_ms: int) -> list[LeaseEvent]:
-        """Return the whole state as events, without the messages on their way to the dead letters: the log has that before."""
-        bunches = sorted((*self._wide, *self._single.values()), key=lambda bunch: bunch.first)
-        rows = [_row(each, self._unclaimed(each), shift_ms) for each in bunches]
-        return _whole(self.base, self.next, [row for row in rows if row.bits])
+    def events(self, shift_ms: int) -> Iterator[LeaseEvent]:
+        """Yield the whole state as events, without the messages on their way to the dead letters: the log has that before.
+
+        All at once take more memory than the state itself. It must not change meanwhile.
+        """
+        return _whole(self.base, self.next, self._rows(shift_ms))
+
+    def _rows(self, shift_ms: int) -> Iterator[Row]:
+        for bunch in sorted((*self._wide, *self._single.values()), key=lambda bunch: bunch.first):
+            bits = self._unclaimed(bunch)
+            if bits:
+                yield _row(bunch, bits, shift_ms)
 
     def _unclaimed(self, bunch: Bunch) -> int:
         bits = bunch.open
@@ -311,8 +319,13 @@ class PartitionLeases:
         if ordinal in self._lined:
             self.version += 1
             self._lined.discard(ordinal)
-            self._waiting.add(ordinal)
-            heappush(self._waiting_heap, ordinal)
+            self._wait(ordinal)
+
+    def _wait(self, ordinal: int) -> None:
+        """Have an open message wait to be given."""
+        number: Any = ordinal  # one object for both, of 32 bytes
+        self._waiting.add(number)
+        heappush(self._waiting_heap, number)
 
     def _line(self, bunch: Bunch) -> None:
         self._add(bunch)
@@ -341,8 +354,7 @@ class PartitionLeases:
             return False
         self._claimed.discard(ordinal)
         if not is_dead and self.find(ordinal) is not None:
-            self._waiting.add(ordinal)
-            heappush(self._waiting_heap, ordinal)
+            self._wait(ordinal)
         return True
 
     def cut(self, end: int, shift_ms: int) -> list[LeaseEvent]:
@@ -352,7 +364,7 @@ class PartitionLeases:
         state = self.events(shift_ms)
         rows = [row for event in state if isinstance(event, (Whole, More)) for row in event.rows if row.first < end]
         kept = [row._replace(bits=row.bits & ((1 << (end - row.first)) - 1)) for row in rows]
-        return _whole(min(self.base, end), end, [row for row in kept if row.bits])
+        return list(_whole(min(self.base, end), end, iter([row for row in kept if row.bits])))
 
     def _add_rows(self, rows: Iterable[Row], now_ms: int, shift_ms: int) -> None:
         for row in rows:
@@ -370,18 +382,18 @@ class PartitionLeases:
         self.open += bunch.open.bit_count()
         self.delayed += bunch.given_back
         if bunch.open == 1:
-            self._single[bunch.first] = bunch
-            heappush(self._single_heap, bunch.first)
+            first: Any = bunch.first  # one object for both, of 32 bytes
+            self._single[first] = bunch
+            heappush(self._single_heap, first)
             if len(self._single_heap) > 2 * len(self._single) + SLACK:
                 self._single_heap = sorted(self._single)
         else:
             index = bisect_right(self._firsts, bunch.first)
             self._firsts.insert(index, bunch.first)
             self._wide.insert(index, bunch)
-        self._entered += 1
-        heappush(self._due, (bunch.due_ms, self._entered, bunch))
+        heappush(self._due, bunch)
         if len(self._due) > 2 * (len(self._wide) + len(self._single)) + SLACK:
-            self._due = [entry for entry in self._due if self._is_current(entry)]
+            self._due = [each for each in self._due if each.open]
             heapify(self._due)
 
     def _ack(self, pop_ms: int, first: int, bits: int) -> None:
@@ -433,17 +445,11 @@ class PartitionLeases:
         self.delayed -= bunch.given_back
         bunch.given_back = False
 
-    @staticmethod
-    def _is_current(entry: tuple[int, int, Bunch]) -> bool:
-        due_ms, _, bunch = entry
-        return bunch.open != 0 and bunch.due_ms == due_ms
 
-
-def _whole(base: int, following: int, rows: list[Row]) -> list[LeaseEvent]:
-    return [
-        Whole(base, following, rows[:ROWS]),
-        *(More(rows[start : start + ROWS]) for start in range(ROWS, len(rows), ROWS)),
-    ]
+def _whole(base: int, following: int, rows: Iterator[Row]) -> Iterator[LeaseEvent]:
+    yield Whole(base, following, list(islice(rows, ROWS)))
+    while portion := list(islice(rows, ROWS)):
+        yield More(portion)
 
 
 def _row(bunch: Bunch, bits: int, shift_ms: int) -> Row:

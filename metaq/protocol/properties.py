@@ -104,6 +104,7 @@ _DIFFERING: Final = frozenset((DEDUPE_ID, TRACE_PARENT, WRITE))
 
 AsSent = tuple[bytes, str | None, tuple[str, ...]]
 """The properties that a record keeps, the tag, and the keys by which the message is looked up, each once."""
+_NOTHING: Final[AsSent] = (b"", None, ())
 
 
 class _Shape(NamedTuple):
@@ -143,7 +144,7 @@ def as_sent(text: str, most: int = len(_DIFFERING)) -> AsSent | None:
 def _with_differing(text: str, at: int, name_end: int, most: int) -> AsSent | None:
     """Do the work of ``as_sent`` for properties of which the last one, at ``at``, is another one in each message."""
     value = text[name_end + 1 :].removesuffix("\x02")
-    found: AsSent | None = (b"", None, ())
+    found: AsSent | None = _NOTHING
     if at:
         found = as_sent(text[:at], most - 1)
     if found is None or not _is_value(value):

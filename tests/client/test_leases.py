@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.client import Client, LeaseConsumer, LeasedMessage, connect
+from metaq.client import Client, LeaseConsumer, LeasedMessage, OutgoingMessage, connect
 from metaq.errors import ClientClosed, ClientError, LeaseLost, SubscriptionInvalid
 from metaq.testing import InMemoryBroker
 from tests.client.conftest import Connect
@@ -87,6 +87,30 @@ def test_each_message_comes_once_when_it_is_acked(client: Client, topic: str) ->
     assert (first.properties["city"], first.attempt, first.error) == ("Kiel", 1, None)
     assert Counter(message.body for message in messages if message.id != sent.id) == Counter(b"%d" % n for n in range(40))
     with client.lease_consumer(topic, GROUP) as consumer:
+        assert consumer.receive(timeout_s=SOON_S) is None
+
+
+def test_the_messages_of_a_batch_are_leased_one_by_one(client: Client, topic: str) -> None:
+    """ES-102, ES-103: each by its own tag, with its own keys and place; one that is given back comes again alone."""
+    bodies = [b"%d" % number for number in range(10)]
+    batch = [OutgoingMessage(body, tag=("even", "odd")[int(body) % 2], keys=f"key{int(body)}") for body in bodies]
+    sent = client.producer().send_batch(topic, batch)
+    with client.lease_consumer(topic, GROUP, tags="even") as consumer:
+        leased = sorted([next_of(consumer) for _ in range(5)], key=lambda message: message.queue_offset)
+        assert [(message.body, message.tag, message.keys) for message in leased] == [
+            (body, "even", (f"key{int(body)}",)) for body in bodies[::2]
+        ]
+        assert [(message.id, message.queue_offset) for message in leased] == [
+            (each.id, each.queue_offset) for each in sent[::2]
+        ]
+        for message in leased:
+            if message.body == b"4":
+                message.nack(delay=0)
+            else:
+                message.ack()
+        again = next_of(consumer)
+        assert (again.id, again.body, again.attempt) == (leased[2].id, b"4", 2)
+        again.ack()
         assert consumer.receive(timeout_s=SOON_S) is None
 
 

@@ -81,6 +81,26 @@ def test_many_at_once_are_each_stored_once(tmp_path: Path) -> None:
         assert count(client, TOPIC) == 50
 
 
+@ENGINES
+def test_what_waits_for_the_index_keeps_its_order(tmp_path: Path, engine: str) -> None:
+    """D-1, D-2: after a restart the index is asked for the known ids, and new ones come between them, all at once."""
+    flags = ("--timer-engine", engine, "--checkpoint-interval-ms", "50", "--sweep-interval-ms", "10")
+    with BrokerProcess(tmp_path / "data", *flags) as broker:
+        with RemotingClient(broker.host, broker.port) as client:
+            create(client)
+            first = [put(client, f"known {number}") for number in range(20)]
+        broker.terminate()
+        broker.restart(same_port=True)
+        with RemotingClient(broker.host, broker.port) as client:
+            assert put(client, "known 0") == first[0]
+            ids = [f"known {n % 20}" if n % 2 else f"new {n % 300}" for n in range(400)]
+            opaques = [send(client, send_header(TOPIC, f"UNIQ_KEY\x01{each}\x02"), b"x") for each in ids]
+            answers = [sent(client, opaque) for opaque in opaques]
+            assert answers[1::2] == [first[number % 20] for number in range(1, 400, 2)]
+            assert [int(answer["queueOffset"]) for answer in answers[0::2]] == [20 + n % 150 for n in range(200)]
+            assert count(client, TOPIC) == 20 + 150
+
+
 def test_batches_halves_and_delayed_ones(tmp_path: Path) -> None:
     """E-07: a batch by its first message, a half by itself, a delayed message by what waits; its copy is none."""
     with BrokerProcess(tmp_path / "data", "--sweep-interval-ms", "10") as broker:

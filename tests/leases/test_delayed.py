@@ -70,7 +70,7 @@ def test_delayed_messages_are_counted(steps: list[tuple[object, ...]]) -> None:
             case ("pass", int(passed_ms)):
                 now_ms += passed_ms
             case ("reopen",):
-                events = kept(state.events(0))
+                events = kept(list(state.events(0)))
                 state = PartitionLeases(0)
                 for event in events:
                     state.apply(event, now_ms, 0)

@@ -32,7 +32,7 @@ def history(rng: random.Random) -> list[LeaseEvent]:
             case 4 if open_now:
                 new = [Dead(rng.choice(open_now))]
             case 5:
-                new = state.events(0)
+                new = list(state.events(0))
             case _:
                 new = [Passed(state.next + 1)]
         for event in new:

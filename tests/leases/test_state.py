@@ -119,7 +119,7 @@ class Leases(RuleBasedStateMachine):
     @rule()
     def read_again(self) -> None:
         """Replace the state by what its own events say, as an opening does."""
-        events, self.state = self.state.events(SHIFT_MS), PartitionLeases(0)
+        events, self.state = list(self.state.events(SHIFT_MS)), PartitionLeases(0)
         for event in events:
             self._apply(event)
         self._shorten()

@@ -4,7 +4,8 @@ A duplicate is answered with the place of the first message, as part of the turn
 that turn is safe when the turn is, so it is answered when the first one is safe; a first one of the same turn fails with it.
 
 A question that memory cannot answer waits for the index (``ColdIds``), in a queue, so that the messages of one sender keep
-their order: the handler gives its request to ``ask``, and handles it again when the index has answered.
+their order: the handler gives its request to ``ask``, and handles it again when the index has answered. What comes meanwhile
+waits behind it, but the index is not asked for what memory can answer: so the queue ends, however fast messages come.
 """
 
 import logging
@@ -18,7 +19,7 @@ import gevent
 from gevent.lock import BoundedSemaphore
 
 from metaq.dedupe.opening import IdReader, open_seen
-from metaq.dedupe.records import First, StoredAs, id_of
+from metaq.dedupe.records import First, StoredAs, id_of, name_of
 from metaq.dedupe.seen import SeenIds
 from metaq.engine.context import Context
 from metaq.engine.timers.timers import Timers
@@ -50,7 +51,7 @@ class ColdIds(Exception):
     """Memory does not know whether an id was stored, and the asker may not wait for the disk."""
 
     def __init__(self, keys: list[bytes], touch: Callable[[Read], object] | None = None) -> None:
-        """Name the keys to look up, and what else has to be read from the disk."""
+        """Name the keys to look up, none when others are only to be waited for, and what has to be read from the disk."""
         super().__init__()
         self.keys = keys
         self.touch = touch
@@ -262,20 +263,25 @@ class Dedupe:
         Raises ``Overloaded`` while that cannot be known, and ``ColdIds`` when the index has to be asked.
         """
         seen = self._ready()
-        keys = seen.keys(topic, ident, now_ms)
+        name = name_of(topic, ident)
+        key = seen.key(topic, name, now_ms)
+        if self._asking is not None and not self._again:
+            raise ColdIds(_to_ask(seen, topic, name, now_ms))  # behind those that wait already
+        if seen.meet(topic, name, now_ms):
+            return _new(Looked, (key, None))
+        keys = seen.keys(topic, name, now_ms)
         first = seen.look(keys)
         if first is None and self._found:
             first = next((self._found[key] for key in keys if key in self._found), None)
-        if first is None and not (self._absent and self._absent.issuperset(keys)):
-            is_behind = self._asking is not None and not self._again
-            if is_behind or seen.may_have(keys):
-                raise ColdIds(keys)
+        is_absent = first is None and bool(self._absent) and self._absent.issuperset(keys)
+        if first is None and not is_absent and seen.may_have(keys):
+            raise ColdIds(keys)
         if first is not None:
             if first.kind == StoredAs.PLAIN and first.ordinal < self._deleted_before(topic, first.partition):
                 first = None  # it was in an earlier topic of the same name
             else:
                 self.duplicates += 1
-        return _new(Looked, (keys[-2], first))
+        return _new(Looked, (key, first))
 
     def _deleted_before(self, topic: str, partition: int) -> int:
         deleted = self._context.topics.deleted
@@ -283,8 +289,10 @@ class Dedupe:
 
     def key(self, topic: str, ident: str, now_ms: int) -> bytes:
         """Return the key of another id of a batch whose first one was looked at."""
-        assert self._seen is not None
-        return self._seen.keys(topic, ident, now_ms)[-2]
+        seen, name = self._seen, name_of(topic, ident)
+        assert seen is not None
+        seen.meet(topic, name, now_ms)
+        return seen.key(topic, name, now_ms)
 
     def stage(self, key: bytes, first: First, now_ms: int) -> None:
         """Take the id of a message that was just staged; the caller stages an outcome in the same turn."""
@@ -359,7 +367,7 @@ class Dedupe:
                 keys = list(dict.fromkeys(key for cold, _ in portion for key in cold.keys))
                 absent: frozenset[bytes] = frozenset()
                 try:
-                    if seen is not None:
+                    if seen is not None and keys:
                         found = seen.find(keys, self._run)
                         absent = frozenset([key for key in keys if key not in found])
                 except IndexFailed as error:
@@ -407,6 +415,13 @@ class Dedupe:
             "dedupe_index": "unused" if self._seen is None else "yes" if self._fold is None else "reading the log",
             "dedupe_index_waiting": self.waiting,
         }
+
+
+def _to_ask(seen: SeenIds, topic: str, name: bytes, now_ms: int) -> list[bytes]:
+    """Return the keys that the index has to be asked for because of an id."""
+    keys = seen.keys(topic, name, now_ms)
+    is_known = seen.is_new(topic, name, now_ms) or seen.look(keys) is not None or not seen.may_have(keys)
+    return [] if is_known else keys
 
 
 def _first_of(placed: Placed, partition: int, position: int) -> First:

@@ -11,7 +11,8 @@ nothing that follows would mean the same without them.
 
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 from metaq.checksum import body_crc
@@ -31,6 +32,8 @@ READ_BYTES: Final = 256 * 1024
 SECRET_BYTES: Final = 16
 EVENTS_A_RECORD: Final = 512
 """Events of one record: at about 60 bytes each, 32 KiB."""
+WHOLE_EVENTS: Final = 8
+"""Events of a whole state that are made at once, for one record of mostly 52 KiB."""
 RECORD_BYTES: Final = 64 * 1024
 """Bytes of the body of a record. A single event is smaller (``metaq.leases.state.ROWS``)."""
 SNAPSHOT_BYTES: Final = 8 << 20
@@ -42,7 +45,7 @@ SNAPSHOT_SHARE: Final = 4
 class LeaseLog:
     """The records of the leases of one broker."""
 
-    def __init__(self, context: Context, turns: Turns, whole: Callable[[GroupPartition], Sequence[LeaseEvent]]) -> None:
+    def __init__(self, context: Context, turns: Turns, whole: Callable[[GroupPartition], Iterable[LeaseEvent]]) -> None:
         """Create it; ``whole`` returns the state of a place as events."""
         self._context = context
         self._store = context.store
@@ -131,6 +134,18 @@ class LeaseLog:
         if len(self._noted) >= EVENTS_A_RECORD:
             self.flush()
 
+    def tell(self, place: GroupPartition) -> None:
+        """Stage the whole state of a place, a few events at a time: all of them may take 500 MB."""
+        self.flush()
+        if place in self._unkept:
+            self._write([(place, event) for event in self._whole(place)])
+            return
+        events = iter(self._whole(place))
+        while portion := [(place, event) for event in islice(events, WHOLE_EVENTS)]:
+            self._write(portion)
+            if place in self._unkept:
+                return  # it is told anew later
+
     def flush(self) -> None:
         """Stage what was noted, so that a record that is staged afterwards follows it."""
         noted, self._noted = self._noted, []
@@ -211,7 +226,7 @@ class LeaseLog:
         Raise ``StoreError`` when what comes before them cannot be stored.
         """
         if place in self._unkept:
-            self.note(place, self._whole(place))
+            self.tell(place)
         self.flush()
         if place in self._unkept:
             raise StoreError(self._complaint)

@@ -26,7 +26,7 @@ from metaq.store.files.filecache import Read
 logger = logging.getLogger(__name__)
 
 MOST_OPEN: Final = 1_000_000
-"""Open messages of the whole broker: as many are held in memory, some 100 to 400 bytes for each pop."""
+"""Open messages of the whole broker: as many are held in memory, some 200 to 350 bytes for each pop."""
 MOST_BITS: Final = 1024
 """Messages for which one ack has bits: they may be far apart."""
 KEPT_S: Final = 600.0
@@ -323,9 +323,9 @@ class Leases:
 
     def tell(self, place: GroupPartition) -> None:
         """Record the whole state of a place."""
-        self.log.note(place, self._whole(place))
+        self.log.tell(place)
 
-    def _whole(self, place: GroupPartition) -> Sequence[LeaseEvent]:
+    def _whole(self, place: GroupPartition) -> Iterable[LeaseEvent]:
         state = self.get(place)
         return [Forgotten()] if state is None else state.events(self.shift_ms)
 

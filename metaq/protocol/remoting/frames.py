@@ -51,8 +51,7 @@ _BIAS: Final = 1 << 31
 _new: Final = tuple.__new__
 """Makes a named tuple at a third of the cost of its own constructor."""
 
-_BARE_JSON: Final = b'{"code":%d,"flag":1,"language":"JAVA","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":%d}'
-"""The header of a response without fields and remark."""
+_BARE_TAIL: Final = f',"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
 
 assert HEAD.size == HEAD_SIZE
 
@@ -273,9 +272,14 @@ def encode_response(
 ) -> bytes:
     """Return the frame that answers ``request``, up to its body, of which ``body_size`` bytes follow."""
     if fields is None and remark is None and request.serialization == JSON:
-        header = _BARE_JSON % (code, request.opaque, VERSION)
-        return frame_head(len(header), body_size) + header
+        return encode_bare(code, request.opaque, body_size)
     return _encode(code, request.opaque, RESPONSE_FLAG, fields, remark, body_size, "JAVA", request.serialization)
+
+
+def encode_bare(code: int, opaque: int, body_size: int = 0) -> bytes:
+    """Return the frame of an answer without fields and remark, in JSON, up to its body, of which ``body_size`` bytes follow."""
+    header = f'{{"code":{code},"flag":1,"language":"JAVA","opaque":{opaque}{_BARE_TAIL}'.encode()
+    return frame_head(len(header), body_size) + header
 
 
 def encode_request(

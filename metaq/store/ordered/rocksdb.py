@@ -42,7 +42,7 @@ def _translated(action: str, folder: Path) -> Iterator[None]:
         raise IndexFailed(text) from error
 
 
-def _options(cache_bytes: int, write_buffer_bytes: int, *, filters_in_memory: bool) -> rocksdict.Options:
+def _options(cache_bytes: int, write_buffer_bytes: int, *, seldom_asked: bool) -> rocksdict.Options:
     options = rocksdict.Options(raw_mode=True)  # bytes as they are; otherwise values are pickled
     options.set_atomic_flush(True)
     options.set_write_buffer_size(write_buffer_bytes)
@@ -64,15 +64,26 @@ def _options(cache_bytes: int, write_buffer_bytes: int, *, filters_in_memory: bo
     options.set_stats_dump_period_sec(0)
     options.set_skip_stats_update_on_db_open(True)
     options.set_avoid_unnecessary_blocking_io(True)  # files are deleted in the background, not where a cursor is closed
-    options.set_block_based_table_factory(_tables(cache_bytes, filters_in_memory=filters_in_memory))
+    options.set_block_based_table_factory(_tables(cache_bytes, seldom_asked=seldom_asked))
+    if seldom_asked:
+        _write_unsorted(options)
     return options
 
 
-def _tables(cache_bytes: int, *, filters_in_memory: bool) -> rocksdict.BlockBasedOptions:
+def _write_unsorted(options: rocksdict.Options) -> None:
+    """Have new keys sorted in the background, when their buffer is full, and its filter keep questions from sorting it."""
+    options.set_memtable_factory(rocksdict.MemtableFactory.vector())
+    options.set_allow_concurrent_memtable_write(False)  # which this form cannot do
+    options.set_memtable_whole_key_filtering(True)
+    options.set_memtable_prefix_bloom_ratio(0.1)
+    options.set_level_zero_file_num_compaction_trigger(16)  # the buffers are small
+
+
+def _tables(cache_bytes: int, *, seldom_asked: bool) -> rocksdict.BlockBasedOptions:
     tables = rocksdict.BlockBasedOptions()
     tables.set_block_size(16 * KIB)
     tables.set_block_cache(rocksdict.Cache(cache_bytes))
-    tables.set_cache_index_and_filter_blocks(not filters_in_memory)
+    tables.set_cache_index_and_filter_blocks(not seldom_asked)
     tables.set_pin_l0_filter_and_index_blocks_in_cache(True)
     tables.set_format_version(5)
     tables.set_bloom_filter(10, False)
@@ -113,9 +124,9 @@ class RocksEngine:
 
     waits = False
 
-    def __init__(self, folder: Path, cache_bytes: int, write_buffer_bytes: int, *, filters_in_memory: bool) -> None:
+    def __init__(self, folder: Path, cache_bytes: int, write_buffer_bytes: int, *, seldom_asked: bool) -> None:
         self._folder = folder
-        options = _options(cache_bytes, write_buffer_bytes, filters_in_memory=filters_in_memory)
+        options = _options(cache_bytes, write_buffer_bytes, seldom_asked=seldom_asked)
         with _translated("open", folder):
             # Without column_families the options of the only one would be those that it was last opened with.
             self._rocks = rocksdict.Rdict(str(folder), options, column_families={"default": options})
@@ -128,7 +139,8 @@ class RocksEngine:
         writes = rocksdict.WriteBatch(raw_mode=True)
         for operation in batch:
             if isinstance(operation, SetKey):
-                writes.put(operation.key, operation.value)
+                key, value = operation
+                writes.put(key, value)
             elif isinstance(operation, DeleteKey):
                 writes.delete(operation.key)
             elif operation.begin < operation.end:
