@@ -142,7 +142,9 @@ COMPILED = [
     "metaq/store/reading.py",
     "metaq/store/recordgroups.py",
     "metaq/timers/definitions.py",
+    "metaq/timers/entering.py",
     "metaq/timers/handles.py",
+    "metaq/timers/packs.py",
     "metaq/timers/pending.py",
     "metaq/timers/records.py",
 ]

@@ -27,7 +27,7 @@ from metaq.protocol.record import CHECKSUM_SIZE, HEADER_SIZE, constant_middle, j
 from metaq.protocol.remoting.batch import BatchColumns, decode_batch, read_batch
 from metaq.protocol.remoting.codes import ONEWAY_FLAG, Request
 from metaq.protocol.remoting.frames import RemotingCommand
-from metaq.protocol.remoting.recall import RecallHandle, encode_recall
+from metaq.protocol.remoting.recall import VERSION, encode_words
 from metaq.protocol.sysflag import COMPRESSED, COMPRESSION_KIND, TRANSACTION_TYPE
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.server.access.permissions import Action, allowed, demand
@@ -118,6 +118,7 @@ class SendHandler:
         self._partitions.configure(settings)
         self._most_bytes = self._partitions.most_bytes
         self._segment_bytes = settings.segment_bytes
+        self._broker_name = settings.broker_name
         self._most_batch_bytes = min(BATCH_GROWTH * settings.max_message_bytes, self._partitions.room)
 
     def requests(self) -> dict[int, RequestHandler]:
@@ -242,17 +243,20 @@ class SendHandler:
         delayed = as_delayed(text)
         if delayed is None:
             return None
-        due = due_ms(delayed.name, delayed.value, now_ms)
+        _, name, value, tag_name, unique_key = delayed
+        due = due_ms(name, value, now_ms)
         kept = short_to_park(delayed, due, queue, self._segment_bytes - len(body)) if due > now_ms else None
         if kept is None:
             return None
-        tag = NO_TAG if delayed.tag is None else self._tag(delayed.tag)
-        parks = self._store.queue(*PARKS)
+        tag = NO_TAG if tag_name is None else self._tag(tag_name)
+        parks = self._store.queues.get(PARKS)
+        if parks is None:
+            parks = self._store.queue(*PARKS)
         tail = longer_tail(parks.tail, kept)
         crc = crc32(body) & 0x7FFFFFFF
         text_size = tag.text_size + len(body)
-        handle = self._timers.park_record((parks, flag, body, crc, middle, text_size, tail, tag.hash, ()), due)
-        more = self._recall(queue.topic, delayed.unique_key, handle)
+        handle = self._timers.park_record((parks, flag, body, crc, middle, text_size, tail, tag.hash, ()), due, now_ms)
+        more = self._recall(queue.topic, unique_key, handle)
         return _new(Sent, (opaque, serialization, queue.partition, 0, handle.ident, (), more))
 
     def _sent_before(self, opaque: int, serialization: int, first: First) -> Sent | None:
@@ -324,9 +328,10 @@ class SendHandler:
         return None
 
     def _recall(self, topic: str, unique_key: str, handle: Handle) -> tuple[str, str]:
-        name = self._context.settings.broker_name
-        words = _new(RecallHandle, (topic, name, handle.due_ms, unique_key, str(handle)))
-        return RECALL_HANDLE, encode_recall(words)
+        due_ms, ident, code = handle  # the words are written here, as two tuples and two calls would cost as much as they do
+        return RECALL_HANDLE, encode_words(
+            f"{VERSION} {topic} {self._broker_name} {due_ms} {unique_key} {due_ms}-{ident}-{code}"
+        )
 
     # -- many ---------------------------------------------------------------------------------------------------------
 
