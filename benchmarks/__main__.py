@@ -66,6 +66,11 @@ RESULTS = Path(__file__).parent / "results"
     envvar="NULLBROKER",
     help="C file or program that answers puts and does nothing else (also NULLBROKER).",
 )
+@click.option(
+    "--before",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The program metaq of an earlier version, compiled as this one: timers compares rates with it (N-22).",
+)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=RESULTS, help="Where results go.")
 @click.option(
     "--data",
@@ -79,6 +84,7 @@ def main(
     quick: bool,
     systems: str | None,
     nullbroker: Path | None,
+    before: Path | None,
     out: Path,
     data: Path,
 ) -> None:
@@ -104,7 +110,7 @@ def main(
     try:
         for name in chosen:
             console.rule(name)
-            report = SUITES[name](Bench(console, folder, known, rounds, quick))
+            report = SUITES[name](Bench(console, folder, known, rounds, quick, before and before.absolute()))
             print_report(report, table_console)
             console.print(f"written: {save(report, machine, out).name}")
             held = held and report.held

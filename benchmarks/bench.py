@@ -30,6 +30,8 @@ class Bench:
     systems: list[System]
     chosen_rounds: int | None
     quick: bool
+    before: Path | None = None
+    """The program `metaq` of an earlier version, which the suite `timers` compares with."""
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     _folders: int = 0
