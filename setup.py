@@ -145,7 +145,9 @@ COMPILED = [
     "metaq/store/recordgroups.py",
     "metaq/store/runs.py",
     "metaq/timers/definitions.py",
+    "metaq/timers/entering.py",
     "metaq/timers/handles.py",
+    "metaq/timers/packs.py",
     "metaq/timers/pending.py",
     "metaq/timers/records.py",
 ]

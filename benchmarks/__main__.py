@@ -72,6 +72,11 @@ RESULTS = Path(__file__).parent / "results"
     envvar="NULLBROKER",
     help="C file or program that answers puts and does nothing else (also NULLBROKER).",
 )
+@click.option(
+    "--before",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The program metaq of an earlier version, compiled as this one: timers compares rates with it (N-22).",
+)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=RESULTS, help="Where results go.")
 @click.option(
     "--data",
@@ -86,6 +91,7 @@ def main(
     backlog_messages: int | None,
     systems: str | None,
     nullbroker: Path | None,
+    before: Path | None,
     out: Path,
     data: Path,
 ) -> None:
@@ -111,7 +117,16 @@ def main(
     try:
         for name in chosen:
             console.rule(name)
-            report = SUITES[name](Bench(console, folder, known, rounds, quick, backlog_messages))
+            options = Bench(
+                console,
+                folder,
+                known,
+                rounds,
+                quick,
+                backlog=backlog_messages,
+                before=before and before.absolute(),
+            )
+            report = SUITES[name](options)
             print_report(report, table_console)
             console.print(f"written: {save(report, machine, out).name}")
             held = held and report.held

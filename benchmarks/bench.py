@@ -32,6 +32,8 @@ class Bench:
     quick: bool
     backlog: int | None = None
     """The messages of the smaller backlog, in place of its own number."""
+    before: Path | None = None
+    """The program `metaq` of an earlier version, which the suite `timers` compares with."""
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     _folders: int = 0

@@ -13,7 +13,7 @@ from benchmarks.figures import MeasurementError, percentile
 from benchmarks.programs import parse
 from metaq.store.ordered.engine import SetKey
 from metaq.store.ordered.ordered import Covered, open_ordered
-from metaq.timers.pending import TIMER
+from metaq.timers.entering import TIMER
 from metaq.timers.records import key_of
 
 BATCH = 64

@@ -15,7 +15,7 @@
  * pop of a connection follows when all that is answered. A pushed connection asks for nothing: it acks as many as --batch at a
  * time. Both end before --duration-ms when there is nothing left to lease. Their rates count the messages that were leased.
  *
- * A delayed put is due --delay-ms after it was prepared, or at --due-ms (Unix time), and at random within --spread-ms of that.
+ * A delayed put is due --delay-ms after it was sent, or at --due-ms (Unix time), and at random within --spread-ms of that.
  *
  * Prints one JSON object; exit 0 = measured, 1 = some replies were errors, 2 = wrong options, 3 = the run broke off. */
 #define _GNU_SOURCE
@@ -146,7 +146,7 @@ static uint64_t next_due(void)
     return (opt.due_ms ? (uint64_t)opt.due_ms : now + (uint64_t)opt.delay_ms) + random % ((uint64_t)opt.spread_ms + 1);
 }
 
-/* Gives every put of a pattern numbers that none had before, and delayed ones a time. */
+/* Gives every put of a pattern numbers that none had before. */
 static void renew_numbers(char *pattern)
 {
     for (char *request = pattern; number_count && request < pattern + pattern_size; request += request_size) {
@@ -154,9 +154,14 @@ static void renew_numbers(char *pattern)
             uint64_t number = LEAST_NUMBER + ((uint64_t)opt.first + numbers_used++) % (9 * LEAST_NUMBER);
             write_digits(request + numbers[i], NUMBER_DIGITS, number);
         }
-        if (due_at)
-            write_digits(request + due_at, DUE_DIGITS, next_due());
     }
+}
+
+/* Gives the next put of a connection, if it is delayed, a time: not earlier, as a pattern may be sent for seconds. */
+static void set_due(struct connection *c)
+{
+    if (due_at)
+        write_digits(c->lines + c->head * request_size % pattern_size + due_at, DUE_DIGITS, next_due());
 }
 
 /* Puts one more request into the connection's send queue. */
@@ -166,6 +171,8 @@ static void admit(struct connection *c, uint64_t since)
     if (c->head - c->tail > asked_mask)
         broke_off("a connection is %zu requests behind the schedule", asked_mask + 1);
     *asked = (struct asked){since, c->ask.position};
+    if (is_put())
+        set_due(c);
     c->head++, admitted++;
     if (is_put()) {
         c->unsent += request_size;

@@ -109,6 +109,11 @@ def index_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in (folder / "data" / INDEX).rglob("*") if file.is_file())
 
 
+def is_settled(figures: dict[str, int]) -> bool:
+    """Has the index all timers, each in its place?"""
+    return figures["timer_index_waiting"] == 0 and figures["timer_index_packed"] == 0
+
+
 # -- lateness ---------------------------------------------------------------------------------------------------------
 
 
@@ -143,6 +148,22 @@ def measure_idle_lateness(server: Server, count: int) -> list[float]:
                         position = message.next_position
                     gets.send(write_get(topic, "bench", 0, position, GET_BYTES, 0, 1000 * REPLY_SECONDS))
     return late
+
+
+def measure_busy_lateness(server: Server, rate: int, body_bytes: int, park_rate: float, sends: LoadPlan) -> list[float]:
+    """Milliseconds from when each message is due until it is stored, beside sends; `rate` are due each second.
+
+    All are parked before the first is due.
+    """
+    seconds = sends.warmup_seconds + sends.seconds
+    count = round(rate * seconds)
+    begin = time.time() + SLOW * count / park_rate + MARGIN_SECONDS
+    park(server, count, body_bytes, round(begin * 1000), round(seconds * 1000))
+    if time.time() > begin:
+        raise MeasurementError(f"parking {count:,} messages took longer than until they were due")
+    time.sleep(max(0.0, begin - time.time()))
+    run_load("remoting-send", server.port, sends)
+    return stored_lateness(server, TOPIC, round(rate * sends.warmup_seconds))
 
 
 def stored_lateness(server: Server, topic: str, first: int) -> list[float]:

@@ -57,7 +57,7 @@ class LoadPlan:
     """The parameters of one run of the load generator. `count` bounds the messages, `rate` (1/s) makes it an open loop.
 
     `batch` is how many messages a put in batches brings, or a get or a pop asks for; gets ask for a full block without it.
-    `first` begins the numbers of the messages. Delayed ones are due `delay_ms` after they were prepared, or at `due_ms`, Unix
+    `first` begins the numbers of the messages. Delayed ones are due `delay_ms` after they were sent, or at `due_ms`, Unix
     time, and at random within `spread_ms` of that.
     """
 

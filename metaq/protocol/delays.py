@@ -1,6 +1,5 @@
 """PURE: the time to which a message is delayed, as its properties say."""
 
-import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -36,10 +35,10 @@ def due_ms(name: str, value: str, now_ms: int) -> int:
 
 
 class Delayed(NamedTuple):
-    """The properties of a message that is delayed to a time, and of which the broker keeps all as they were sent."""
+    """The properties of a message that is delayed to a time, and of which the broker keeps all others as they were sent."""
 
-    kept: bytes
-    """In the form of a record."""
+    others: bytes
+    """All but the time, in the form of a record."""
     name: str
     value: str
     """The property that says the time, for ``due_ms``."""
@@ -49,21 +48,40 @@ class Delayed(NamedTuple):
 
 MAY_DELAY: Final = "TIMER_DEL"
 """What the names of all but the last one in ``TIMERS`` begin with, which only old clients use."""
-_OTHERS: Final = (*properties.TAKEN_APART, TIMER_OUT, properties.REAL_TOPIC, properties.REAL_QUEUE)
-_TIME: Final = "|".join(map(re.escape, TIMERS))
-_OTHER: Final = "|".join(map(re.escape, _OTHERS))
-_SPECIAL: Final = re.compile(
-    f"\x02(?:({_TIME})\x01([0-9]{{1,{MOST_DIGITS}}})(?=\x02)|(?:{_OTHER})\x01|{properties.UNUSUAL_WAIT})"
-)
-"""Finds what the broker acts on; of a time that is a number, the name and the number."""
+_NAMES: Final = frozenset(name for name in TIMERS if name.startswith(MAY_DELAY))
+_PARKED: Final = (f"{TIMER_OUT}\x01", f"{properties.REAL_TOPIC}\x01", f"{properties.REAL_QUEUE}\x01")
+"""What the properties of a park end with: a message that has one of them already is taken apart."""
+_UNIQUE: Final = f"\x02{properties.UNIQUE_KEY}\x01"
+_new: Final = tuple.__new__
+"""Costs a third of a named tuple's own constructor."""
 
 
 def as_delayed(text: str) -> Delayed | None:
-    """Return properties that only delay their message to a time, as they are sent; ``None`` when they must be parsed."""
-    marked = f"\x02{text}" if text[-1:] == "\x02" else f"\x02{text}\x02"
-    found = _SPECIAL.findall(marked)
-    if len(found) != 1 or not found[0][0]:
+    """Return properties that only delay their message to a time, as they are sent; ``None`` when they must be parsed.
+
+    Raise ``MessageIllegal`` when they are longer than a record can keep.
+    """
+    at = text.find(MAY_DELAY)
+    named = text.find("\x01", at)
+    name = text[at:named]
+    if at < 0 or name not in _NAMES or (at and text[at - 1] != "\x02"):
         return None
-    name, value = found[0]
-    kept, tag, unique_key, _ = properties.looked_up(marked)
-    return Delayed(kept, name, value, tag, unique_key or "")
+    end = text.find("\x02", named)
+    value = text[named + 1 :] if end < 0 else text[named + 1 : end]
+    if not (value.isascii() and value.isdecimal() and len(value) <= MOST_DIGITS):
+        return None
+    others = text[:at] if end < 0 else text[:at] + text[end + 1 :]
+    if not others:
+        return _new(Delayed, (b"", name, value, None, ""))
+    if _PARKED[0] in others or _PARKED[1] in others or _PARKED[2] in others:
+        return None
+    sent = properties.as_sent(others)
+    if sent is None:
+        return None
+    return _new(Delayed, (sent[0], name, value, sent[1], _unique_key(f"\x02{others}\x02")))
+
+
+def _unique_key(marked: str) -> str:
+    """Return the last value of UNIQ_KEY in properties with 02 before and after them; empty when there is none."""
+    at = marked.rfind(_UNIQUE)
+    return "" if at < 0 else marked[at + len(_UNIQUE) : marked.index("\x02", at + 1)]

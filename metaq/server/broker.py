@@ -36,6 +36,7 @@ from metaq.engine.tables.loading import LoadedTables, load_tables
 from metaq.engine.tables.observed import Observed
 from metaq.engine.tables.offsets import OffsetTable
 from metaq.engine.tables.topics import FOLDER, TopicTable
+from metaq.engine.timers.figures import figures as timer_figures
 from metaq.engine.timers.timing import Timing
 from metaq.engine.turn import Turns
 from metaq.errors import MetaqError
@@ -297,7 +298,7 @@ class Broker:
     def _figures(self, read: Read) -> Mapping[str, object]:
         """Return figures of transactions, timers, leases and ids for stats: values by name."""
         figures = self.leasing.figures
-        return {**self._operators.numbers(read), **self.timers.numbers(), **figures.numbers(), **self.dedupe.numbers()}
+        return {**self._operators.numbers(read), **timer_figures(self.timers), **figures.numbers(), **self.dedupe.numbers()}
 
     def _why_unknown(self) -> str | None:
         """Return why clients cannot find this broker, or ``None`` when they can."""

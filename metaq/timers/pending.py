@@ -17,70 +17,38 @@ there. So the index is a function of the log before X, and what is between X and
 Every pending timer whose key is below the *horizon* is in memory, ``near``; ``load`` moves the horizon on. The others are far.
 A timer that is about to be delivered, cancelled or stored again is *taken*: it is nobody else's until the outcome is known.
 
-Keys in the index; integers are unsigned and big-endian::
-
-    T due (8) id (8)    → empty, or the place of the newest park (8) when that is not the first one
-    X due (8) id (8)    → empty: a cancelled timer, so that a second cancel gets the same answer
-    S base (8)          → how many pending timers the segment with this base holds (8)
-    Z                   → the secret of the handles (16) and its place (8)
-    C number (8)        → the definition of a recurring message, as JSON
-    N number (8)        → due (8) id (8): its next run
-    B                   → where the log began when this index was made (8): of timers from before it not all is known
+What the index has is in ``metaq.timers.entering``.
 """
 
-import enum
-import struct
 from collections import deque
 from collections.abc import Iterable
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import Final
 
 from metaq.store.files.filecache import Run, run_here
 from metaq.store.log.commitlog import CommitLog
-from metaq.store.log.segments import Segment
-from metaq.store.ordered.engine import DeleteKey, DeleteRange, Entry, Operation, SetKey
-from metaq.store.ordered.following import checksum_before
-from metaq.store.ordered.ordered import Covered, Ordered
+from metaq.store.ordered.ordered import Ordered
 from metaq.timers.definitions import Definitions
+from metaq.timers.entering import PACK_FROM, SLICE, Counter, TimerIndex, TimerState, add
 from metaq.timers.records import (
     Cancelled,
     Defined,
     Delivered,
     Key,
     Park,
+    Parks,
     Secret,
     TimerEvent,
     Undefined,
     key_of,
-    parts_of,
+    record_count,
 )
 
-TIMER, CANCEL, SEGMENT, SECRET, BEGIN = b"T", b"X", b"S", b"Z", b"B"
-SLICE: Final = 256
-"""Keys that one call of ``load`` reads from the index: some 0.1 ms."""
 PORTION: Final = 64
 """Events in one batch of the index. A batch holds the interpreter's lock, so a large one would stop the loop."""
 LARGE_PORTION: Final = 256
 """The same while many events wait."""
 MANY: Final = 10_000
-KEPT_CANCELS_MS: Final = 24 * 3_600_000
-"""How long after it was due a cancelled timer is remembered."""
-_new: Final = tuple.__new__
-"""Costs a third of a named tuple's own constructor."""
-_NUMBER: Final = struct.Struct(">Q")
-_SECRET: Final = struct.Struct(">16sQ")
-
-
-class TimerState(enum.Enum):
-    """The state of a timer, as memory or the index knows it."""
-
-    PENDING = enum.auto()
-    TAKEN = enum.auto()
-    CANCELLED = enum.auto()
-    GONE = enum.auto()
-    """Delivered, or never stored."""
-    FAR = enum.auto()
-    """Only the index knows."""
 
 
 class Flight:
@@ -121,61 +89,35 @@ class Flight:
 class Pending:
     """The pending timers of one store."""
 
-    def __init__(self, index: Ordered, log: CommitLog, run: Run = run_here) -> None:
+    def __init__(self, index: Ordered, log: CommitLog, run: Run = run_here, pack_from: int = PACK_FROM) -> None:
         """Begin with what the index has; ``run`` is where an engine waits later, if it has to."""
-        self.index = index
-        self._log = log
-        self._segment: Segment | None = None  # the last one that was looked for: most places are in one
-        self._run: Run = run_here  # what the opening reads
+        self._counter = Counter(log)
+        self.index = TimerIndex(index, log, self._counter, pack_from)
         self._waiting: deque[TimerEvent] = deque()  # safe, and not yet in the index
+        self._waiting_size = 0  # their records
         self._near: dict[Key, int] = {}  # to the places
         self._heap: list[Key] = []
         self._taken: dict[Key, int] = {}
         self._far: dict[Key, int] = {}  # beyond the horizon, and not yet in the index
-        self._far_heap: list[Key] = []
+        self._far_heap: list[tuple[Key, list[Key]]] = []  # these, some together, with the least of them, and what entered since
+        self._far_heap_size = 0
         self._cancelled: dict[Key, None] = {}  # not yet in the index
         self.horizon: Key = b""
         self.flight = Flight()
-        self.segments: dict[int, int] = {}
+        self.segments = self._counter.kept(self.index.segments)
         """Pending timers by the base of the segment that holds them."""
-        self._applied: dict[int, int] = {}  # the same at X
-        self.secret: Secret | None = None
+        self.secret: Secret | None = self.index.secret
         self.definitions = Definitions()
-        self.known_from = log.begin
-        """Of timers whose first parks lie before this log offset, cancels may be forgotten: the log had lost them already."""
+        self.definitions.load(self.index.slice)
+        self.known_from = self.index.known_from
         self.asked = 0
         """The number of calls that read or flush the index now, off the loop."""
-        self._read_index()
-        self._run = run
-
-    def _read_index(self) -> None:
-        begin = SEGMENT
-        while rows := self._slice(begin, SEGMENT + b"\xff", run_here):
-            for key, value in rows:
-                self._applied[_NUMBER.unpack(key[1:])[0]] = _NUMBER.unpack(value)[0]
-            begin = rows[-1][0] + b"\0"
-        self.segments = self._kept(self._applied)
-        self.definitions.load(lambda begin, end: self._slice(begin, end, run_here))
-        found, begin_found = self.index.find([SECRET, BEGIN])
-        if begin_found is not None:
-            self.known_from = _NUMBER.unpack(begin_found)[0]
-        if found is not None:
-            secret, place = _SECRET.unpack(found)
-            self.secret = Secret(secret, place, self.covered)
-
-    def _kept(self, segments: dict[int, int]) -> dict[int, int]:
-        """Return the counts without segments that were deleted since: what ended their last timers may be later in the log."""
-        return {base: count for base, count in segments.items() if base >= self._log.begin}
-
-    def _slice(self, begin: bytes, end: bytes, run: Run) -> list[Entry]:
-        """Return the first entries of a range of the index, at most ``SLICE``."""
-        with self.index.scan(begin, end, run) as scan:
-            return scan.next(SLICE)
+        self.index.run = run
 
     @property
     def covered(self) -> int:
         """X: the index has all events before this log offset."""
-        return 0 if self.index.covered is None else self.index.covered.log_offset
+        return self.index.covered
 
     # -- figures ------------------------------------------------------------------------------------------------------
 
@@ -185,7 +127,7 @@ class Pending:
     @property
     def waiting(self) -> int:
         """The number of events that wait to enter the index."""
-        return len(self._waiting)
+        return self._waiting_size
 
     @property
     def near(self) -> int:
@@ -205,7 +147,10 @@ class Pending:
 
         A timer that was stored again counts at its old place until that is in the index: a power cut could undo it before.
         """
-        places = [*self._kept(self.segments | self._applied), *(() if self.secret is None else (self.secret.place,))]
+        places = [
+            *self._counter.kept(self.segments | self.index.segments),
+            *(() if self.secret is None else (self.secret.place,)),
+        ]
         places += [definition.place for definition in self.definitions]
         return min(places, default=None)
 
@@ -214,6 +159,10 @@ class Pending:
     def follow(self, event: TimerEvent) -> None:
         """Take a safe event into the table; the next one in the order of the log comes with the next call."""
         self._waiting.append(event)
+        self._waiting_size += record_count(event)
+        if isinstance(event, Parks):
+            self._all_parked(event)
+            return
         if isinstance(event, Park):
             self._parked(event)
             if event.definition is None:  # of nearly all
@@ -229,56 +178,78 @@ class Pending:
             self._cancel(event[1].key, event[1].place)
         self.definitions.follow(event)
 
+    def _all_parked(self, event: Parks) -> None:
+        keys, places = event.keys, event.places
+        if min(keys) >= self.horizon:
+            self._far.update(zip(keys, places, strict=True))
+            self._push_far(min(keys), keys)
+        else:
+            for key, place in zip(keys, places, strict=True):
+                self._put(key, place)
+        self._counter.count_all(self.segments, places)
+
     def _parked(self, event: Park) -> None:
         key, place, before, _, _ = event
         if before is not None:
             self._taken.pop(key, None)
-            self._count(self.segments, before, -1)
+            self._counter.count(self.segments, before, -1)
+        self._put(key, place)
+        self._counter.count(self.segments, place, 1)
+
+    def _put(self, key: Key, place: int) -> None:
         if key < self.horizon:
             if key not in self._near:
                 heappush(self._heap, key)
             self._near[key] = place
         else:
             if key not in self._far:
-                heappush(self._far_heap, key)
+                self._push_far(key, [key])
             self._far[key] = place
-        self._count(self.segments, place, 1)
+
+    def _push_far(self, least: Key, keys: list[Key]) -> None:
+        heappush(self._far_heap, (least, keys))
+        self._far_heap_size += len(keys)
+
+    def _pop_far(self, end: Key) -> dict[Key, int]:
+        """Return the far timers before a key, and their places: they are far no more."""
+        popped: dict[Key, int] = {}
+        while self._far_heap and self._far_heap[0][0] < end:
+            _, keys = heappop(self._far_heap)
+            self._far_heap_size -= len(keys)
+            others: list[Key] = []
+            for key in keys:
+                place = self._far.get(key)
+                if place is None:
+                    continue
+                if key < end:
+                    popped[key] = place
+                    del self._far[key]
+                else:
+                    others.append(key)
+            if others:
+                self._push_far(min(others), others)
+        return popped
 
     def _delivered(self, event: Delivered) -> None:
         to = event.to
-        for heap, places in ((self._heap, self._near), (self._far_heap, self._far)):
-            while heap and heap[0] <= to:
-                places.pop(heappop(heap), None)
+        while self._heap and self._heap[0] <= to:
+            self._near.pop(heappop(self._heap), None)
+        self._pop_far(to + b"\0")
         for key in [key for key in self._taken if key <= to]:
             del self._taken[key]
         self.horizon = max(self.horizon, to + b"\0")
         for base, count in event.segments.items():
-            self._add(self.segments, base, -count)
+            add(self.segments, base, -count)
 
     def _cancel(self, key: Key, place: int) -> None:
         self._remove(key)
         self._cancelled[key] = None
-        self._count(self.segments, place, -1)
+        self._counter.count(self.segments, place, -1)
 
     def _remove(self, key: Key) -> None:
         self._near.pop(key, None)
         self._taken.pop(key, None)
         self._far.pop(key, None)
-
-    def _count(self, segments: dict[int, int], place: int, change: int) -> None:
-        segment = self._segment
-        if segment is None or not segment.base <= place < segment.end or place < self._log.begin:
-            segment = self._segment = self._log.find(place)
-        if segment is not None:  # a place that has aged out counts nowhere
-            self._add(segments, segment.base, change)
-
-    @staticmethod
-    def _add(segments: dict[int, int], base: int, change: int) -> None:
-        count = segments.get(base, 0) + change
-        if count > 0:
-            segments[base] = count
-        else:
-            segments.pop(base, None)
 
     # -- the index ----------------------------------------------------------------------------------------------------
 
@@ -287,88 +258,57 @@ class Pending:
 
         Return false when there is none, or when the index would have to wait; nothing has changed then, nor when it fails.
         """
-        portion = LARGE_PORTION if len(self._waiting) > MANY else PORTION
+        portion = LARGE_PORTION if self._waiting_size > MANY else PORTION
         taken: list[TimerEvent] = []
-        while self._waiting and len(taken) < portion and self._waiting[0].end <= before:
-            taken.append(self._waiting.popleft())
+        size = 0
+        while self._waiting and size < portion and self._waiting[0].end <= before:
+            event = self._waiting.popleft()
+            taken.append(event)
+            size += record_count(event)
         if not taken:
             return False
-        segments = self._kept(self._applied)
-        batch: list[Operation] = [] if self.covered else [SetKey(BEGIN, _NUMBER.pack(self.known_from))]
-        for event in taken:
-            self._enter(batch, event, segments)
-        for base in segments.keys() | self._applied.keys():
-            count = segments.get(base)
-            if count is None:
-                batch.append(DeleteKey(SEGMENT + _NUMBER.pack(base)))
-            elif count != self._applied.get(base):
-                batch.append(SetKey(SEGMENT + _NUMBER.pack(base), _NUMBER.pack(count)))
-        end, is_applied = taken[-1].end, False
+        is_entered = False
         try:
-            is_applied = self.index.apply(batch, Covered(end, checksum_before(self._log, end)), self._run)
+            is_entered = self.index.enter(taken, self.definitions, self.horizon)
         finally:
-            if not is_applied:
+            if not is_entered:
                 self._waiting.extendleft(reversed(taken))
-        if not is_applied:
-            return False
-        self._applied = segments
-        self._forget(taken)
-        return True
-
-    def _enter(self, batch: list[Operation], event: TimerEvent, segments: dict[int, int]) -> None:
-        if isinstance(event, Park):
-            key, place, before, _, definition = event
-            batch.append(_new(SetKey, (TIMER + key, b"" if before is None else _NUMBER.pack(place))))
-            self._count(segments, place, 1)
-            if before is not None:
-                self._count(segments, before, -1)
-            if definition is None:  # of nearly all
-                return
-        elif isinstance(event, Delivered):
-            batch.append(DeleteRange(TIMER, TIMER + event.to + b"\0"))
-            for base, count in event.segments.items():
-                self._add(segments, base, -count)
-        elif isinstance(event, Cancelled):
-            for key, place in event.timers:
-                self._enter_cancel(batch, key, place, segments)
-        elif isinstance(event, Secret):
-            batch.append(SetKey(SECRET, _SECRET.pack(event.secret, event.place)))
-        elif event[1] is not None:  # the run of a definition that has ended
-            self._enter_cancel(batch, event[1].key, event[1].place, segments)
-        batch += self.definitions.rows(event)
-
-    def _enter_cancel(self, batch: list[Operation], key: Key, place: int, segments: dict[int, int]) -> None:
-        batch.append(DeleteKey(TIMER + key))
-        batch.append(SetKey(CANCEL + key))
-        self._count(segments, place, -1)
+        if is_entered:
+            self._waiting_size -= size
+            self._forget(taken)
+        return is_entered
 
     def _forget(self, applied: Iterable[TimerEvent]) -> None:
         """Drop what the index knows now."""
         for event in applied:
-            if isinstance(event, Park) and self._far.get(event.key) == event.place:
-                del self._far[event.key]
+            if isinstance(event, Parks):
+                if self._far:
+                    for key, place in zip(event.keys, event.places, strict=True):
+                        self._forget_far(key, place)
+            elif isinstance(event, Park):
+                self._forget_far(event.key, event.place)
             elif isinstance(event, Cancelled):
                 for key, _ in event.timers:
                     self._cancelled.pop(key, None)
             elif isinstance(event, Defined | Undefined) and (ended := event[1]) is not None:
                 self._cancelled.pop(ended.key, None)
-        if len(self._far_heap) > 2 * len(self._far) + MANY:
-            self._far_heap = list(self._far)
-            heapify(self._far_heap)
+        if self._far_heap_size > 2 * len(self._far) + MANY:
+            self._far_heap, self._far_heap_size = [], 0
+            if self._far:
+                self._push_far(min(self._far), list(self._far))
+
+    def _forget_far(self, key: Key, place: int) -> None:
+        newest = self._far.pop(key, None)
+        if newest is not None and newest != place:  # it was stored again since
+            self._far[key] = newest
 
     def flush(self, run: Run) -> None:
         """Make durable what has entered the index."""
         self.asked += 1
         try:
-            self.index.flush(run)
+            self.index.ordered.flush(run)
         finally:
             self.asked -= 1
-
-    def forget_cancels(self, now_ms: int) -> None:
-        """Remove the cancels of timers that would have been due more than ``KEPT_CANCELS_MS`` ago."""
-        if self.index.covered is not None:
-            old = DeleteRange(CANCEL, CANCEL + key_of(max(0, now_ms - KEPT_CANCELS_MS), 0))
-            self.index.apply([old], self.index.covered, self._run)
 
     # -- the near ones ------------------------------------------------------------------------------------------------
 
@@ -376,19 +316,17 @@ class Pending:
         """Move the horizon on towards ``until`` by one slice of the index; return whether it is there."""
         if self.horizon >= until:
             return True
-        rows = self._slice(TIMER + self.horizon, TIMER + until, self._run)
-        horizon = until if len(rows) < SLICE else rows[-1][0][1:] + b"\0"
-        for row, value in rows:
-            key = row[1:]
+        if self.index.sort_in(until):
+            return False
+        found = self.index.timers(self.horizon, until)
+        horizon = until if len(found) < SLICE else found[-1][0] + b"\0"
+        for key, place in found:
             if key not in self._cancelled and key not in self._taken and key not in self._far:
-                self._near[key] = _NUMBER.unpack(value)[0] if value else parts_of(key)[1]
-                heappush(self._heap, key)
-        while self._far_heap and self._far_heap[0] < horizon:
-            key = heappop(self._far_heap)
-            place = self._far.pop(key, None)
-            if place is not None:
                 self._near[key] = place
                 heappush(self._heap, key)
+        for key, place in self._pop_far(horizon).items():
+            self._near[key] = place
+            heappush(self._heap, key)
         self.horizon = horizon
         return horizon == until
 
@@ -416,17 +354,16 @@ class Pending:
     def page(self, after: Key, most: int) -> list[tuple[Key, int]]:
         """Return the first pending timers after a key, at most so many and a slice of the index, with their places.
 
-        The caller keeps changes of the index away (``Timers.index_lock``). Timers that are taken are left out.
+        The caller keeps changes of the index away, and has sorted in all packs (``metaq.engine.timers.upkeep``). Timers that
+        are taken are left out.
         """
-        begin = max(after + b"\0", self.horizon)
-        rows = self._slice(TIMER + begin, TIMER + b"\xff", self._run)[:most]
+        rows = self.index.timers(max(after + b"\0", self.horizon), b"\xff")[:most]
         memory = [*self._near.items(), *self._far.items()]
-        last = rows[-1][0][1:] if len(rows) == min(most, SLICE) else b"\xff"
+        last = rows[-1][0] if len(rows) == min(most, SLICE) else b"\xff"
         found = {key: place for key, place in memory if after < key <= last}
-        for row, value in rows:
-            key = row[1:]
+        for key, place in rows:
             if key >= self.horizon and key not in found and key not in self._cancelled and key not in self._taken:
-                found[key] = _NUMBER.unpack(value)[0] if value else parts_of(key)[1]
+                found[key] = place
         return sorted(found.items())[:most]
 
     # -- single ones --------------------------------------------------------------------------------------------------
@@ -444,21 +381,14 @@ class Pending:
     def find(self, keys: list[Key], run: Run) -> list[tuple[TimerState, int]]:
         """Return what the index says about timers that memory does not know: the state, and the place of a pending one.
 
-        The call may wait for the disk. What it returns holds only if ``state`` still says ``FAR`` afterwards, and a pending
-        timer must not be below the horizon then.
+        The call may wait for the disk. What it returns holds only if afterwards the index has the same ``version`` and
+        ``state`` still says ``FAR``, and a pending timer must not be below the horizon then.
         """
         self.asked += 1
         try:
-            rows = self.index.find([TIMER + key for key in keys] + [CANCEL + key for key in keys], run)
+            return self.index.find(keys, run)
         finally:
             self.asked -= 1
-        found = []
-        for key, timer, cancel in zip(keys, rows, rows[len(keys) :], strict=False):
-            if timer is not None:
-                found.append((TimerState.PENDING, _NUMBER.unpack(timer)[0] if timer else parts_of(key)[1]))
-            else:
-                found.append((TimerState.GONE if cancel is None else TimerState.CANCELLED, 0))
-        return found
 
     def place(self, key: Key) -> int | None:
         """Return the place of a pending timer that memory knows and nobody has taken."""
@@ -478,4 +408,4 @@ class Pending:
             heappush(self._heap, key)
         else:
             self._far[key] = place
-            heappush(self._far_heap, key)
+            self._push_far(key, [key])

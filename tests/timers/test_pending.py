@@ -10,8 +10,10 @@ import pytest
 
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.ordered.ordered import EngineName, open_ordered, remove_ordered
-from metaq.timers.pending import CANCEL, SEGMENT, TIMER, Pending, TimerState
-from metaq.timers.records import Cancelled, Delivered, Key, Park, Secret, TimerEvent, key_of, parts_of
+from metaq.timers.entering import CANCEL, SEGMENT, TIMER, TimerState
+from metaq.timers.packs import PACK, REACHED, REMOVED, keys_in
+from metaq.timers.pending import Pending
+from metaq.timers.records import Cancelled, Delivered, Key, Park, Parks, Secret, TimerEvent, key_of, parts_of
 from tests.crash.command import expect
 from tests.support.samples import seed_of_tree
 
@@ -29,6 +31,7 @@ WEIGHTS: Final = {
     "land": 12,
     "apply": 8,
     "flush": 3,
+    "sort_in": 3,
     "delete_segments": 4,
     "pass_time": 4,
     "set_clock": 1,
@@ -101,6 +104,8 @@ def fold(events: list[TimerEvent]) -> Folded:
         match event:
             case Park(key, place, _, _):
                 pending[key] = place
+            case Parks():
+                pending.update(zip(event.keys, event.places, strict=True))
             case Delivered(to, _, _):
                 pending = {key: place for key, place in pending.items() if key > to}
             case Cancelled(timers, _):
@@ -136,7 +141,7 @@ class Life:
     def open(self) -> None:
         index, reason = open_ordered(self.folder, self.engine)
         expect(reason is None, "nothing is damaged", reason)
-        self.table = Pending(index, cast(CommitLog, self.log))
+        self.table = Pending(index, cast(CommitLog, self.log), pack_from=self.rng.choice((1, 2, 5, 100)))
         for event in self.events:
             if event.end > self.table.covered:
                 self.table.follow(event)
@@ -145,12 +150,12 @@ class Life:
         self.flushed = self.table.covered
 
     def reopen(self) -> None:
-        self.table.index.close()
+        self.table.index.ordered.close()
         self.open()
 
     def crash(self) -> None:
         """Lose what was not flushed of the index."""
-        self.table.index.close()
+        self.table.index.ordered.close()
         remove_ordered(self.folder)
         if self._copy.exists():
             shutil.copytree(self._copy, self.folder)
@@ -161,12 +166,12 @@ class Life:
         return self.folder.with_name("copy")
 
     def flush(self) -> None:
-        self.table.index.flush()
-        self.table.index.close()
+        self.table.index.ordered.flush()
+        self.table.index.ordered.close()
         shutil.rmtree(self._copy, ignore_errors=True)
         shutil.copytree(self.folder, self._copy)
         index, _ = open_ordered(self.folder, self.engine)
-        self.table.index = index
+        self.table.index.ordered = index
         self.flushed = self.table.covered
 
     # -- records ------------------------------------------------------------------------------------------------------
@@ -217,10 +222,19 @@ class Life:
                 place, end = self._place()
                 self._stage(Secret(self.rng.randbytes(16), place, end))
             due_ms = self.now_ms + self.rng.choice((1, self.rng.randrange(50), self.rng.randrange(3_000), 10**9))
-            place, end = self._place()
-            key = key_of(due_ms, place)
-            self.known.add(key)
-            self._stage(Park(key, place, None, end))
+            if self.rng.random() < 0.5:
+                place, end = self._place()
+                key = key_of(due_ms, place)
+                self.known.add(key)
+                self._stage(Park(key, place, None, end))
+                continue
+            run = Parks()
+            for _ in range(self.rng.randint(1, 6)):
+                place, run.end = self._place()
+                run.places.append(place)
+                run.keys.append(key_of(self.rng.choice((due_ms, due_ms + self.rng.randrange(3_000))), place))
+            self.known.update(run.keys)
+            self._stage(run)
 
     def _find(self, key: Key) -> tuple[TimerState, int | None]:
         """Return what becomes known of a timer by the table, and by the index where the table says so."""
@@ -263,8 +277,7 @@ class Life:
 
     def deliver(self) -> None:
         """As ``Delivery`` does, with work of others between the steps."""
-        if not self.table.load(key_of(self.now_ms + self.rng.choice((0, 100, 3_000)), 0)):
-            return
+        self.load(self.rng.choice((0, 100, 3_000)))
         taken = self.table.take_due(self.now_ms, self.rng.choice((1, 3, 256)))
         if not taken:
             return
@@ -288,14 +301,20 @@ class Life:
         self._stage(Delivered(to, dict(bases), end), *(key for key, _ in taken))
         self.counts["deliveries"] += 1
 
-    def load(self) -> None:
-        self.table.load(key_of(self.now_ms + self.rng.randrange(4_000), 0))
+    def load(self, ahead_ms: int | None = None) -> None:
+        """As ``Upkeep.load`` does: packs are sorted in first."""
+        until = key_of(self.now_ms + (self.rng.randrange(4_000) if ahead_ms is None else ahead_ms), 0)
+        while not self.table.load(until):
+            self.counts["loads in steps"] += 1
 
     def apply(self) -> None:
         """Enter what is durable into the index: a part of what readers see."""
         seen = self.events[: self.landed]
         if seen:
             self.table.apply(self.rng.choice(seen[-8:]).end)
+
+    def sort_in(self) -> None:
+        self.counts["packs"] += self.table.index.sort_in()
 
     def delete_segments(self) -> None:
         """Retention, which keeps what ``Timers.needed_from`` says."""
@@ -338,9 +357,10 @@ class Life:
 
     def check_index(self) -> None:
         """I-1: the index is what the log before X comes to."""
-        index, told = self.table.index, fold([event for event in self.events if event.end <= self.table.covered])
+        index, told = self.table.index.ordered, fold([event for event in self.events if event.end <= self.table.covered])
         with index.scan(TIMER, CANCEL) as scan:
             timers = {row[1:]: int.from_bytes(place) if place else parts_of(row[1:])[1] for row, place in scan.next(100_000)}
+        timers |= {key: parts_of(key)[1] for key in self._packed()}
         expect(timers == told.pending, "the index has what is pending", timers, told.pending)
         with index.scan(CANCEL, CANCEL + b"\xff" * 17) as scan:
             cancelled = {row[1:] for row, _ in scan.next(100_000)}
@@ -349,6 +369,18 @@ class Life:
             counts = {int.from_bytes(row[1:]): int.from_bytes(count) for row, count in scan.next(100_000)}
         kept = {base: count for base, count in counts.items() if base >= self.log.begin}
         expect(kept == told.segments(self.log.begin), "the index counts segments", kept, told)
+
+    def _packed(self) -> set[Key]:
+        """Return the timers of packs that count, as the rows say."""
+        index = self.table.index.ordered
+        with index.scan(PACK, PACK + b"\xff" * 9) as scan:
+            packed = [key for _, pack in scan.next(100_000) for key in keys_in(pack)]
+        with index.scan(REMOVED, REMOVED + b"\xff" * 17) as scan:
+            removed = {row[1:] for row, _ in scan.next(100_000)}
+        (reached,) = index.find([REACHED])
+        expect(len(packed) == self.table.index.packs.count, "packed ones are counted", self.table.index.packs.count)
+        expect(len(packed) == len(set(packed)), "each is in one pack", packed)
+        return {key for key in packed if key > (reached or b"") and key not in removed}
 
     def step(self) -> None:
         name = self.rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
@@ -382,6 +414,8 @@ def keys_of(event: Any) -> list[Key]:
     match event:
         case Park(key, _, _, _):
             return [key]
+        case Parks():
+            return event.keys
         case Cancelled(timers, _):
             return [key for key, _ in timers]
     return []
@@ -398,7 +432,7 @@ def live(seed: int, folder: Path, engine: EngineName, steps: int) -> Counter[str
     except Exception as error:
         raise AssertionError(f"seed {seed}: {error!r}") from error
     finally:
-        life.table.index.close()
+        life.table.index.ordered.close()
     return life.counts
 
 
@@ -408,7 +442,8 @@ def test_the_table_is_what_the_log_comes_to(tmp_path: Path, engine: EngineName) 
     counts: Counter[str] = Counter()
     for seed in range(5):
         counts += live(seed, tmp_path / str(seed), engine, STEPS)
-    assert min(counts[name] for name in ("cancels", "moves", "deliveries", "deleted segments")) > 10, counts
+    named = ("cancels", "moves", "deliveries", "deleted segments", "packs", "loads in steps")
+    assert min(counts[name] for name in named) > 10, counts
     live(seed_of_tree(), tmp_path / "tree", engine, STEPS)  # its work is not counted: it may be one-sided
 
 

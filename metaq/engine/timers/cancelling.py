@@ -9,8 +9,9 @@ from metaq.engine.turn import NOT_STORED, Short
 from metaq.errors import IndexFailed, MetaqError, NotWritable, RequestFailed, TimerDelivered, UnknownTimer
 from metaq.protocol.record import decode_record
 from metaq.store.files.filecache import Run, read_through
+from metaq.timers.entering import KEPT_CANCELS_MS, TimerState
 from metaq.timers.handles import Handle
-from metaq.timers.pending import KEPT_CANCELS_MS, Pending, TimerState
+from metaq.timers.pending import Pending
 from metaq.timers.records import Key, parts_of, topic_of_park
 
 FOLD_WAIT_S: Final = 3.0
@@ -118,13 +119,17 @@ class Cancels:
                         raise NotWritable("the delayed message is being delivered or cancelled; try again in a second")
                     self._timers.wait(0.05)
                 case TimerState.FAR:
-                    covered = table.covered
+                    version = table.index.version
                     try:
                         (found, place), *_ = table.find([key], self._run)
                     except IndexFailed as error:
                         self._timers.failed(error)
                         continue
-                    if self._timers.table is not table or table.covered != covered or table.state(key) is not TimerState.FAR:
+                    if (
+                        self._timers.table is not table
+                        or table.index.version != version
+                        or table.state(key) is not TimerState.FAR
+                    ):
                         continue  # the table has changed while the index was asked
                     if found is TimerState.PENDING and key >= table.horizon:
                         return place

@@ -163,13 +163,14 @@ class Delivery:
         return now_ms
 
     def _load(self, table: Pending, now_ms: int) -> None:
-        """Read timers into memory when few are left there, or the last ones are close."""
-        if table.near >= FEW and table.horizon >= key_of(now_ms + CLOSE_MS, 0):
+        """Read timers into memory when few are left there, or the last ones are close.
+
+        Where few are due at all, that is each 15 s: a scan of the index costs up to milliseconds while many are delivered.
+        """
+        enough_ms = CLOSE_MS if table.near >= FEW else AHEAD_MS // 2
+        if table.horizon >= key_of(now_ms + enough_ms, 0):
             return
-        until = key_of(now_ms + AHEAD_MS, 0)
-        with self._timers.index_lock:
-            while table.near < NEAR and not table.load(until):
-                gevent.sleep(0.0005)
+        self._timers.upkeep.load(table, key_of(now_ms + AHEAD_MS, 0), NEAR)
 
     # -- one group ----------------------------------------------------------------------------------------------------
 

@@ -11,8 +11,9 @@ from metaq.engine.writing import again
 from metaq.errors import BadRequest, IndexFailed
 from metaq.protocol.record import Record, decode_record
 from metaq.store.files.filecache import Run, read_through
+from metaq.timers.entering import TimerState
 from metaq.timers.fold import place_of
-from metaq.timers.pending import Pending, TimerState
+from metaq.timers.pending import Pending
 from metaq.timers.records import PARKS, Key, event_of_park, park_origin
 
 logger = logging.getLogger(__name__)
@@ -92,9 +93,11 @@ class TimerKeeper:
         """Return the places of those timers that are pending and that nobody has taken, known at the moment of the return."""
         while True:
             far = [key for key in keys if table.state(key) is TimerState.FAR and key >= table.horizon]
-            covered = table.covered
+            version = table.index.version
             asked = table.find(far, self._run) if far else []
-            if table.covered == covered and all(table.state(key) is TimerState.FAR and key >= table.horizon for key in far):
+            if table.index.version == version and all(
+                table.state(key) is TimerState.FAR and key >= table.horizon for key in far
+            ):
                 break
         found = {key: place for key, (state, place) in zip(far, asked, strict=True) if state is TimerState.PENDING}
         for key in keys:

@@ -9,16 +9,15 @@ from metaq.protocol import properties
 from metaq.protocol.delays import Delayed
 from metaq.store.queues.consumequeue import ConsumeQueue
 from metaq.timers.fold import Ordinals
-from metaq.timers.records import Definition, Key, TimerEvent, properties_of_park
+from metaq.timers.records import Definition, Key, Parks, TimerEvent, properties_of_park
 
 RESERVED_BYTES: Final = 2048
 """Room in a segment for the mark that is stored together with a delivered message, and for the rest of both records."""
 LONGEST_TIMES: Final = {properties.TIMER_ENQUEUE: str((1 << 63) - 1), properties.TIMER_DEQUEUE: str((1 << 63) - 1)}
 """What a delivered copy adds to the properties of its park, at its longest."""
+MOST_IN_RUN: Final = 256
+"""Parks in one event."""
 _LONGEST_ADDED: Final = len(properties.encode(LONGEST_TIMES))
-_TO_PARK: Final = (
-    f"%b{properties.TIMER_OUT}\x01%d\x02{properties.REAL_TOPIC}\x01%b\x02{properties.REAL_QUEUE}\x01%d\x02".encode()
-)
 
 
 @dataclass(slots=True)
@@ -31,6 +30,22 @@ class Changes:
     """The timers that are taken for them: given back when they are not stored."""
     names: list[str] = field(default_factory=list)
     """The recurring messages that are being defined or ended."""
+    _run: Parks | None = None  # the last of the events, when more parks may join it
+
+    def add(self, event: TimerEvent) -> None:
+        """Take what a record means that was staged."""
+        self.events.append(event)
+        self._run = None
+
+    def park(self, key: Key, place: int, end: int) -> None:
+        """Take the first park of a timer that was staged."""
+        run = self._run
+        if run is None or len(run.keys) == MOST_IN_RUN:
+            run = self._run = Parks()
+            self.events.append(run)
+        run.keys.append(key)
+        run.places.append(place)
+        run.end = end
 
 
 class Appended(NamedTuple):
@@ -39,6 +54,8 @@ class Appended(NamedTuple):
     changes: Changes
     end: Ordinals
     """The place after their records: readers see them when they see so far."""
+    size: int
+    """The number of their records."""
 
 
 class NextRun(NamedTuple):
@@ -69,6 +86,11 @@ def short_to_park(delayed: Delayed, due_ms: int, queue: ConsumeQueue, room: int)
 
     ``room`` are the bytes of a segment beside the body.
     """
-    kept = _TO_PARK % (delayed.kept, due_ms, queue.topic.encode(), queue.partition)
+    others, name, value, _, _ = delayed
+    added = (
+        f"{name}\x01{value}\x02{properties.TIMER_OUT}\x01{due_ms}\x02"
+        f"{properties.REAL_TOPIC}\x01{queue.topic}\x02{properties.REAL_QUEUE}\x01{queue.partition}\x02"
+    )
+    kept = others + added.encode()
     size = len(kept) + _LONGEST_ADDED
     return kept if size <= properties.MOST_BYTES and size + RESERVED_BYTES <= room else None

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import gevent
 from gevent.event import Event
-from gevent.lock import BoundedSemaphore
 
 from metaq.engine.context import Context
 from metaq.engine.timers.staged import Appended, Changes, NextRun, properties_to_park
+from metaq.engine.timers.upkeep import Upkeep
 from metaq.engine.turn import Turns
 from metaq.engine.writing import Draft, Placed, internal_mark, new_record, note, stage
 from metaq.errors import DiskFull, IndexFailed, MessageIllegal, NotWritable, Overloaded, StoreError
@@ -49,6 +49,7 @@ from metaq.timers.records import (
     cancel_mark,
     deliver_mark,
     key_of,
+    record_count,
     secret_mark,
 )
 
@@ -58,8 +59,6 @@ FOLD_PORTION: Final = 512
 """Records that the fold reads in one go, some milliseconds of work."""
 MOST_WAITING: Final = 200_000
 """Events that may wait to enter the index; beyond it parks are refused."""
-APPLY_S: Final = 0.003
-"""How long the index is written to before others go on."""
 RETRY_MS: Final = 100
 _new: Final = tuple.__new__
 """Costs a third of a named tuple's own constructor."""
@@ -90,8 +89,7 @@ class Timers:
         self._has_recurring = False  # as the folder says
         self._handles: Handles | None = None  # known with the secret
         self._flushed = 0
-        self.index_lock = BoundedSemaphore(1)
-        """Held by whoever applies changes to the index or scans it: a scan must not miss what is applied meanwhile."""
+        self.upkeep = Upkeep(self._store.clock, self._safe_end)
         self._greenlets: list[Any] = []
         self._changed = Event()
         self.woken: Callable[[], None] = lambda: None
@@ -123,6 +121,21 @@ class Timers:
         gevent.killall(self._greenlets)
 
     @property
+    def is_reading(self) -> bool:
+        """True while what was in the log before the start is read."""
+        return self._fold is not None
+
+    @property
+    def waiting(self) -> int:
+        """The number of changes that wait to enter the index."""
+        return 0 if self._pending is None else self._pending.waiting
+
+    @property
+    def packed(self) -> int:
+        """The number of timers that the index holds as they came."""
+        return 0 if self._pending is None else self._pending.index.packs.count
+
+    @property
     def is_used(self) -> bool:
         """True when the log has ever had a timer."""
         return self._pending is not None
@@ -147,12 +160,12 @@ class Timers:
     def _open_again(self) -> bool:
         """Open the index again, once nobody works with it and nothing is in flight; return whether that is done."""
         self.follow()
-        with self.index_lock:
+        with self.upkeep.lock:
             pending = self._pending
             if pending is None or pending.asked or self._staged is not None or self._in_log or self._store.shortage is not None:
                 return False
             with suppress(StoreError):
-                pending.index.close()
+                pending.index.ordered.close()
             if self._failure is IndexFailed:
                 remove_ordered(self._folder)
             self._open()
@@ -180,7 +193,7 @@ class Timers:
 
     def apply(self) -> None:
         """Enter what is safe into the index; called every sweep interval."""
-        store, clock = self._store, self._store.clock
+        store = self._store
         if self._pending is None:
             if any(key in store.queues for key in (PARKS, MARKS)) and not self.context.replicas.is_master:
                 add_feature(self._store, FEATURE)
@@ -192,15 +205,11 @@ class Timers:
         self.follow()
         if self.recurring:
             self.begin_recurring()
-        began = clock.monotonic()
-        with self.index_lock:
-            try:
-                while self._pending.apply(self._safe_end()):
-                    if clock.monotonic() - began >= APPLY_S:
-                        gevent.sleep(0.001)
-                        began = clock.monotonic()
-            except (IndexFailed, DiskFull) as error:
-                self.failed(error)
+        try:
+            self.upkeep.enter(self._pending)
+            self.upkeep.sort_in(self._pending)
+        except (IndexFailed, DiskFull) as error:
+            self.failed(error)
 
     def _safe_end(self) -> int:
         """Return the log offset before which nothing can be taken back."""
@@ -214,8 +223,8 @@ class Timers:
         if pending is None or self._failure is not None or pending.covered == self._flushed:
             return
         try:
-            with self.index_lock:
-                pending.forget_cancels(self._store.clock.now_ms())
+            with self.upkeep.lock:
+                pending.index.forget_cancels(self._store.clock.now_ms())
             covered = pending.covered
             pending.flush(self._run)
         except (IndexFailed, DiskFull) as error:
@@ -232,11 +241,11 @@ class Timers:
         try:
             while self._failure is None and pending.apply(self._safe_end()):
                 self._flushed = pending.covered
-            pending.index.close()
+            pending.index.ordered.close()
         except (IndexFailed, DiskFull) as error:  # the log has everything
             logger.error("timer index not closed reason=%s", error)
             with suppress(StoreError):
-                pending.index.close()
+                pending.index.ordered.close()
 
     # -- following the log --------------------------------------------------------------------------------------------
 
@@ -253,11 +262,11 @@ class Timers:
             return
         before, seen = (pending.first, pending.flight.lowest), readable(self._store)
         while self._in_log:
-            changes, end = self._in_log[0]
+            changes, end, size = self._in_log[0]
             if end.parks > seen.parks or end.marks > seen.marks:
                 break
             self._in_log.popleft()
-            self._in_log_events -= len(changes.events)
+            self._in_log_events -= size
             pending.flight.land()
             self.names_in_flight.difference_update(changes.names)
             for event in changes.events:
@@ -272,8 +281,9 @@ class Timers:
         assert changes is not None and pending is not None
         pending.flight.end_turn(is_stored=failure is None)
         if failure is None:
-            self._in_log.append(Appended(changes, ends(self._store)))
-            self._in_log_events += len(changes.events)
+            size = sum(map(record_count, changes.events))
+            self._in_log.append(Appended(changes, ends(self._store), size))
+            self._in_log_events += size
             return
         self.names_in_flight.difference_update(changes.names)
         for key in changes.taken:
@@ -283,14 +293,19 @@ class Timers:
         self._changed.set()
         self.woken()
 
-    def stage_event(self, event: TimerEvent, taken: Sequence[Key] = ()) -> None:
-        """Take note of a record that was staged, and of the timers that were taken for it."""
+    def _changes(self) -> Changes:
+        """Return the changes of this turn."""
         changes = self._staged
         if changes is None:
             changes = self._staged = Changes()
             self.turns.after_append(self._appended)
             note(self.turns, lambda _: self.follow())
-        changes.events.append(event)
+        return changes
+
+    def stage_event(self, event: TimerEvent, taken: Sequence[Key] = ()) -> None:
+        """Take note of a record that was staged, and of the timers that were taken for it."""
+        changes = self._changes()
+        changes.add(event)
         if taken:
             changes.taken += taken
         if isinstance(event, Defined | Undefined):
@@ -315,20 +330,20 @@ class Timers:
         """
         kept = properties_to_park(draft, due_ms, self.context.settings.segment_bytes)
         new = new_record(self.context, draft.moved(*PARKS, kept))
-        handle = self.park_record(new, due_ms)
+        handle = self.park_record(new, due_ms, self._store.clock.now_ms())
         return Placed(new.queue, 0, handle.ident, handle)
 
-    def park_record(self, new: Fields, due_ms: int) -> Handle:
+    def park_record(self, new: Fields, due_ms: int, now_ms: int) -> Handle:
         """Stage the record of a park, and return the handle that cancels it. Raises what ``park`` raises for the rest of it."""
-        limit_ms, delay_ms = self.context.settings.max_delay_ms, due_ms - self._store.clock.now_ms()
-        if (limit_ms and delay_ms > limit_ms) or due_ms > LATEST_MS:
-            raise MessageIllegal(f"a delay of {delay_ms} ms is longer than {limit_ms or LATEST_MS} ms (max_delay_ms)")
+        limit_ms = self.context.settings.max_delay_ms
+        if (limit_ms and due_ms - now_ms > limit_ms) or due_ms > LATEST_MS:
+            raise MessageIllegal(f"a delay of {due_ms - now_ms} ms is longer than {limit_ms or LATEST_MS} ms (max_delay_ms)")
         pending, handles = self.ready(), self._current_handles()
         queue, flag, body, crc, middle, text_size, tail, tag, keys = new  # unpacked by the call, they cost more
         place = self._store.put(queue, flag, body, crc, middle, text_size, tail, tag, keys)
         key = key_of(due_ms, place)
         pending.flight.add(key)
-        self.stage_event(_new(Park, (key, place, None, self._store.log.staged_end, None)))
+        self._changes().park(key, place, self._store.log.staged_end)
         self.parked += 1
         return _new(Handle, (due_ms, place, handles.code(key)))
 
@@ -352,7 +367,7 @@ class Timers:
             add_feature(self._store, FEATURE)  # syncs a small file, once in the life of a data folder
         except StoreError:
             self._pending = None
-            pending.index.close()
+            pending.index.ordered.close()
             raise
         self.woken()
         return pending
@@ -481,20 +496,3 @@ class Timers:
         """How long the first message that is due has been due, in milliseconds; 0 when none is."""
         first = None if self._pending is None else self._pending.first
         return 0 if first is None else max(0, self._store.clock.now_ms() - int.from_bytes(first[:8]))
-
-    def numbers(self) -> dict[str, object]:
-        """Return figures for stats: values by name."""
-        pending = self._pending
-        return {
-            "timers_pending": self.pending,
-            "timers_late_ms": self.late_ms,
-            "timers_parked": self.parked,
-            "timers_delivered": self.delivered,
-            "timers_cancelled": self.cancelled,
-            "timers_dropped": self.dropped,
-            "timers_moved": self.moved,
-            "timers_recurring": self.recurring,
-            "timers_runs_dropped": self.runs_dropped,
-            "timer_index": "unused" if pending is None else "yes" if self._fold is None else "reading the log",
-            "timer_index_waiting": 0 if pending is None else pending.waiting,
-        }

@@ -38,7 +38,11 @@ class RecallHandle(NamedTuple):
 def encode_recall(handle: RecallHandle) -> str:
     """Return a handle for the field ``recallHandle``."""
     topic, broker_name, due_ms, unique_key, own = handle
-    words = f"{VERSION} {topic} {broker_name} {due_ms} {unique_key} {own}"
+    return encode_words(f"{VERSION} {topic} {broker_name} {due_ms} {unique_key} {own}")
+
+
+def encode_words(words: str) -> str:
+    """Return the words of a handle, with blanks between them, for the field ``recallHandle``."""
     return b2a_base64(words.encode(), newline=False).translate(_URL_ALPHABET).decode()
 
 

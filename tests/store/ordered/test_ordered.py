@@ -301,11 +301,26 @@ def test_an_index_of_another_layout_is_made_anew(
 ) -> None:
     index.apply([SetKey(b"Ta")], Covered(1, 0))
     index.close()
-    monkeypatch.setattr("metaq.store.ordered.ordered.LAYOUT_VERSION", 2)
+    monkeypatch.setattr("metaq.store.ordered.ordered.LAYOUT_VERSION", 3)
     again, reason = open_small(folder, engine)
     assert reason is not None and reason.startswith(f"{folder} has another layout: ")
     assert again.covered is None and entries(again) == {}
     again.close()
+
+
+def test_an_index_of_the_first_layout_is_taken_over(folder: Path, engine: EngineName, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is marked at once: an older version, which knows no packs, must not take it back."""
+    with monkeypatch.context() as older:
+        older.setattr("metaq.store.ordered.ordered.LAYOUT_VERSION", 1)
+        first, _ = open_small(folder, engine)
+        first.apply([SetKey(b"Ta")], Covered(1, 0))
+        first.close()
+    again, reason = open_small(folder, engine)
+    assert (reason, again.covered, entries(again)) == (None, Covered(1, 0), {b"Ta": b""})
+    again.close()
+    monkeypatch.setattr("metaq.store.ordered.ordered.LAYOUT_VERSION", 1)
+    _, reason = open_small(folder, engine)
+    assert reason is not None and "another layout" in reason
 
 
 @pytest.mark.parametrize(

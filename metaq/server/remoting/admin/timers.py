@@ -4,6 +4,7 @@ from functools import partial
 
 from metaq.engine.context import Context
 from metaq.engine.halfmessages import pairs_of
+from metaq.engine.timers.figures import figures
 from metaq.engine.timers.timing import Timing
 from metaq.errors import BadRequest, StoreError
 from metaq.protocol import properties
@@ -53,8 +54,7 @@ class TimerAdminHandler:
         if not self._timers.is_used:
             return Answer(body=(encode_rows([], None),))
         table = self._cancels.table()
-        with self._timers.index_lock:
-            found = table.page(after, limit + 1)
+        found = self._timers.upkeep.page(table, after, limit + 1)
         names = {key: definition.name for key, _ in found if (definition := table.definitions.of_run(key)) is not None}
         rows = []
         for key, place in found[:limit]:
@@ -81,7 +81,7 @@ class TimerAdminHandler:
     def stats(self, session: RemotingSession, request: RemotingCommand) -> Answer:
         """Return the figures of timers (30051)."""
         demand(session.principal, Action.INSPECT)
-        return Answer(body=(fastjson.encode(self._timers.numbers()),))
+        return Answer(body=(fastjson.encode(figures(self._timers)),))
 
     def cron(self, session: RemotingSession, request: RemotingCommand) -> None:
         """Define, end or list recurring messages (30053)."""

@@ -26,7 +26,7 @@ from metaq.protocol.priority import one_level
 from metaq.protocol.record import CHECKSUM_SIZE, HEADER_SIZE, constant_middle, java_hash, longer_tail
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import RemotingCommand
-from metaq.protocol.remoting.recall import RecallHandle, encode_recall
+from metaq.protocol.remoting.recall import VERSION, encode_words
 from metaq.protocol.remoting.sending.batch import BatchColumns, decode_batch, read_batch
 from metaq.protocol.remoting.sending.plain import PlainSend, Received, SendHead, plain_send
 from metaq.protocol.sysflag import TRANSACTION_TYPE
@@ -115,6 +115,7 @@ class SendHandler:
         self._partitions.configure(settings)
         self._most_bytes = self._partitions.most_bytes
         self._segment_bytes = settings.segment_bytes
+        self._broker_name = settings.broker_name
         self._most_batch_bytes = min(BATCH_GROWTH * settings.max_message_bytes, self._partitions.room)
 
     def requests(self) -> dict[int, RequestHandler]:
@@ -173,7 +174,7 @@ class SendHandler:
         now_ms, born = self._store.clock.now_ms(), session.born_host
         known: SendHead | None = None  # of the previous send
         queue: ConsumeQueue | None = None  # where such sends go
-        middle, middle_ms, middle_flag = b"", -1, 0
+        middle, middle_ms, middle_flag = b"", 0, 0  # of the previous send, too: many are made in the same millisecond
         for request in requests[at:] if at else requests:
             send = request if isinstance(request, PlainSend) else plain_send(request)
             if send is None:
@@ -184,7 +185,7 @@ class SendHandler:
             if queue is None or len(body) > self._most_bytes:
                 break
             try:
-                if born_ms != middle_ms or head.sys_flag != middle_flag:
+                if not middle or born_ms != middle_ms or head.sys_flag != middle_flag:
                     middle_ms, middle_flag = born_ms, head.sys_flag
                     middle = constant_middle(middle_flag, born_ms, born, now_ms, self._context.store_host)
                 staged = self._stage(head, opaque, text, body, queue, middle, now_ms)
@@ -248,17 +249,20 @@ class SendHandler:
         delayed = as_delayed(text)
         if delayed is None:
             return None
-        due = due_ms(delayed.name, delayed.value, now_ms)
+        _, name, value, tag_name, unique_key = delayed
+        due = due_ms(name, value, now_ms)
         kept = short_to_park(delayed, due, queue, self._segment_bytes - len(body)) if due > now_ms else None
         if kept is None:
             return None
-        tag = NO_TAG if delayed.tag is None else self._tag(delayed.tag)
-        parks = self._store.queue(*PARKS)
+        tag = NO_TAG if tag_name is None else self._tag(tag_name)
+        parks = self._store.queues.get(PARKS)
+        if parks is None:
+            parks = self._store.queue(*PARKS)
         tail = longer_tail(parks.tail, kept)
         crc = crc32(body) & 0x7FFFFFFF
         text_size = tag.text_size + len(body)
-        handle = self._timers.park_record((parks, flag, body, crc, middle, text_size, tail, tag.hash, ()), due)
-        more = self._recall(queue.topic, delayed.unique_key, handle)
+        handle = self._timers.park_record((parks, flag, body, crc, middle, text_size, tail, tag.hash, ()), due, now_ms)
+        more = self._recall(queue.topic, unique_key, handle)
         return _new(Sent, (opaque, serialization, queue.partition, 0, handle.ident, (), more))
 
     def _sent_before(self, opaque: int, serialization: int, first: First) -> Sent | None:
@@ -330,9 +334,10 @@ class SendHandler:
         return None
 
     def _recall(self, topic: str, unique_key: str, handle: Handle) -> tuple[str, str]:
-        name = self._context.settings.broker_name
-        words = _new(RecallHandle, (topic, name, handle.due_ms, unique_key, str(handle)))
-        return RECALL_HANDLE, encode_recall(words)
+        due_ms, ident, code = handle  # the words are written here, as two tuples and two calls would cost as much as they do
+        return RECALL_HANDLE, encode_words(
+            f"{VERSION} {topic} {self._broker_name} {due_ms} {unique_key} {due_ms}-{ident}-{code}"
+        )
 
     # -- many ---------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,66 @@
+"""The upkeep of the index of timers: what takes long there is done a little at a time, and others go on in between."""
+
+from collections.abc import Callable
+from typing import Final
+
+import gevent
+from gevent.lock import BoundedSemaphore
+
+from metaq.clock import Clock
+from metaq.timers.pending import MANY, Pending
+from metaq.timers.records import Key
+
+WORK_S: Final = 0.001
+"""How long the index is worked on before others go on: one in a hundred sends may wait for it."""
+LONG_WORK_S: Final = 0.006
+"""The same while many events wait: a turn of the loop brings as many as enter in half of that."""
+REST_S: Final = 0.001
+SORTED_A_ROUND: Final = 16
+"""How often a round sorts in timers of packs, which takes about a millisecond each time."""
+SORT_REST_S: Final = 0.01
+
+
+class Upkeep:
+    """Changes the index of timers, and reads long stretches of it; one at a time does either."""
+
+    def __init__(self, clock: Clock, safe_end: Callable[[], int]) -> None:
+        """Begin; ``safe_end`` returns the log offset before which nothing can be taken back."""
+        self._clock = clock
+        self._safe_end = safe_end
+        self.lock = BoundedSemaphore(1)
+        """Held by whoever applies changes to the index or scans it: a scan must not miss what is applied meanwhile."""
+
+    def enter(self, table: Pending) -> None:
+        """Enter what is safe into the index. Raises ``IndexFailed`` and ``DiskFull``."""
+        began = self._clock.monotonic()
+        with self.lock:
+            while table.apply(self._safe_end()):
+                if self._clock.monotonic() - began >= (LONG_WORK_S if table.waiting > MANY else WORK_S):
+                    gevent.sleep(REST_S)
+                    began = self._clock.monotonic()
+
+    def sort_in(self, table: Pending) -> None:
+        """Sort in some timers of packs, in a tenth of the time: nobody waits. Raises ``IndexFailed`` and ``DiskFull``."""
+        for _ in range(SORTED_A_ROUND):
+            if table.waiting > MANY:  # what comes is entered first
+                return
+            with self.lock:
+                if not table.index.sort_in():
+                    return
+            gevent.sleep(SORT_REST_S)
+
+    def load(self, table: Pending, until: Key, most: int) -> None:
+        """Read timers into memory up to a key, or until there are so many. Raises ``IndexFailed`` and ``DiskFull``."""
+        began = self._clock.monotonic()
+        with self.lock:
+            while table.near < most and not table.load(until):
+                if self._clock.monotonic() - began >= WORK_S:
+                    gevent.sleep(REST_S)
+                    began = self._clock.monotonic()
+
+    def page(self, table: Pending, after: Key, most: int) -> list[tuple[Key, int]]:
+        """Return the first pending timers after a key, and their places: at most so many, and at most a slice of the index."""
+        with self.lock:
+            while table.index.sort_in():
+                gevent.sleep(REST_S)
+            return table.page(after, most)
