@@ -36,6 +36,7 @@ from metaq.store.files.filecache import Read
 
 if TYPE_CHECKING:
     from metaq.server.registering.cluster import ClusterWatch
+    from metaq.server.services.brokers import LiveFigures
 
 ANSWER_S: Final = 30.0
 """The longest that a handler may take."""
@@ -76,6 +77,13 @@ class Interior:
         from metaq.server.registering.cluster import ClusterWatch  # noqa: PLC0415
 
         return ClusterWatch(self.registration, self.lasting.seen)
+
+    @cached_property
+    def live(self) -> "LiveFigures":
+        """The state of the broker, for those who watch it."""
+        from metaq.server.services.brokers import LiveFigures  # noqa: PLC0415
+
+        return LiveFigures()
 
 
 class Call:
