@@ -35,6 +35,7 @@ from metaq.server.remoting.sending.header import draft_of, read_header
 from metaq.server.remoting.sending.outcome import RECALL_HANDLE, SendOutcome, Sent
 from metaq.server.remoting.sending.partitions import Partitions
 from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler, failure
+from metaq.server.wire.session import Session
 from metaq.store.files.filecache import ColdRead, Read, read_cached
 from metaq.store.queues.consumequeue import ConsumeQueue
 from metaq.timers.handles import Handle
@@ -164,7 +165,7 @@ class SendHandler:
 
     # -- one message --------------------------------------------------------------------------------------------------
 
-    def sends(self, session: RemotingSession, requests: Sequence[RemotingCommand], at: int) -> int:
+    def sends(self, session: Session, requests: Sequence[RemotingCommand], at: int) -> int:
         """Stage the run of plain sends at ``at``; each reply is owed from then on. Return where the run ends."""
         try:
             self._partitions.refresh()
@@ -188,7 +189,7 @@ class SendHandler:
         return end
 
     def _stage_short(
-        self, session: RemotingSession, opaque: int, serialization: int, fields: dict[str, str], body: bytes, now_ms: int
+        self, session: Session, opaque: int, serialization: int, fields: dict[str, str], body: bytes, now_ms: int
     ) -> Sent | None:
         """Stage one message on the fast path. Return ``None``, with nothing done yet, when the message needs the slow path."""
         try:
@@ -453,7 +454,7 @@ class SendHandler:
 
     # -- what both need -----------------------------------------------------------------------------------------------
 
-    def _owe(self, session: RemotingSession, size: int, sent: list[Sent], requests: int = 1) -> None:
+    def _owe(self, session: Session, size: int, sent: list[Sent], requests: int = 1) -> None:
         """Make the replies owed; they are sent when the turn's append is as durable as promised."""
         turns, outcome = self._turns, session.outcome
         if outcome is None or outcome.turn != turns.number:
