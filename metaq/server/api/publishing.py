@@ -31,7 +31,7 @@ _SUCCESS: Final = int(Response.SUCCESS)
 
 
 class PublishForms(NamedTuple):
-    """What a publish takes, and what is answered."""
+    """The forms of a publish: how it is read, and how it is answered."""
 
     read: Callable[[bytes], Any]
     """Returns the ``MessageInput`` in a body, or raises ``MetaqError``."""

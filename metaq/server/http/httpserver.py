@@ -68,7 +68,7 @@ class Deadline:
 
 
 class _Received(io.RawIOBase):
-    """What comes over a connection, after the bytes that have come already."""
+    """The bytes of a connection: first those that have come already."""
 
     def __init__(self, connection: socket.socket, data: bytes) -> None:
         self._connection = connection
@@ -113,7 +113,7 @@ class _Handler(pywsgi.WSGIHandler):
         self._remember = remember
         self._is_secured = hasattr(connection, "do_handshake")  # ``ssl`` is imported with TLS only
         self.rest: bytes | None = None
-        """What has come of the next request, when the connection goes back to its port."""
+        """The bytes that have come of the next request, when the connection goes back to its port."""
 
     def handle(self) -> None:
         self.deadline = Deadline()

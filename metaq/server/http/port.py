@@ -54,7 +54,7 @@ class HttpPort:
 
     max_unsent_bytes = MOST_UNSENT
     anonymous = Principal(ANONYMOUS)
-    """Who asks is known with a request, and not before."""
+    """The principal of a connection without a request that was understood: it may do nothing."""
 
     def __init__(
         self,
