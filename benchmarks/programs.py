@@ -119,14 +119,15 @@ def run_loads(port: int, *loads: tuple[str, LoadPlan]) -> list[Load]:
     ]
     try:
         deadline = max(plan.deadline_seconds for _, plan in loads)
-        return [_result(process, deadline) for process in running]
+        return [result_of(process, deadline) for process in running]
     finally:
         for process in running:
             process.kill()
             process.communicate()
 
 
-def _result(process: "subprocess.Popen[str]", deadline_seconds: float) -> Load:
+def result_of(process: "subprocess.Popen[str]", deadline_seconds: float) -> Load:
+    """Wait for a load generator, and return its figures; what is no figure raises."""
     out, errors = process.communicate(timeout=deadline_seconds)
     if process.returncode not in {0, 1}:
         raise MeasurementError(errors.strip() or f"load ended with {process.returncode}")

@@ -345,6 +345,7 @@ static struct reply parse_pulled(const char *p, size_t n, const struct ask *ask)
 #include "remoting.h"
 #include "transactions.h"
 #include "leases.h"
+#include "http.h"
 
 static const struct protocol PROTOCOLS[] = {
     {"metaq-put", PUT, NULL, put_metaq, parse_metaq, NULL},
@@ -365,6 +366,7 @@ static const struct protocol PROTOCOLS[] = {
     {"metaq-pop-ack", LEASE, NULL, pop_metaq, parse_leased, NULL, ack_metaq},
     {"metaq-pop-nack", LEASE, NULL, pop_metaq, parse_leased, NULL, nack_metaq, 1},
     {"metaq-push", LEASE, subscribe_metaq, NULL, parse_leased, NULL, ack_pushed},
+    {"http-publish", PUT, NULL, publish_http, parse_http, NULL},
     {"redis-xadd", PUT, NULL, put_redis, parse_xadd, NULL},
     {"redis-xrange", GET, NULL, get_redis, parse_xrange, NULL},
     {"beanstalkd-put", PUT, NULL, put_beanstalkd, parse_beanstalkd, NULL},

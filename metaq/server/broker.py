@@ -166,8 +166,9 @@ class Broker:
         self.metrics = self._make_metrics()
         self.origins = Origins(settings, {})
         reads, reasons, cancels = through_cache(self.run), self.metrics.reasons, self._timing.cancels
-        shown = self.context, self._endpoint, self.holds, reads, reasons, cancels, lambda: self._owner.origins, self._pushes
-        self.site = BrokerSite(Interior(*shown, self.registration, self.lasting, self.leasing.figures))
+        shown = self.context, self._endpoint, self.holds, self.turns, self._sends.sends, reads, reasons, cancels
+        more = lambda: self._owner.origins, self._pushes, self.registration, self.lasting, self.leasing.figures
+        self.site = BrokerSite(Interior(*shown, *more))
         self._take_role()
         self.context.statistics.begin()
 

@@ -18,6 +18,7 @@ class BrokerSite:
         """Prepare the answers of the broker with these parts."""
         self._api = api_site(interior)
         self._console = console_site(interior)
+        self.pace = interior.endpoint.pace
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]

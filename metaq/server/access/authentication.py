@@ -67,6 +67,8 @@ class Authentication:
         self._users: dict[str, User] = {}
         self._principals: dict[str, Principal] = {}
         self._stamp: tuple[int, ...] = ()
+        self.version = 0
+        """Changes when users are read: what was found out about a client by then has to be found out again."""
         self._problem = ""
         self._line = BoundedSemaphore(MOST_CHECKS)
         self._waiting = 0
@@ -125,6 +127,7 @@ class Authentication:
 
     def _take(self, users: dict[str, User]) -> None:
         self._users = users
+        self.version += 1
         self._remembered.clear()
         for name in self._principals.keys() - users.keys():
             self._principals[name].end()

@@ -6,6 +6,7 @@ thread when the first request comes (``metaq.server.api.site``).
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, cast
 
@@ -14,19 +15,21 @@ import msgspec
 from falcon import App, Request, Response
 
 from metaq.engine.pool import run_in_pool
-from metaq.errors import BadRequest, MetaqError
+from metaq.errors import BadRequest, MetaqError, RequestFailed
 from metaq.protocol.remoting.codes import Response as Code
-from metaq.server.access.permissions import Action, denied
+from metaq.server.access.permissions import Action, Principal, denied
 from metaq.server.api.events import events
 from metaq.server.api.openapi import EVENTS, document
 from metaq.server.api.operations import OPERATIONS, ROOT, Form, Operation
 from metaq.server.api.origin import check_origin
 from metaq.server.api.page import page_of_document
-from metaq.server.api.problems import CONTENT_TYPE, ProblemDetails, problem_of, problem_with
+from metaq.server.api.problems import ProblemDetails, problem_headers, problem_of, problem_with
+from metaq.server.api.publishing import ROW_HEADERS, PublishForms, Publishing
 from metaq.server.http.bounded import ADMITTED, FRAMES, Application
-from metaq.server.http.http import DEADLINE, address_of, principal_of
+from metaq.server.http.http import DEADLINE, SHORT_WAY, address_of, principal_of
 from metaq.server.services.call import Call, Interior
 from metaq.server.services.rows import read_input
+from metaq.server.services.sending import MessageInput, publish, published
 
 logger = logging.getLogger(__name__)
 
@@ -35,17 +38,20 @@ _ANYTHING: Final = (Action.INSPECT, Action.PUBLISH, Action.SUBSCRIBE, Action.CON
 _LONGEST_QUERY: Final = 8192
 
 
-def make_application(interior: Interior) -> Application:
-    """Return the application; ``metaq.server.api.site`` bounds its work."""
+def make_application(interior: Interior, is_stopped: Callable[[], bool]) -> Application:
+    """Return the application; ``metaq.server.api.site`` bounds its work, and stops it."""
     app: App[Request, Response] = App(media_type=_JSON)
     app.req_options.strip_url_path_trailing_slash = True
     app.set_error_serializer(_serialize)
     app.add_error_handler(Exception, _unexpected)
     app.add_error_handler(MetaqError, _refused)
+    forms = PublishForms(_reader(MessageInput), _published_row, partial(_publish_refused, interior))
+    publishing = Publishing(interior.context, interior.endpoint, interior.turns, interior.sends, forms, is_stopped)
     by_path: dict[str, _Resource] = {}
     for operation in OPERATIONS:
         resource = by_path.setdefault(operation.path, _Resource())
-        resource.add(operation.method, _Responder(operation, interior))
+        responder = _Responder(operation, interior, publishing if operation.service is publish else None)
+        resource.add(operation.method, responder)
     for path, resource in by_path.items():
         app.add_route(f"{ROOT}{path}", resource)
     described = document()
@@ -86,10 +92,11 @@ class _Moved:
 class _Responder:
     """Does one operation."""
 
-    def __init__(self, operation: Operation, interior: Interior) -> None:
+    def __init__(self, operation: Operation, interior: Interior, publishing: Publishing | None) -> None:
         self._operation = operation
+        self._publishing = publishing
         self._takes = operation.takes
-        self._decoder = None if self._takes.body is None else msgspec.json.Decoder(self._takes.body)
+        self._read = None if self._takes.body is None else _reader(self._takes.body)
         self._encoder = msgspec.json.Encoder()
         self._interior = interior
 
@@ -98,6 +105,7 @@ class _Responder:
         request.context.is_known = True  # as long as the reason is not who asks
         check_origin(request.env, self._interior)
         request.context.is_known = not authentication.has_users
+        version = authentication.version
         principal = principal_of(authentication, request.env)
         request.context.is_known |= principal.named
         request.context.by = principal.name
@@ -109,7 +117,8 @@ class _Responder:
         address = address_of(request.env), int(request.env.get("REMOTE_PORT") or 0)
         call = Call(self._interior, principal, address)
         try:
-            result = self._operation.service(call, **self._inputs(request, path))
+            inputs = self._inputs(request, path)
+            result = self._operation.service(call, **inputs)
         except BaseException:
             call.end()
             raise
@@ -122,8 +131,10 @@ class _Responder:
             response.stream = events(call, result, request.env[DEADLINE])
             return
         call.end()
-        response.set_header("Cache-Control", "no-store")
+        response.set_headers(ROW_HEADERS)
         response.data = self._encoder.encode(result)
+        if self._publishing is not None and SHORT_WAY in request.env:
+            request.env[SHORT_WAY](self._publishing.short_way(principal, version, inputs["topic"]))
         if self._operation.is_change and getattr(result, "applied", True):  # a preview changes nothing
             self._note(request)
 
@@ -140,11 +151,11 @@ class _Responder:
             found["query"] = read_input(query, self._takes.query, "the query")
         elif query:
             raise BadRequest(f"this operation takes no query, and {min(query)[:40]!r} is in it")
-        if self._decoder is not None:
-            found["body"] = self._body(request)
+        if self._read is not None:
+            found["body"] = self._read(self._body(request))
         return found
 
-    def _body(self, request: Request) -> Any:
+    def _body(self, request: Request) -> bytes:
         kind = (request.content_type or "").partition(";")[0].strip().lower()
         if kind != _JSON:  # a page of another site cannot send this type without being asked whether it may
             raise falcon.HTTPUnsupportedMediaType(description=f"the body must be {_JSON}, as the header Content-Type says")
@@ -155,12 +166,20 @@ class _Responder:
         if size > most:
             raise falcon.HTTPContentTooLarge(description=f"a body of {size} bytes is over the limit of {most}")
         request.env[ADMITTED](size)
-        data = request.bounded_stream.read(size)
-        assert self._decoder is not None
+        return request.bounded_stream.read(size)
+
+
+def _reader(kind: Any) -> Callable[[bytes], Any]:
+    """Return what reads a body of a type, and raises ``BadRequest``."""
+    decoder = msgspec.json.Decoder(kind)
+
+    def read(data: bytes) -> Any:
         try:
-            return self._decoder.decode(data)
+            return decoder.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # a ValidationError is a DecodeError
             raise BadRequest(f"the body: {error}") from error
+
+    return read
 
 
 def _websocket() -> Any:
@@ -179,6 +198,21 @@ def _query(request: Request) -> dict[str, str]:
             raise BadRequest(f"{name[:40]!r} is in the query {len(value)} times")
         found[name] = value
     return found
+
+
+# -- publishes that have a short way ----------------------------------------------------------------------------------
+
+
+def _published_row(*given: Any) -> bytes:
+    return msgspec.json.encode(published(*given))
+
+
+def _publish_refused(
+    interior: Interior, error: MetaqError, outcome: str, principal: Principal
+) -> tuple[str, Mapping[str, str], bytes]:
+    is_known = principal.named or not interior.endpoint.authentication.has_users
+    found = problem_of(RequestFailed(error.code, f"the message {outcome}: {error}"), is_known=is_known)
+    return f"{found.status} {found.title}", problem_headers(found), msgspec.json.encode(found)
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
@@ -215,10 +249,5 @@ def _without_words(status: int) -> str:
 
 def _write(response: Response, found: ProblemDetails, error: MetaqError | None = None) -> None:
     response.status = f"{found.status} {found.title}"
-    response.content_type = CONTENT_TYPE
     response.data = msgspec.json.encode(found)
-    if found.status == HTTPStatus.UNAUTHORIZED:
-        response.set_header("WWW-Authenticate", 'Basic realm="metaq"')
-    wait_ms = getattr(error, "retry_after_ms", None)
-    if found.status == HTTPStatus.SERVICE_UNAVAILABLE:
-        response.set_header("Retry-After", str(max(1, -(-(wait_ms or 1000) // 1000))))
+    response.set_headers(problem_headers(found, getattr(error, "retry_after_ms", None)))

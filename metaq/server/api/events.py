@@ -1,5 +1,6 @@
 """Streams of rows as server-sent events: one row at a time, and no further than the reader reads."""
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -14,6 +15,8 @@ from metaq.server.services.messages import StoredMessage
 STEP_S: Final = 30.0
 """The longest that a row may take to come and to be read; a tail without messages says so more often."""
 _QUIET: Final = b": nothing new\n\n"
+_last: Final[deque[tuple[Any, bytes]]] = deque(maxlen=1)
+"""The last row that several streams may have, and its event."""
 
 
 def events(call: Call, rows: Iterator[Any], deadline: Deadline) -> Iterator[bytes]:
@@ -35,5 +38,12 @@ def events(call: Call, rows: Iterator[Any], deadline: Deadline) -> Iterator[byte
 
 
 def _event(row: Any) -> bytes:
-    mark = f"id: {row.partition}-{row.offset}\n".encode() if isinstance(row, StoredMessage) else b""
-    return mark + b"data: " + msgspec.json.encode(row) + b"\n\n"
+    if isinstance(row, StoredMessage):
+        return f"id: {row.partition}-{row.offset}\n".encode() + _data(row)
+    if not _last or _last[0][0] is not row:  # what many watch is one row
+        _last.append((row, _data(row)))
+    return _last[0][1]
+
+
+def _data(row: Any) -> bytes:
+    return b"data: " + msgspec.json.encode(row) + b"\n\n"

@@ -61,6 +61,16 @@ def problem_of(error: MetaqError, *, is_known: bool) -> ProblemDetails:
     return problem_with(status, error.told, error.code, retriable=retriable)
 
 
+def problem_headers(found: ProblemDetails, retry_after_ms: int | None = None) -> dict[str, str]:
+    """Return the headers of a problem's answer, without those of its length and date."""
+    headers = {"content-type": CONTENT_TYPE}
+    if found.status == HTTPStatus.UNAUTHORIZED:
+        headers["www-authenticate"] = 'Basic realm="metaq"'
+    if found.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        headers["retry-after"] = str(max(1, -(-(retry_after_ms or 1000) // 1000)))
+    return headers
+
+
 def _status_of(error: MetaqError) -> HTTPStatus:
     if isinstance(error, TimerDelivered):
         return HTTPStatus.CONFLICT

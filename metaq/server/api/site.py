@@ -1,6 +1,6 @@
 """The API as the HTTP port has it: the bounds of its work, and the answer to those that it cannot take."""
 
-from functools import partial
+from collections.abc import Callable
 from typing import Final
 
 import orjson
@@ -13,7 +13,8 @@ BOUNDS: Final = SiteBounds(calls=128, bodies_bytes=64 * 1024 * 1024, answer_s=AN
 
 def api_site(interior: Interior) -> BoundedSite:
     """Return the API of the broker with these parts."""
-    return BoundedSite(partial(_made_of, interior), BOUNDS, _busy)
+    site = BoundedSite(lambda: _made_of(interior, lambda: site.stopped), BOUNDS, _busy)
+    return site
 
 
 def _busy(reason: str) -> tuple[str, bytes]:
@@ -21,8 +22,8 @@ def _busy(reason: str) -> tuple[str, bytes]:
     return "application/problem+json", orjson.dumps({**content, "type": "about:blank"})
 
 
-def _made_of(interior: Interior) -> Application:
+def _made_of(interior: Interior, is_stopped: Callable[[], bool]) -> Application:
     """Return the application. It takes 12 MB and some tenths of a second to import: only who uses it pays for it."""
     from metaq.server.api.application import make_application  # noqa: PLC0415
 
-    return make_application(interior)
+    return make_application(interior, is_stopped)

@@ -18,7 +18,7 @@ Readiness, while a store is recovered and later::
      "recovery":{"step":"reading the log","done":1073741824,"total":4294967296,"unit":"bytes","seconds":12.4}}
     {"ready":false,"state":"serving","reasons":["no room: …"],"role":"master"}
 
-``metaq.server.http.httpserver`` manages the connections.
+``metaq.server.http.port`` manages the connections.
 """
 
 import base64
@@ -27,35 +27,31 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import gevent
 import orjson
-from gevent import get_hub, socket
 
 import metaq
 from metaq.address import LOOPBACK, Address, parse_listen
 from metaq.config import Settings
 from metaq.engine.figures.metrics import CONTENT_TYPE, Family, Histogram, Metric, MetricKind
-from metaq.engine.pool import run_in_pool
 from metaq.errors import AccessDenied, ConfigError, Overloaded
 from metaq.form import FORM
 from metaq.replication.peers import Certificate
 from metaq.server.access.authentication import Authentication
 from metaq.server.access.permissions import Action, Principal, demand
+from metaq.server.http.port import HttpPort
 from metaq.server.http.process import PROCESS, process_families
 from metaq.server.http.scrapes import Scrapes
 from metaq.server.wire.listeners import IPV4_IN_IPV6, Listener, resolve
+from metaq.server.wire.pace import Pace
 from metaq.store.files.filecache import Rest
 from metaq.store.recovery.progress import RecoveryStep
-
-if TYPE_CHECKING:
-    from metaq.server.http.httpserver import HttpServer
 
 logger = logging.getLogger(__name__)
 
 NONE: Final = "none"
-_READABLE: Final = 1
 WATCH_S: Final = 0.1
 """Interval at which the lateness of the loop is measured."""
 STALL_BOUNDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -112,11 +108,25 @@ Answer = tuple[str, str, bytes]
 Environ = Mapping[str, Any]
 """A request, as WSGI represents it."""
 StartResponse = Callable[..., Any]
-Site = Callable[[Environ, StartResponse], Iterable[bytes]]
-"""The WSGI application that answers at ``/`` and below ``SITES``."""
+
+
+class Site(Protocol):
+    """The WSGI application that answers at ``/`` and below ``SITES``."""
+
+    def __call__(self, environ: Environ, start_response: StartResponse, /) -> Iterable[bytes]: ...
+
+    @property
+    def pace(self) -> Pace:
+        """The pace of the loop that its requests keep to."""
+        ...
+
+
 SITES: Final = ("/api", "/console")
 DEADLINE: Final = "metaq.deadline"
 """The name in a request's environment under which its ``Deadline`` is (``metaq.server.http.httpserver``)."""
+SHORT_WAY: Final = "metaq.short_way"
+"""The name in a request's environment of a function that has a ``Take`` answer requests with the same head from now on
+(``metaq.server.http.session``). It is there when the head is a usual one."""
 UNAUTHORIZED: Final = "401 Unauthorized"
 UNAVAILABLE: Final = "503 Service Unavailable"
 
@@ -139,11 +149,8 @@ class Monitor:
         self._has_users = bool(settings.users_file)
         self._stalls = Histogram(STALL_BOUNDS)
         self._scrapes = Scrapes(self._families)
-        self._listening: socket.socket | None = None
         self._certificate: Certificate | None = None
-        self._first: Any = None
-        """The watcher for the first connection."""
-        self._server: HttpServer | None = None
+        self._port: HttpPort | None = None
         self._watcher: Any = None
         self.address: Address | None = None
         """The address of the port; ``None`` when there is none."""
@@ -158,20 +165,11 @@ class Monitor:
         listener.listen()
         self.address = listener.address
         self._certificate = Certificate(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
-        self._listening = socket.socket(fileno=listener.socket.detach())
-        self._first = get_hub().loop.io(self._listening.fileno(), _READABLE)
-        self._first.start(self._begin)
+        self._port = HttpPort(listener.socket, self._answer, self._certificate, self._pace)
 
-    def _begin(self) -> None:
-        """Begin to serve, now that there is a first connection."""
-        self._first.stop()
-        gevent.spawn(self._serve)
-
-    def _serve(self) -> None:
-        make = run_in_pool(_server_class)
-        if self._listening is not None:
-            self._server = make(self._listening, self._answer, self._certificate)
-            self._server.start()
+    def _pace(self) -> Pace | None:
+        site = self._site()
+        return None if site is None else site.pace
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -200,7 +198,7 @@ class Monitor:
         """
         self._state, self._step, self._monitored, self._authentication = Stage.SERVING, None, monitored, authentication
         self._site = site
-        if self._listening is not None:
+        if self._port is not None:
             self._watcher = gevent.spawn(self._watch_loop)
 
     def stopping(self) -> None:
@@ -211,13 +209,9 @@ class Monitor:
         """Close the port."""
         if self._watcher is not None:
             self._watcher.kill()
-        if self._first is not None:
-            self._first.close()
-        if self._listening is not None:
-            self._listening.close()
-            self._listening = None
-        if self._server is not None:
-            self._server.stop(timeout=0)
+        if self._port is not None:
+            self._port.close()
+            self._port = None
 
     def _watch_loop(self) -> None:
         while True:
@@ -358,10 +352,3 @@ def _plain(status: str, text: str) -> Answer:
 
 def _json(status: str, content: Mapping[str, object]) -> Answer:
     return status, "application/json", orjson.dumps(content, option=orjson.OPT_APPEND_NEWLINE)
-
-
-def _server_class() -> "type[HttpServer]":
-    """Return the class of the server. It takes 3 MB and 30 ms to import, so that happens when it is needed, in a thread."""
-    from metaq.server.http.httpserver import HttpServer  # noqa: PLC0415
-
-    return HttpServer

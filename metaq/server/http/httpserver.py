@@ -1,12 +1,13 @@
-"""The connections of the HTTP port: they carry requests one after the other, in TLS or not, and none can keep others out.
+"""The long way of a request: a greenlet reads it by all rules, in TLS or not, and runs a WSGI application for its answer.
 
 A connection has ``CONNECTION_S`` for the handshake, and again for each request: its coming, its bytes, and reading the answer.
-Whoever answers can change what is left (``Deadline``). There are at most ``MOST_CONNECTIONS`` at once. When one more arrives,
-the oldest that has not sent a whole request is closed; if all have, the oldest of all. So a client that sends its request at
-once finds room, however many others send nothing.
+Whoever answers can change what is left (``Deadline``). After the answer the connection goes back to its port
+(``metaq.server.http.port``), which may have a short way for the next request; one in TLS stays.
 """
 
+import io
 import logging
+import socket as std_socket
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
@@ -16,15 +17,13 @@ import gevent
 from gevent import get_hub, pywsgi, socket
 
 from metaq.replication.peers import TLS, Certificate
-from metaq.server.http.http import DEADLINE
+from metaq.server.http.http import DEADLINE, SHORT_WAY
+from metaq.server.http.port import CONNECTION_S, Away
 from metaq.server.http.requesthead import Head, read_head
+from metaq.server.http.session import Take
 
 logger = logging.getLogger(__name__)
 
-MOST_CONNECTIONS: Final = 256
-"""Half of them for streams of events (``metaq.server.http.bounded``); each takes some 40 KB."""
-CONNECTION_S: Final = 10.0
-"""Prometheus's own default timeout."""
 MOST_JOINED: Final = 16 * 1024
 """Bytes of a body that are copied after their head: that costs less than a second call."""
 
@@ -68,12 +67,53 @@ class Deadline:
             self._greenlet.throw(gevent.Timeout)
 
 
+class _Received(io.RawIOBase):
+    """The bytes of a connection: first those that have come already."""
+
+    def __init__(self, connection: socket.socket, data: bytes) -> None:
+        self._connection = connection
+        self._data = memoryview(data)
+        self._is_over = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        size = min(len(buffer), len(self._data))
+        if size:
+            buffer[:size], self._data = self._data[:size], self._data[size:]
+            return size
+        return None if self._is_over else self._connection.recv_into(buffer)
+
+    def end(self, buffered: io.BufferedReader) -> bytes:
+        """Receive no more, and return what has come that nobody has read."""
+        self._is_over = True
+        return buffered.peek() + bytes(self._data)
+
+
 class _Handler(pywsgi.WSGIHandler):
     """Reads heads in a fifth of pywsgi's time, sends an answer in one piece, and writes no log of lost connections."""
 
     server: "HttpServer"
     deadline: Deadline
     head: Head
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        address: Any,
+        server: "HttpServer",
+        data: bytes,
+        away: Away,
+        remember: Callable[[Take], None],
+    ) -> None:
+        self._received = _Received(connection, data)
+        super().__init__(connection, address, server, io.BufferedReader(self._received))  # type: ignore[call-arg] # types of an old gevent
+        self._away = away
+        self._remember = remember
+        self._is_secured = hasattr(connection, "do_handshake")  # ``ssl`` is imported with TLS only
+        self.rest: bytes | None = None
+        """The bytes that have come of the next request, when the connection goes back to its port."""
 
     def handle(self) -> None:
         self.deadline = Deadline()
@@ -83,9 +123,13 @@ class _Handler(pywsgi.WSGIHandler):
             self.deadline.end()
 
     def handle_one_request(self) -> Any:
-        self.server.waits()
+        self._away.waits()
         self.deadline.within(CONNECTION_S)
-        return super().handle_one_request()
+        result = super().handle_one_request()
+        if result is True and not self._is_secured:
+            self.rest = self._received.end(self.rfile)
+            cast(Any, self).socket = None  # pywsgi neither reads on nor closes it
+        return result
 
     def read_request(self, raw_requestline: str) -> bool:  # type: ignore[override] # the types of gevent are those of an old one
         self.head = head = read_head(raw_requestline, self.rfile.readline)
@@ -115,14 +159,15 @@ class _Handler(pywsgi.WSGIHandler):
             "REMOTE_PORT": str(port),
             "wsgi.input": self.rfile if head.wants_upgrade else self.wsgi_input,
             "wsgi.input_terminated": not head.wants_upgrade,
-            # ``ssl`` is imported with TLS only
-            "wsgi.url_scheme": "https" if hasattr(self.socket, "do_handshake") else "http",
+            "wsgi.url_scheme": "https" if self._is_secured else "http",
             DEADLINE: self.deadline,
         }
+        if head.is_usual and not self._is_secured:
+            environ[SHORT_WAY] = self._remember
         return environ
 
     def handle_one_response(self) -> None:
-        self.server.asked()
+        self._away.asked = True
         super().handle_one_response()
         if self.connection_upgraded:  # what comes next over it is no request
             self.close_connection = True
@@ -154,49 +199,45 @@ class _Handler(pywsgi.WSGIHandler):
 
 
 class HttpServer(pywsgi.WSGIServer):
-    """One port. A first byte of TLS starts a handshake, as on every other port."""
+    """The long way. A first byte of TLS starts a handshake, as on every other port."""
 
     def __init__(
-        self, listening: socket.socket, answer: Callable[..., Iterable[bytes]], certificate: Certificate | None
+        self, address: tuple[str, int], answer: Callable[..., Iterable[bytes]], certificate: Certificate | None
     ) -> None:
-        """Prepare the server. ``answer`` is a WSGI application."""
+        """Prepare the server of an address. It is never started: ``serve`` gets its connections. ``answer`` is a WSGI
+        application."""
         # without a name, pywsgi would look up its own in DNS and wait for that
-        environ = {"SERVER_NAME": listening.getsockname()[0]}
-        super().__init__(listening, answer, log=None, error_log=None, environ=environ, handler_class=_Handler)
+        environ = {"SERVER_NAME": address[0], "SERVER_PORT": str(address[1])}
+        super().__init__(address, answer, log=None, error_log=None, environ=environ, handler_class=_Handler)
         self._certificate = certificate
-        self._connections: dict[Any, bool] = {}
-        """By greenlet, the oldest first: true while the connection waits for an answer to a whole request."""
 
-    def waits(self) -> None:
-        """Record that the current greenlet's connection waits for its next request: among those that do, it is the youngest."""
-        if self._connections.pop(gevent.getcurrent(), None) is not None:  # else it was dropped to make room
-            self._connections[gevent.getcurrent()] = False
+    def serve(
+        self, connection: std_socket.socket, address: Any, data: bytes, away: Away, remember: Callable[[Take], None]
+    ) -> tuple[std_socket.socket, Any, bytes] | None:
+        """Answer the next request of a connection, from which ``data`` has come already; in TLS, all.
 
-    def asked(self) -> None:
-        """Record that the current greenlet's connection has sent a request."""
-        if gevent.getcurrent() in self._connections:
-            self._connections[gevent.getcurrent()] = True
-
-    def handle(self, connection: socket.socket, address: Any) -> None:
-        """Handle one connection from its first byte to its last."""
-        if len(self._connections) >= MOST_CONNECTIONS:
-            self._end_oldest()
-        self._connections[gevent.getcurrent()] = False
+        Return the connection for its next request, its client's address, and what has come of that; ``None`` when it is closed.
+        """
+        plain = socket.socket(connection.family, connection.type, fileno=connection.detach())
         try:
-            connection.setsockopt(
-                socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-            )  # else an answer may wait 40 ms for an acknowledgement
             with gevent.Timeout(CONNECTION_S):
-                secured = self._secured(connection)
-            super().handle(secured, address)
+                secured = self._secured(plain, data)
+            handler = _Handler(secured, address, self, data, away, remember)
+            handler.handle()
+            if handler.rest is None:
+                return None
+            back = std_socket.socket(plain.family, plain.type, fileno=plain.detach())
+            back.setblocking(False)
+            return back, address, handler.rest
         except (OSError, gevent.Timeout) as error:  # the client is gone, or too slow
             logger.debug("http connection lost reason=%s", error)
+            return None
         finally:
-            self._connections.pop(gevent.getcurrent(), None)
+            plain.close()
 
-    def _secured(self, connection: socket.socket) -> socket.socket:
+    def _secured(self, connection: socket.socket, data: bytes) -> socket.socket:
         """Return the connection, in TLS when it begins with a handshake. Raise ``OSError`` when that fails."""
-        if self._certificate is None or connection.recv(1, socket.MSG_PEEK) != bytes((TLS,)):
+        if self._certificate is None or data or connection.recv(1, socket.MSG_PEEK) != bytes((TLS,)):
             return connection
         secured = self._certificate.secured(connection)
         try:
@@ -205,10 +246,3 @@ class HttpServer(pywsgi.WSGIServer):
             secured.close()
             raise
         return secured
-
-    def _end_oldest(self) -> None:
-        silent = (connection for connection, asked in self._connections.items() if not asked)
-        oldest = next(silent, None) or next(iter(self._connections))
-        del self._connections[oldest]
-        logger.info("http connection dropped reason=%d others are open, too", MOST_CONNECTIONS)
-        oldest.kill(block=False)

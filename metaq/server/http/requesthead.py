@@ -57,6 +57,12 @@ class Head(NamedTuple):
         return wanted == "keep-alive" if self.version == "HTTP/1.0" else wanted != "close"
 
     @property
+    def is_usual(self) -> bool:
+        """True when it says nothing about the connection or the transfer, beside the length of the body."""
+        plain = self.version == "HTTP/1.1" and self.goes_on and self.length is not None
+        return plain and not ("expect" in self.fields or "upgrade" in self.fields)
+
+    @property
     def wants_upgrade(self) -> bool:
         return self.fields.get("upgrade", "").lower() == "websocket"
 

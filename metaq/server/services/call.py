@@ -19,6 +19,7 @@ from metaq.engine.context import Context
 from metaq.engine.hold import Holds
 from metaq.engine.leases.figures import LeaseFigures
 from metaq.engine.timers.cancelling import Cancels
+from metaq.engine.turn import Turns
 from metaq.errors import Fenced, MetaqError, Overloaded, RequestFailed
 from metaq.protocol.remoting.codes import JSON, RESPONSE_FLAG, VERSION, Request, Response
 from metaq.protocol.remoting.frames import FrameReader, RemotingCommand
@@ -31,11 +32,12 @@ from metaq.server.reload import Origins
 from metaq.server.remoting.session import RemotingSession, RunHandler
 from metaq.server.text.push import PushHandler
 from metaq.server.wire.memory import Memory
-from metaq.server.wire.session import Buffer
+from metaq.server.wire.session import Buffer, Session
 from metaq.store.files.filecache import Read
 
 if TYPE_CHECKING:
     from metaq.server.registering.cluster import ClusterWatch
+    from metaq.server.services.brokers import LiveFigures
 
 ANSWER_S: Final = 30.0
 """The longest that a handler may take."""
@@ -43,7 +45,8 @@ AT_ONCE: Final = 32
 """Messages, or other things of some 50 µs each, that one call works on before others run for"""
 REST_S: Final = 0.001
 """seconds; with a sleep of 0, connections would not go on."""
-_LANGUAGE: Final = "HTTP"
+HTTP: Final = "HTTP"
+"""The language that requests inside of the process name."""
 _UNBOUNDED: Final = 1 << 30
 """Answers inside of the process are read at once, and ``metaq.server.http.bounded`` bounds how many calls there are."""
 
@@ -55,6 +58,9 @@ class Interior:
     context: Context
     endpoint: Endpoint
     holds: Holds
+    turns: Turns
+    sends: Callable[[Session, Sequence[RemotingCommand], int], int]
+    """Stages the run of plain sends at an index (``SendHandler.sends``)."""
     read: Read
     """Reads of the store, for which the greenlet waits."""
     reasons: Callable[[], list[str]]
@@ -76,6 +82,13 @@ class Interior:
         from metaq.server.registering.cluster import ClusterWatch  # noqa: PLC0415
 
         return ClusterWatch(self.registration, self.lasting.seen)
+
+    @cached_property
+    def live(self) -> "LiveFigures":
+        """The state of the broker, for those who watch it."""
+        from metaq.server.services.brokers import LiveFigures  # noqa: PLC0415
+
+        return LiveFigures()
 
 
 class Call:
@@ -127,7 +140,7 @@ class Call:
         if isinstance(answer, MetaqError):
             if answer.code not in also:
                 raise answer
-            return RemotingCommand(answer.code, 0, RESPONSE_FLAG, {}, b"", str(answer), _LANGUAGE, VERSION, JSON)
+            return RemotingCommand(answer.code, 0, RESPONSE_FLAG, {}, b"", str(answer), HTTP, VERSION, JSON)
         if answer.code != Response.SUCCESS and answer.code not in also:
             raise failed(answer)
         return answer
@@ -194,7 +207,7 @@ class _Inside:
     def begin(self, code: int, fields: dict[str, str], body: bytes) -> int:
         """Hand a request to its handler; return the number under which its answer comes."""
         self._last += 1
-        request = RemotingCommand(code, self._last, 0, fields, body, None, _LANGUAGE, VERSION, JSON)
+        request = RemotingCommand(code, self._last, 0, fields, body, None, HTTP, VERSION, JSON)
         try:
             needs, handler = self._endpoint.answering(code)
             needs.check_size(request)

@@ -20,8 +20,9 @@ from metaq.protocol.spans import Spans
 from metaq.server.access.permissions import Action
 from metaq.server.services.call import REST_S, Call
 from metaq.server.services.messages import MessagesRead, PartitionReader, StoredMessage, by_offset_id, topic_of_reader
+from metaq.server.services.outgoing import PreparedSend, new_id, outgoing, sent_again
 from metaq.server.services.rows import Input, Name, NamesQuery, Number, OffsetId, Output, RowPage, page_of
-from metaq.server.services.sending import MessageInput, PreparedSend, new_id, outgoing, send_all, sent_again
+from metaq.server.services.sending import MessageInput, send_all
 from metaq.server.services.topics import number_of_messages, topic_of
 
 MOST_LETTERS = 256
@@ -175,7 +176,7 @@ def _to_group(call: Call, group: str, letter: ReceivedMessage) -> PreparedSend:
     properties = {name: value for name, value in letter.properties.items() if name not in (DELAY, DEDUPE_ID)}
     properties[UNIQUE_KEY] = new_id()
     body, sys_flag = letter._packed()
-    return sent_again(call, f"{RETRY_PREFIX}{group}", body, properties, sys_flag, letter.flag)
+    return sent_again(f"{RETRY_PREFIX}{group}", body, properties, sys_flag, letter.flag)
 
 
 def _to_topic(call: Call, group: str, letter: ReceivedMessage) -> PreparedSend:
@@ -192,7 +193,7 @@ def _to_topic(call: Call, group: str, letter: ReceivedMessage) -> PreparedSend:
         ordering_key=letter.properties.get(SHARDING_KEY),
         priority=letter.priority,
     )
-    return outgoing(call, letter.topic, message)
+    return outgoing(call.context, letter.topic, message)
 
 
 # -- discarding -------------------------------------------------------------------------------------------------------

@@ -1,35 +1,25 @@
 """Messages that users publish: one or many, to any partition, now or later."""
 
-from base64 import b64decode
-from binascii import Error as NotBase64
-from collections.abc import Mapping, Sequence
-from itertools import count
-from typing import Annotated, NamedTuple
+from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from metaq.client.connecting.identity import UniqueIds
-from metaq.client.message import SendStatus, message_properties
-from metaq.client.sending.sending import send_fields
-from metaq.errors import BadRequest, MetaqError
+from metaq.client.message import SendStatus
+from metaq.errors import MetaqError
 from metaq.message import LONGEST_WINDOW_MS
-from metaq.protocol.properties import DEDUPE_ID, PRIORITY, SHARDING_KEY, TIMER_DELAY, TIMER_DELIVER, UNIQUE_KEY
-from metaq.protocol.record import java_hash
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.recall import decode_recall
 from metaq.server.remoting.sending.outcome import RECALL_HANDLE
 from metaq.server.services.call import Call, failed
+from metaq.server.services.outgoing import PreparedSend, outgoing
 from metaq.server.services.rows import Input, Name, Output, Partition, UnixMs
 
 MOST_MESSAGES = 1000
 """Messages in one request."""
-PRODUCER = "metaq_rest"
-"""The producer group under which messages are sent."""
 _STATUSES = {status.value: status.name for status in SendStatus}
-_ids = UniqueIds("127.0.0.1")
-_turns = count()
 
 Text = Annotated[str, Meta(max_length=4096)]
 
@@ -97,30 +87,22 @@ class PublishedMany(Output, frozen=True):
     outcomes: list[MessageOutcome]
 
 
-class PreparedSend(NamedTuple):
-    """A message as it is sent: the id that it gets, and the fields and the body of the request that sends it."""
-
-    id: str
-    fields: Mapping[str, str]
-    body: bytes
-
-
 def publish(call: Call, topic: Name, body: MessageInput) -> Published:
     """Store one message, and return where it is."""
-    made = outgoing(call, topic, body)
+    made = outgoing(call.context, topic, body)
     [answer] = call.ask_all(Request.SEND_MESSAGE_V2, [made[1:]])
     if isinstance(answer, MetaqError):
         raise answer
     if answer.code not in _STATUSES:
         raise failed(answer)
-    return _published(topic, made.id, answer)
+    return _answered(topic, made.id, answer)
 
 
 def publish_many(call: Call, topic: Name, body: MessagesInput) -> PublishedMany:
     """Store messages one by one; say of each where it is, or why it was refused."""
     made = []
     for number, message in enumerate(body.messages, 1):  # all are looked at before the first is stored
-        made.append(outgoing(call, topic, message))
+        made.append(outgoing(call.context, topic, message))
         call.rest_after(number)
     answers = call.ask_all(Request.SEND_MESSAGE_V2, [each[1:] for each in made])
     outcomes = [_outcome(topic, each.id, answer) for each, answer in zip(made, answers, strict=True)]
@@ -137,80 +119,28 @@ def send_all(call: Call, messages: Sequence[PreparedSend]) -> list[str | MetaqEr
     ]
 
 
-def sent_again(call: Call, topic: str, body: bytes, properties: Mapping[str, str], sys_flag: int, flag: int) -> PreparedSend:
-    """Return a stored message as it is sent to the first partition of a topic with these properties."""
-    text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
-    return PreparedSend(properties[UNIQUE_KEY], {**send_fields(PRODUCER, topic, text, sys_flag, flag), "e": "0"}, body)
-
-
-def new_id() -> str:
-    """Return an id that no other message has."""
-    return _ids.next()
-
-
-def body_bytes(text: str, encoded: str | None) -> bytes:
-    """Return the bytes of a body that is given as text, or in base64. Raise ``BadRequest``."""
-    if encoded is None:
-        return text.encode()
-    if text:
-        raise BadRequest("a message has a body or a body_base64, not both")
-    try:
-        return b64decode(encoded, validate=True)
-    except (NotBase64, ValueError) as error:
-        raise BadRequest(f"body_base64 is not base64: {error}") from error
-
-
-def outgoing(call: Call, topic: str, message: MessageInput) -> PreparedSend:
-    """Return a message as it is sent. Raise ``BadRequest``."""
-    if message.delay_ms is not None and message.deliver_at_ms is not None:
-        raise BadRequest("a message has a delay_ms or a deliver_at_ms, not both")
-    ident = new_id()
-    own = {
-        SHARDING_KEY: message.ordering_key,
-        PRIORITY: None if message.priority is None else str(message.priority),
-        TIMER_DELAY: None if message.delay_ms is None else str(message.delay_ms),
-        TIMER_DELIVER: None if message.deliver_at_ms is None else str(message.deliver_at_ms),
-        DEDUPE_ID: message.id,
-    }
-    given = {name: value for name, value in own.items() if value}
-    properties = message_properties(ident, message.tag, message.keys, message.properties, given)
-    text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
-    fields = {**send_fields(PRODUCER, topic, text), "e": str(_partition(call, topic, message))}
-    return PreparedSend(ident, fields, body_bytes(message.body, message.body_base64))
-
-
-def _partition(call: Call, topic: str, message: MessageInput) -> int:
-    if message.partition is not None:
-        return message.partition
-    partitions = _partitions(call, topic)
-    if not partitions:
-        return 0
-    if message.ordering_key is not None:
-        return abs(java_hash(message.ordering_key)) % partitions
-    return next(_turns) % partitions
-
-
-def _partitions(call: Call, topic: str) -> int:
-    known = call.context.topics.get(topic)
-    return 0 if known is None else known.partitions
-
-
 def _outcome(topic: str, ident: str, answer: RemotingCommand | MetaqError) -> MessageOutcome:
     if isinstance(answer, RemotingCommand):
         if answer.code in _STATUSES:
-            return MessageOutcome(published=_published(topic, ident, answer))
+            return MessageOutcome(published=_answered(topic, ident, answer))
         answer = failed(answer)
     return MessageOutcome(refused=RefusedMessage(detail=str(answer), code=answer.code, retriable=answer.retriable))
 
 
-def _published(topic: str, ident: str, answer: RemotingCommand) -> Published:
+def _answered(topic: str, ident: str, answer: RemotingCommand) -> Published:
     fields = answer.fields
+    place = int(fields["queueId"]), int(fields["queueOffset"])
+    return published(topic, ident, answer.code, fields["msgId"], *place, fields.get(RECALL_HANDLE))
+
+
+def published(topic: str, ident: str, code: int, offset_id: str, partition: int, offset: int, recall: str | None) -> Published:
+    """Return what is said of a message that was stored; ``recall`` is its handle in RocketMQ's form."""
     return Published(
         id=ident,
-        offset_id=fields["msgId"],
+        offset_id=offset_id,
         topic=topic,
-        partition=int(fields["queueId"]),
-        offset=int(fields["queueOffset"]),
-        status=_STATUSES[answer.code],
-        handle=decode_recall(fields[RECALL_HANDLE]).handle if RECALL_HANDLE in fields else None,
+        partition=partition,
+        offset=offset,
+        status=_STATUSES[code],
+        handle=None if recall is None else decode_recall(recall).handle,
     )

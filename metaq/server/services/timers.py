@@ -12,8 +12,8 @@ from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.recall import decode_recall
 from metaq.server.access.permissions import Action
 from metaq.server.services.call import Call
+from metaq.server.services.outgoing import body_bytes
 from metaq.server.services.rows import After, Done, Input, Name, Output, Partition, RowPage, UnixMs
-from metaq.server.services.sending import body_bytes
 from metaq.timers.handles import Handle, read_handle
 from metaq.timers.records import LATEST_MS
 

@@ -1,9 +1,9 @@
 """One connection: callbacks on the hub's io watchers, not a greenlet.
 
-Bytes → commands → handlers → one send. Both protocols share what is here: the socket, the buffers to be sent, and the pace.
+Bytes → commands → handlers → one send. All protocols share what is here: the socket, the buffers to be sent, and the pace.
 Commands wait in the backlog while the client does not read its answers, while too much is owed to it, and once the turn has
 taken long enough (``metaq.server.wire.pace``). Reading stops meanwhile, so the memory that a connection can occupy is bounded.
-``TextSession`` and ``RemotingSession`` define what the bytes mean.
+``TextSession``, ``RemotingSession`` and ``HttpSession`` define what the bytes mean.
 """
 
 import logging
@@ -362,12 +362,18 @@ class Session:
 
     def close(self) -> None:
         """Close now; answers that are still owed are dropped when they come."""
-        if self._socket is None:
-            return
+        connection = self.leave()
+        if connection is not None:
+            connection.close()
+
+    def leave(self) -> Stream | None:
+        """End the session as ``close`` does, and return its connection, which stays open; ``None`` when it has ended before."""
+        connection = self._socket
+        if connection is None:
+            return None
         self._watcher.close()
         if self._write_watcher is not None:
             self._write_watcher.close()
-        self._socket.close()
         self._socket = None
         self._out = []
         self._backlog = ()
@@ -379,6 +385,7 @@ class Session:
         self.outcome = None
         self._drop_waiting()
         self._host.closed(self)
+        return connection
 
 
 def _nothing(data: bytes) -> Sequence[Any]:

@@ -6,11 +6,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
+import gevent
 import pytest
 
 from metaq.server.api.site import BOUNDS
+from metaq.server.services import brokers
 from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess, wait_until
 from tests.support.rest import ROOT, Rest
+from tests.support.served import Browser, Served
 from tests.support.users import ADMIN, READER, TOPIC, USERS, write_users
 
 DEADLINE_S: Final = 60.0
@@ -160,3 +163,28 @@ def test_one_connection_carries_many_requests(broker: BrokerProcess) -> None:
         while data.count(b'"next":') < len(requests):
             data += connection.recv(65536)
     assert data.count(b"HTTP/1.1 200 OK") == len(requests)
+
+
+def test_live_figures_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E-33: for all who look within a time, and anew after it; who may not look sees nothing of them."""
+    with ExitStack() as stack:
+        served = Served(stack, tmp_path / "data", users_file=str(write_users(tmp_path / "users.yaml")))
+        monkeypatch.setattr(brokers, "LIVE_S", 0.0)
+        assert len({watched(served) for _ in range(3)}) == 3
+        monkeypatch.setattr(brokers, "LIVE_S", DEADLINE_S)
+        assert len({watched(served) for _ in range(3)}) == 1
+        assert watched(served, "") is None
+
+
+def watched(served: Served, proof: str = f"Authorization: Bearer {READER.secret}\r\n") -> str | None:
+    """The first event of a stream of live figures; ``None`` when it is refused."""
+    browser = Browser(served)
+    browser.send(f"GET /api/v1/broker/live HTTP/1.1\r\nHost: localhost\r\n{proof}\r\n".encode())
+    received = b""
+    while b"}\n\n" not in received:
+        received += browser.socket.recv(65536)
+        if b" 401 " in received:
+            return None
+    browser.socket.close()
+    gevent.sleep(0.002)  # the time in the figures is in milliseconds
+    return received[received.index(b"data: ") :].decode()

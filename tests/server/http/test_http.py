@@ -20,7 +20,7 @@ from metaq.server.access.authentication import Authentication
 from metaq.server.access.permissions import Principal
 from metaq.server.http import http, httpserver, scrapes
 from metaq.server.http.http import Monitor
-from metaq.server.http.httpserver import MOST_CONNECTIONS
+from metaq.server.http.port import MOST_CONNECTIONS
 from metaq.store.files.filecache import Rest
 from tests.support.tls import issue
 
@@ -152,9 +152,10 @@ def test_who_does_not_take_its_answer(
     monitor = serve(stack, Source())
     slow = connect(stack, monitor)
     slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n")
-    while monitor._server is None or not monitor._server._connections:
+    assert monitor._port is not None
+    while not monitor._port.away:
         gevent.sleep(0.01)
-    while monitor._server._connections:  # its time, in which it reads nothing
+    while monitor._port.away:  # its time, in which it reads nothing
         gevent.sleep(0.01)
     taken = 0
     try:

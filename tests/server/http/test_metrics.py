@@ -21,7 +21,7 @@ from metaq.engine.tables.topics import FOLDER
 from metaq.protocol.remoting.codes import PULL_SUSPENDS, Request, Response
 from metaq.protocol.text.replies import ERROR, NOT_FOUND, OK, UNAVAILABLE
 from metaq.protocol.text.writing import write_get
-from metaq.server.http.httpserver import MOST_CONNECTIONS
+from metaq.server.http.port import MOST_CONNECTIONS
 from metaq.server.replicas.replica import KEPT
 from tests.server.remoting.test_sendback import send_back
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until

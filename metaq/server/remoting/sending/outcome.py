@@ -10,7 +10,7 @@ from metaq.engine.turn import Short
 from metaq.errors import MetaqError
 from metaq.protocol.remoting.codes import JSON, VERSION, Response
 from metaq.protocol.remoting.frames import encode_response, frame_head
-from metaq.server.remoting.session import RemotingSession
+from metaq.server.wire.session import Session
 
 RECALL_HANDLE: Final = "recallHandle"
 SUCCESS: Final = int(Response.SUCCESS)
@@ -73,7 +73,7 @@ class SendOutcome:
 
     __slots__ = ("_counters", "_host", "_session", "requests", "sent", "size", "turn")
 
-    def __init__(self, session: RemotingSession, turn: int, counters: Counters, host: str) -> None:
+    def __init__(self, session: Session, turn: int, counters: Counters, host: str) -> None:
         """Begin without any; ``host`` as in ``encode_sent``."""
         self._session = session
         self._host = host

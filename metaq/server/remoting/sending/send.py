@@ -36,6 +36,7 @@ from metaq.server.remoting.sending.header import draft_of, read_header
 from metaq.server.remoting.sending.outcome import RECALL_HANDLE, SendOutcome, Sent
 from metaq.server.remoting.sending.partitions import Partitions
 from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler, failure
+from metaq.server.wire.session import Session
 from metaq.store.files.filecache import ColdRead, Read, read_cached
 from metaq.store.queues.consumequeue import ConsumeQueue
 from metaq.timers.handles import Handle
@@ -162,7 +163,7 @@ class SendHandler:
 
     # -- one message --------------------------------------------------------------------------------------------------
 
-    def sends(self, session: RemotingSession, requests: Sequence[Received], at: int) -> int:
+    def sends(self, session: Session, requests: Sequence[Received], at: int) -> int:
         """Stage the run of plain sends at ``at``; each reply is owed from then on. Return where the run ends."""
         try:
             self._partitions.refresh()
@@ -201,7 +202,7 @@ class SendHandler:
             self._owe(session, size, sent, end - at)
         return end
 
-    def _queue_of(self, session: RemotingSession, head: SendHead) -> ConsumeQueue | None:
+    def _queue_of(self, session: Session, head: SendHead) -> ConsumeQueue | None:
         """Return the partition that a plain send names; ``None`` when only the slow path can say whether it takes it."""
         queue = self._known.get((head.topic, head.queue))
         return queue if queue is not None and allowed(session.principal, PUBLISH, head.topic) else None
@@ -464,7 +465,7 @@ class SendHandler:
 
     # -- what both need -----------------------------------------------------------------------------------------------
 
-    def _owe(self, session: RemotingSession, size: int, sent: list[Sent], requests: int = 1) -> None:
+    def _owe(self, session: Session, size: int, sent: list[Sent], requests: int = 1) -> None:
         """Make the replies owed; they are sent when the turn's append is as durable as promised."""
         turns, outcome = self._turns, session.outcome
         if outcome is None or outcome.turn != turns.number:
