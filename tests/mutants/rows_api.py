@@ -7,14 +7,14 @@ from tests.mutants.mutant import Mutant as M
 API: Final = [
     M(
         "MY-032",
-        "server/services/sending.py",
+        "server/services/outgoing.py",
         "return abs(java_hash(message.ordering_key)) % partitions",
-        "return next(_turns) % partitions",
+        "return ROTATION.next(partitions)",
         "server/api/test_operations.py::test_many_messages",
     ),
     M(
         "MY-032",
-        "server/services/sending.py",
+        "server/services/outgoing.py",
         "DEDUPE_ID: message.id,",
         "",
         "server/api/test_operations.py::test_an_id_is_stored_once",
