@@ -38,8 +38,8 @@ STORE: Final = [
     M(
         "timers",
         "protocol/delays.py",
-        "TIMER_OUT, properties.REAL_TOPIC, properties.REAL_QUEUE)",
-        "properties.REAL_QUEUE)",
+        "_PARKED[0] in others or _PARKED[1] in others or _PARKED[2] in others",
+        "_PARKED[2] in others",
         "protocol/test_delays.py::test_what_only_delays_is_kept_as_it_was_sent",
     ),
     M(
