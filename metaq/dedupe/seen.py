@@ -37,14 +37,15 @@ from metaq.store.ordered.following import checksum_before
 from metaq.store.ordered.ordered import Covered, Ordered
 
 KEPT: Final = 50_000
-"""As many ids at least stay in memory although the index has them, and twice as many at most: about 25 MB."""
+"""As many ids at least stay in memory although the index has them, and twice as many at most: about 25 MB, without those that
+wait."""
 PORTION: Final = 64
 """Ids in one batch of the index. A batch holds the interpreter's lock, so a large one would stop the loop."""
 LARGE_PORTION: Final = 256
 """The same while many ids wait."""
 MANY: Final = 10_000
 SET_BACK_MS: Final = 60_000
-"""How far a clock may be set back without that ids are asked for whose filter is gone."""
+"""A filter is kept so long after its generation is over, in case the clock is set back."""
 _LATEST, _WINDOWS = b"M", b"V"
 _NUMBER: Final = struct.Struct(">Q")
 
@@ -70,7 +71,7 @@ def windows_in(index: Ordered) -> Windows:
 class _Around:
     """The generations of a window in which an id may be known while the newest one lasts."""
 
-    def __init__(self, over: int, window_ms: int, newest_ids: IdFilter, older_ids: IdFilter) -> None:
+    def __init__(self, over: int, window_ms: int, newest_ids: IdFilter, older_ids: IdFilter, dropped_ms: int) -> None:
         self.end_ms = over - window_ms
         self.begin_ms = self.end_ms - window_ms
         self.older_begin_ms = self.begin_ms - window_ms
@@ -80,6 +81,8 @@ class _Around:
         self.later = generation_of(over + window_ms)
         self.newest_ids = newest_ids
         self.older_ids = older_ids
+        self.dropped_ms = dropped_ms
+        """No filter has the ids of generations of this window that had begun by then."""
 
 
 class SeenIds:
@@ -99,6 +102,7 @@ class SeenIds:
         self._unfiltered_ms = self._latest_ms
         """No filter has the ids of generations that had begun by then."""
         self._filters: dict[int, IdFilter] = {}  # by when a generation is over
+        self._dropped_ms: dict[int, int] = {}  # by window: when the newest generation began whose filter was dropped
         self._around: dict[str, _Around] = {}
         self._windows: Windows = dict(windows)
         self._told_windows: Windows = windows_in(index)
@@ -140,7 +144,7 @@ class SeenIds:
 
     def _is_filtered(self, around: _Around) -> bool:
         """Return whether filters have all ids that count for a message of now."""
-        return self._latest_ms < around.end_ms and self._unfiltered_ms < around.older_begin_ms
+        return self._latest_ms < around.end_ms and max(self._unfiltered_ms, around.dropped_ms) < around.older_begin_ms
 
     def key(self, topic: str, name: bytes, now_ms: int) -> bytes:
         """Return the key under which an id is staged now."""
@@ -161,7 +165,8 @@ class SeenIds:
         around = self._around.get(topic)
         if around is None or not around.begin_ms <= now_ms < around.end_ms:
             over, window_ms = over_ms(now_ms, self._windows[topic]), self._windows[topic]
-            around = self._around[topic] = _Around(over, window_ms, self._filter(over), self._filter(over - window_ms))
+            newest, older = self._filter(over), self._filter(over - window_ms)
+            around = self._around[topic] = _Around(over, window_ms, newest, older, self._dropped_ms.get(window_ms, 0))
         return around
 
     def _filter(self, over: int) -> IdFilter:
@@ -285,6 +290,9 @@ class SeenIds:
         gone = [over for over in self._filters if over + SET_BACK_MS <= now_ms]
         for over in gone:
             del self._filters[over]
+            for window_ms in set(self._windows.values()):
+                if over % window_ms == 0:
+                    self._dropped_ms[window_ms] = max(self._dropped_ms.get(window_ms, 0), over - 2 * window_ms)
         if gone:
             self._around = {}
 

@@ -299,6 +299,7 @@ class PartitionLeases:
                 self._add_rows(rows, now_ms, shift_ms)
             case More(rows):
                 self._add_rows(rows, now_ms, shift_ms)
+                self.next = max([self.next, *map(_end, rows)])
 
     def learn(self, keys: Mapping[int, str]) -> None:
         """Learn the keys of all open messages. Those that are lined wait from when they are the first of theirs."""
@@ -447,9 +448,29 @@ class PartitionLeases:
 
 
 def _whole(base: int, following: int, rows: Iterator[Row]) -> Iterator[LeaseEvent]:
-    yield Whole(base, following, list(islice(rows, ROWS)))
-    while portion := list(islice(rows, ROWS)):
+    """Yield the events of a whole state, whose rows are in order.
+
+    Until the last one, the state ends with the rows so far: when a power cut leaves only some of the events, what the others
+    have is given again, and not taken for done.
+    """
+    portion: list[Row] = []
+    end, is_more = base, False
+    for row in rows:
+        if len(portion) >= ROWS and row.first >= end:  # nothing that is still to come lies before the end
+            yield More(portion) if is_more else Whole(base, end, portion)
+            portion, is_more = [], True
+        portion.append(row)
+        end = max(end, _end(row))
+    if is_more:
         yield More(portion)
+        yield Passed(following)
+    else:
+        yield Whole(base, following, portion)
+
+
+def _end(row: Row) -> int:
+    """Return the ordinal after the last one of a row."""
+    return row.first + row.bits.bit_length()
 
 
 def _row(bunch: Bunch, bits: int, shift_ms: int) -> Row:

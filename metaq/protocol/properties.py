@@ -126,8 +126,8 @@ class _Shape(NamedTuple):
 def as_sent(text: str, most: int = len(_DIFFERING)) -> AsSent | None:
     """Return properties that the broker stores as they are, but for a WAIT of ``true``; ``None`` when they must be parsed.
 
-    This is the fast path of nearly every message: a shape that comes again is analyzed once, then only the two values are cut
-    out and put in. ``MessageIllegal`` when the properties are longer than a record can keep.
+    This is the fast path of nearly every message: a shape that comes again is analyzed once, then only the values
+    are cut out and put in. ``MessageIllegal`` when the properties are longer than a record can keep.
 
     ``most`` is how many properties at the end may differ in each message.
     """

@@ -149,7 +149,7 @@ class Feeder:
             slave.wake.set()
 
     def send_tables(self) -> None:
-        """Send the tables that have changed to all slaves now, before anything that is appended to the log from now on."""
+        """Send the tables that have changed to all slaves now, with the part of the log that is sent next."""
         for slave in self._slaves.values():
             slave.send_tables()
 

@@ -39,10 +39,23 @@ MOST_PACKED: Final = 1 << 20
 """Timers in packs: a start reads them all, 16 MiB. Beyond that, parks are sorted in at once."""
 SORTED_AT_ONCE: Final = 2
 """Packs that are read together, and sorted in within about a millisecond."""
+OVER_AT_ONCE: Final = 16
+"""Packs that are removed in one batch, with a row for each of their timers that was cancelled."""
 _new: Final = tuple.__new__
 """Costs a third of a named tuple's own constructor."""
 _NUMBER: Final = struct.Struct(">Q")
 _SECRET: Final = struct.Struct(">16sQ")
+
+
+class Step(enum.Enum):
+    """The end of one step of a long work on the index."""
+
+    MORE = enum.auto()
+    """There may be more to do."""
+    DONE = enum.auto()
+    """There was nothing left to do."""
+    REFUSED = enum.auto()
+    """The engine would have had to wait. Nothing was changed; try again soon."""
 
 
 class TimerState(enum.Enum):
@@ -302,15 +315,17 @@ class TimerIndex:
 
     # -- packs --------------------------------------------------------------------------------------------------------
 
-    def sort_in(self, until: Key | None = None) -> bool:
-        """Give some timers of packs rows of their own: those of packs with any beyond the horizon, and before ``until``.
+    def sort_in(self, until: Key | None = None) -> Step:
+        """Give all timers of some packs rows of their own: of packs that have one beyond the horizon and before ``until``.
 
-        Return whether there were such packs. Packs of which all was delivered are removed.
+        Packs of which all was delivered are removed.
         """
         covered = self.ordered.covered
-        over = self.packs.over(SLICE)
-        if covered is None or (over and not self._remove(over, covered)):
-            return False
+        if covered is None:
+            return Step.DONE
+        over = self.packs.over(OVER_AT_ONCE)
+        if over and not self._remove(over, covered):
+            return Step.REFUSED
         ends = self.packs.far(SORTED_AT_ONCE, until)
         rows = self.ordered.find([pack_row(end) for end in ends], self.run) if ends else []
         for end, row in zip(ends, rows, strict=True):
@@ -321,10 +336,10 @@ class TimerIndex:
                 if self.packs.is_pending(key, end):
                     batch.put(key)
             if not self._apply([*batch.operations, *self.packs.rows_of(end)], covered):
-                return False
+                return Step.REFUSED
             self._low = batch.low
             self.packs.drop(end)
-        return bool(ends)
+        return Step.MORE if ends else Step.DONE
 
     def _remove(self, ends: list[int], covered: Covered) -> bool:
         if not self._apply([row for end in ends for row in self.packs.rows_of(end)], covered):

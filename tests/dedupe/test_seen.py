@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, cast
 import pytest
 
 from metaq.dedupe.records import LONGEST_NAME, First, SeenId, StoredAs, generation_of, id_in, id_of, name_of, over_ms
-from metaq.dedupe.seen import SeenIds
+from metaq.dedupe.seen import SET_BACK_MS, SeenIds
 from metaq.protocol import properties
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.ordered.ordered import EngineName, open_ordered
@@ -183,3 +183,19 @@ def test_ids_of_any_length_have_names_of_their_own() -> None:
     longest = "x" * (LONGEST_NAME - 2)
     names = {name_of("a", longest), name_of("a", f"{longest}x"), name_of("a", f"{longest}y"), name_of("b", longest)}
     assert len(names) == 4 and max(map(len, names)) == LONGEST_NAME
+
+
+def test_a_clock_that_was_ahead_does_not_make_ids_new(tmp_path: Path) -> None:
+    """D-1: the filter of a generation that seemed to be over was dropped, and the clock is set back into it."""
+    topic, window_ms = next(iter(WINDOWS.items()))
+    index, _ = open_ordered(tmp_path / "index", "sqlite3", seldom_asked=True)
+    seen = SeenIds(index, cast(CommitLog, FakeLog()), WINDOWS)
+    name, now_ms = name_of(topic, "a"), 1000 * window_ms
+    assert seen.meet(topic, name, now_ms)
+    seen.stage(seen.key(topic, name, now_ms), First(StoredAs.PLAIN, 0, 0, 0, 7), RECORD_BYTES, now_ms)
+    seen.appended(is_stored=True)
+    seen.forget(now_ms + 100 * window_ms + SET_BACK_MS)
+    assert not seen.meet(topic, name, now_ms + 1)
+    assert seen.look(seen.keys(topic, name, now_ms + 1)) is not None
+    assert seen.is_new(topic, name_of(topic, "b"), now_ms + 100 * window_ms)  # others are known to be new again
+    index.close()

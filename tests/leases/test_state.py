@@ -1,7 +1,9 @@
 """The state of leases, against a dictionary of messages that does the same one by one."""
 
+import random
 from dataclasses import dataclass, replace
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -183,3 +185,28 @@ def test_a_clock_that_was_set_back_lengthens_no_lease_beyond_its_length() -> Non
     state = PartitionLeases(0)
     state.apply(Popped(SHIFT_MS, SHIFT_MS + 60_000, 0, 1, 1), 500, SHIFT_MS - 3_600_000)
     assert state.next_due_ms == 60_500
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_part_of_a_whole_state_takes_nothing_for_done(seed: int) -> None:
+    """L-2: a power cut may leave any number of the first events. What the others have is given again then."""
+    rng = random.Random(seed)
+    state, first = PartitionLeases(0), 0
+    for number in range(1, 600):
+        pop_ms, count = 1000 * number, rng.randint(1, 5)
+        events: list[LeaseEvent] = [Popped(pop_ms, pop_ms + 9, first, count, (1 << count) - 1)]
+        if rng.random() < 0.5:
+            events.append(Repeated(pop_ms + 1, pop_ms + 9, [first + rng.randrange(count)], False))
+        events.append(Acked(pop_ms, first, rng.randrange(1 << count)))
+        for event in events:
+            state.apply(event, 0, 0)
+        first += count
+    whole = list(state.events(0))
+    assert len(whole) > 3
+    part = PartitionLeases(0)
+    for event in whole:
+        part.apply(event, 0, 0)
+        known = set(part.ordinals())
+        assert all(ordinal in known or ordinal >= part.next for ordinal in state.ordinals())
+        assert all(ordinal < part.next for ordinal in known)
+    assert (list(part.ordinals()), part.next) == (list(state.ordinals()), state.next)

@@ -102,6 +102,11 @@ def mutated(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
+def framed(header: bytes) -> bytes:
+    """Return a frame with a JSON header, and without a body."""
+    return struct.pack(">iI", 4 + len(header), len(header)) + header
+
+
 GARBAGE: Final = st.binary(max_size=300) | st.lists(HEADS | SMALL_HEADS | BODIES, max_size=6).map(b"".join) | mutated()
 
 
@@ -111,6 +116,7 @@ GARBAGE: Final = st.binary(max_size=300) | st.lists(HEADS | SMALL_HEADS | BODIES
 @example(b"\x00\x00\x00\x28\x00\x00\x00\x24" + b'{"code":1,"opaque":2,"extFields":[]}', 0)
 @example(b"\x00\x00\x00\x2b\x00\x00\x00\x27" + b'{"code":1,"opaque":2,"extFields":[3,4]}', 0)
 @example(b"\x00\x00\x00\x24\x00\x00\x00\x20" + b'{"code":1,"opaque":2,"remark":0}', 0)
+@example(framed(b'{"code":1,"opaque":2,"remark":' + b"[" * 1000 + b"]" * 1000 + b"}"), 0)
 @settings(max_examples=500)
 def test_garbage_is_read_or_ends_the_stream(data: bytes, seed: int) -> None:
     """SG-096: never another exception; the same frames and the same end however it is cut; nothing behind the end."""

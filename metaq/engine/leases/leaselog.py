@@ -19,7 +19,7 @@ from metaq.checksum import body_crc
 from metaq.engine.context import Context
 from metaq.engine.turn import Turns
 from metaq.errors import CorruptRecord, MetaqError, StoreError
-from metaq.leases.events import EVENTS, LeaseEvent, LeaseRecord, PlacedEvent, decode_events, encode_events
+from metaq.leases.events import EVENTS, Forgotten, LeaseEvent, LeaseRecord, PlacedEvent, decode_events, encode_events
 from metaq.message import GroupPartition
 from metaq.protocol.record import constant_middle, decode_record
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
@@ -138,7 +138,7 @@ class LeaseLog:
         """Stage the whole state of a place, a few events at a time: all of them may take 500 MB."""
         self.flush()
         if place in self._unkept:
-            self._write([(place, event) for event in self._whole(place)])
+            self._write([(place, Forgotten())])  # in its place the whole state is written
             return
         events = iter(self._whole(place))
         while portion := [(place, event) for event in islice(events, WHOLE_EVENTS)]:

@@ -16,7 +16,7 @@ from metaq.engine.leases.leaselog import LeaseLog
 from metaq.engine.tables.groups import SAFE_ACKS, Group
 from metaq.engine.tables.modes import Mode
 from metaq.engine.turn import TOO_FEW_REPLICAS, Short, Turns
-from metaq.errors import Fenced, MetaqError, Overloaded, StoreError
+from metaq.errors import DiskFull, Fenced, MetaqError, Overloaded, StoreError
 from metaq.leases.events import Acked, Changed, Dead, Forgotten, LeaseEvent, Reset
 from metaq.leases.gaps import events_after_gap
 from metaq.leases.state import PartitionLeases, ReceiptState
@@ -151,7 +151,7 @@ class Leases:
         end. If that cannot be, nobody gets them before the leases end.
         """
         if self._wants_copies(group):
-            self.turns.staged(_Grant(granted))
+            self.turns.staged(_Grant(granted, partial(self._is_kept, group.name)))
         else:
             self.turns.after_append(partial(_granted, granted))
 
@@ -163,6 +163,10 @@ class Leases:
 
     def _wants_copies(self, group: Group) -> bool:
         return group.lease_acks == SAFE_ACKS and self.turns.copies is not None
+
+    def _is_kept(self, group: str) -> bool:
+        """Return whether the log has all that a group has leased."""
+        return all(place.group != group for place in self.log.unkept)
 
     def begin(self, place: GroupPartition, offset: int) -> PartitionLeases:
         """Return a new state of a place, in which everything before ``offset`` is done."""
@@ -354,14 +358,17 @@ class Leases:
 class _Grant:
     """The outcome of a turn in which messages were leased that consumers get once replicas have the leases."""
 
-    __slots__ = ("_granted", "size")
+    __slots__ = ("_granted", "_is_kept", "size")
 
-    def __init__(self, granted: Granted) -> None:
+    def __init__(self, granted: Granted, is_kept: Callable[[], bool]) -> None:
+        """Begin; ``is_kept`` says whether the leases are in the log: a full disk has no room for them."""
         self._granted = granted
+        self._is_kept = is_kept
         self.size = 0
 
     def stored(self) -> None:
-        self._granted(None)
+        full = f"the disk has no room for the leases; the group has lease_acks={SAFE_ACKS}"
+        self._granted(None if self._is_kept() else DiskFull(full))
 
     def refused(self, error: MetaqError, outcome: str) -> None:
         self._granted(error)

@@ -51,6 +51,8 @@ LONGEST_SLEEP_S: Final = 60.0
 """The longest sleep, so that a wall clock that was set is noticed."""
 RETRY_S: Final = 1.0
 """Pause after a failed delivery: a full disk may have room again."""
+LOAD_RETRY_S: Final = 0.02
+"""Pause after the index could not be read on, as its engine was busy with writes."""
 CLOCK_STEP_MS: Final = 10_000
 """A wall clock that moves by this much against the monotonic one was set, and that is logged."""
 
@@ -119,12 +121,12 @@ class Delivery:
     def _round(self, table: Pending) -> float:
         """Deliver one group if any is due; return the seconds until the next round."""
         now_ms = self._now_ms()
-        self._load(table, now_ms)
+        is_loaded = self._load(table, now_ms)
         if self._in_flight_bytes >= IN_FLIGHT_BYTES:
             return RETRY_S  # woken when a group is safe
         taken = table.take_due(now_ms, PORTION)
         if not taken:
-            return self._pause_s(table, now_ms)
+            return self._pause_s(table, now_ms) if is_loaded else LOAD_RETRY_S
         try:
             self._store.check_writable()
             self._timers.turns.check_load()
@@ -162,15 +164,15 @@ class Delivery:
             self._clock_difference_ms = difference_ms
         return now_ms
 
-    def _load(self, table: Pending, now_ms: int) -> None:
-        """Read timers into memory when few are left there, or the last ones are close.
+    def _load(self, table: Pending, now_ms: int) -> bool:
+        """Read timers into memory when few are left there, or the last ones are close; return false to try again soon.
 
-        Where few are due at all, that is each 15 s: a scan of the index costs up to milliseconds while many are delivered.
+        Where few are due, it reads only every 15 s: a scan of the index costs up to milliseconds while many are delivered.
         """
         enough_ms = CLOSE_MS if table.near >= FEW else AHEAD_MS // 2
         if table.horizon >= key_of(now_ms + enough_ms, 0):
-            return
-        self._timers.upkeep.load(table, key_of(now_ms + AHEAD_MS, 0), NEAR)
+            return True
+        return self._timers.upkeep.load(table, key_of(now_ms + AHEAD_MS, 0), NEAR)
 
     # -- one group ----------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,8 @@ import gevent
 from gevent.lock import BoundedSemaphore
 
 from metaq.clock import Clock
+from metaq.errors import Overloaded
+from metaq.timers.entering import Step
 from metaq.timers.pending import MANY, Pending
 from metaq.timers.records import Key
 
@@ -18,6 +20,8 @@ REST_S: Final = 0.001
 SORTED_A_ROUND: Final = 16
 """How often a round sorts in timers of packs, which takes about a millisecond each time."""
 SORT_REST_S: Final = 0.01
+PAGE_S: Final = 10.0
+"""How long a list of timers may wait until they are sorted in: a million take some 5 s."""
 
 
 class Upkeep:
@@ -40,27 +44,39 @@ class Upkeep:
                     began = self._clock.monotonic()
 
     def sort_in(self, table: Pending) -> None:
-        """Sort in some timers of packs, in a tenth of the time: nobody waits. Raises ``IndexFailed`` and ``DiskFull``."""
+        """Sort in the timers of some packs, in a tenth of the time: nobody waits. Raises ``IndexFailed`` and ``DiskFull``."""
         for _ in range(SORTED_A_ROUND):
             if table.waiting > MANY:  # what comes is entered first
                 return
             with self.lock:
-                if not table.index.sort_in():
+                if table.index.sort_in() is not Step.MORE:
                     return
             gevent.sleep(SORT_REST_S)
 
-    def load(self, table: Pending, until: Key, most: int) -> None:
-        """Read timers into memory up to a key, or until there are so many. Raises ``IndexFailed`` and ``DiskFull``."""
+    def load(self, table: Pending, until: Key, most: int) -> bool:
+        """Read timers into memory up to a key, or until there are so many; return false when that must be tried again soon.
+
+        Raises ``IndexFailed`` and ``DiskFull``.
+        """
         began = self._clock.monotonic()
         with self.lock:
-            while table.near < most and not table.load(until):
+            while table.near < most and (step := table.load(until)) is not Step.DONE:
+                if step is Step.REFUSED:
+                    return False
                 if self._clock.monotonic() - began >= WORK_S:
                     gevent.sleep(REST_S)
                     began = self._clock.monotonic()
+        return True
 
     def page(self, table: Pending, after: Key, most: int) -> list[tuple[Key, int]]:
-        """Return the first pending timers after a key, and their places: at most so many, and at most a slice of the index."""
-        with self.lock:
-            while table.index.sort_in():
-                gevent.sleep(REST_S)
-            return table.page(after, most)
+        """Return the first pending timers after a key, and their places: at most so many, and at most a slice of the index.
+
+        Raises ``Overloaded`` when not all packs are sorted in after ``PAGE_S``, and ``IndexFailed``.
+        """
+        deadline = self._clock.monotonic() + PAGE_S
+        while self._clock.monotonic() < deadline:
+            with self.lock:  # for each step: deliveries must not wait for all of them
+                if table.index.sort_in() is Step.DONE:
+                    return table.page(after, most)
+            gevent.sleep(REST_S)
+        raise Overloaded(f"the index did not sort in all timers within {PAGE_S:.0f} s", retry_after_ms=round(PAGE_S * 1000))

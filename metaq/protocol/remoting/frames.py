@@ -178,6 +178,8 @@ def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
         flag: int = content.get("flag", 0)
         version: int = content.get("version", 0)
         remark, language = content.get("remark"), content.get("language")
+        if remark is not None and not isinstance(remark, str):
+            remark = _as_text(remark)
         for value in fields.values():
             if not isinstance(value, str):
                 fields = {name: _as_text(value) for name, value in fields.items() if value is not None}
@@ -192,8 +194,6 @@ def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
         raise StreamLost(f"a JSON header with a number of more than 32 bits: {code}, {opaque}, {flag} or {version}")
     if type(language) is not str:
         language = _language(language)
-    if remark is not None:
-        remark = str(remark)
     return _new(RemotingCommand, (code, opaque, flag, fields, body, remark, language, version, JSON))
 
 

@@ -281,7 +281,7 @@ class PushSubscription(StoreRead):
         self._leases.leases.grant(wanted.group, partial(self._send, out))
 
     def _send(self, out: list[Buffer], error: MetaqError | None) -> None:
-        if error is None:
+        if error is None and not self._ended:  # what it had out when it ended was given back
             self.session.push(*out)
 
     # -- the end ------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from metaq.server.text.session import TextOutcome, TextSession, result
 from metaq.store.queues.consumequeue import ConsumeQueue
 
 _LENGTHS: Final = tuple(map(str, range(64)))
-"""Of replies: the numbers in them have at most 20 and 19 digits."""
+"""Of replies: with id, partition and position they have at most 50 characters."""
 
 
 class PutHandler:

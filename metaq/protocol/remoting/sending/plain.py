@@ -25,6 +25,8 @@ from metaq.protocol.sysflag import COMPRESSED, COMPRESSION_KIND
 UNUSUAL: Final = ~(COMPRESSED | COMPRESSION_KIND)
 """Bits of a sender's sysFlag that a plain send does not have."""
 HEADS_KEPT: Final = 1024
+LONGEST_HEAD: Final = 4096
+"""Bytes of a header that is kept: anyone who may connect can have that many kept, and they are compared with each header."""
 _SEND: Final = int(Request.SEND_MESSAGE_V2)
 _LETTERS: Final = frozenset("abcdefghijklmn")
 """The fields of a send. A header with another one, such as a signature, differs in it, and is not worth keeping."""
@@ -180,6 +182,8 @@ class RequestReader(FrameCutter):
 
     def _learn(self, header: bytes, request: RemotingCommand) -> None:
         """Keep a header that was parsed, when it can be cut at the three values."""
+        if len(header) > LONGEST_HEAD:
+            return
         send = plain_send(request._replace(body=b""))  # a body would be kept as long as the header
         if send is None or not _LETTERS.issuperset(request.fields):
             return

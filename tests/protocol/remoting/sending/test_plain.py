@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from metaq.protocol.remoting.codes import COMPACT, JSON, Request
 from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request
-from metaq.protocol.remoting.sending.plain import HEADS_KEPT, KnownHeads, PlainSend, Received, RequestReader, plain_send
+from metaq.protocol.remoting.sending.plain import (
+    HEADS_KEPT,
+    LONGEST_HEAD,
+    KnownHeads,
+    PlainSend,
+    Received,
+    RequestReader,
+    plain_send,
+)
 from tests.support.wire import feed, random_slices
 
 JAVA: Final = (
@@ -133,3 +141,7 @@ def test_what_is_known_is_bounded() -> None:
     for queue in range(HEADS_KEPT + 10):
         reader.receive(send(queue=queue))
     assert 0 < len(known) <= HEADS_KEPT
+    kept = len(known)
+    long = frame((JAVA % (0, BORN, KEY, 1)).replace('"group"', f'"{"g" * LONGEST_HEAD}"').encode())
+    assert [type(each) for each in reader.receive(long + long)] == [RemotingCommand] * 2
+    assert len(known) == kept
