@@ -4,7 +4,8 @@ It is a Bloom filter in *layers*, since nobody knows how many ids a generation w
 one. A layer is cut into blocks of 64 bytes, the line of a processor's cache. An id has five bits in one block of its layer.
 With 24 bits for each id a full layer takes 1 id in 2,000 for its own that is not.
 
-The bits follow from ``hash``, whose secret is another one in each process: so nobody can choose ids that meet.
+The bits follow from ``hash``. Its secret is another one in each process, unless PYTHONHASHSEED is set: so nobody can choose ids
+that meet.
 """
 
 from typing import Final

@@ -29,7 +29,7 @@ from metaq.store.ordered.engine import Cursor, Engine, Entry, Operation, SetKey
 EngineName = Literal["rocksdict", "sqlite3"]
 
 LAYOUT_VERSION: Final = 2
-"""The version of the keys and values of all users of the index; an index of a later one is made anew."""
+"""The version of the keys and values of all users of the index. One of version 1 is taken over, any other is made anew."""
 CACHE_BYTES: Final = 16 * 1024**2
 WRITE_BUFFER_BYTES: Final = 16 * 1024**2
 REMOVED: Final = ".removed"
@@ -273,7 +273,7 @@ def _checked(engine: Engine, folder: Path, name: EngineName) -> Covered | None:
             raise IndexFailed(f"cannot write to {folder}: the engine is busy")
         engine.flush()
         return None
-    if about == _ABOUT_HEAD.pack(1) + name.encode("ascii"):  # it had no packs of timers, and nothing else was different
+    if about == _ABOUT_HEAD.pack(1) + name.encode("ascii"):  # it had no packs of timers; ids notice their own older form
         if not engine.write([SetKey(_ABOUT, ours)]):
             raise IndexFailed(f"cannot write to {folder}: the engine is busy")
     elif about != ours:
