@@ -47,7 +47,7 @@ _NUMBER: Final = struct.Struct(">Q")
 _SECRET: Final = struct.Struct(">16sQ")
 
 
-class Step(enum.Enum):
+class IndexStep(enum.Enum):
     """The end of one step of a long work on the index."""
 
     MORE = enum.auto()
@@ -315,17 +315,17 @@ class TimerIndex:
 
     # -- packs --------------------------------------------------------------------------------------------------------
 
-    def sort_in(self, until: Key | None = None) -> Step:
+    def sort_in(self, until: Key | None = None) -> IndexStep:
         """Give all timers of some packs rows of their own: of packs that have one beyond the horizon and before ``until``.
 
         Packs of which all was delivered are removed.
         """
         covered = self.ordered.covered
         if covered is None:
-            return Step.DONE
+            return IndexStep.DONE
         over = self.packs.over(OVER_AT_ONCE)
         if over and not self._remove(over, covered):
-            return Step.REFUSED
+            return IndexStep.REFUSED
         ends = self.packs.far(SORTED_AT_ONCE, until)
         rows = self.ordered.find([pack_row(end) for end in ends], self.run) if ends else []
         for end, row in zip(ends, rows, strict=True):
@@ -336,10 +336,10 @@ class TimerIndex:
                 if self.packs.is_pending(key, end):
                     batch.put(key)
             if not self._apply([*batch.operations, *self.packs.rows_of(end)], covered):
-                return Step.REFUSED
+                return IndexStep.REFUSED
             self._low = batch.low
             self.packs.drop(end)
-        return Step.MORE if ends else Step.DONE
+        return IndexStep.MORE if ends else IndexStep.DONE
 
     def _remove(self, ends: list[int], covered: Covered) -> bool:
         if not self._apply([row for end in ends for row in self.packs.rows_of(end)], covered):

@@ -29,7 +29,7 @@ from metaq.store.files.filecache import Run, run_here
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.ordered.ordered import Ordered
 from metaq.timers.definitions import Definitions
-from metaq.timers.entering import PACK_FROM, SLICE, Counter, Step, TimerIndex, TimerState, add
+from metaq.timers.entering import PACK_FROM, SLICE, Counter, IndexStep, TimerIndex, TimerState, add
 from metaq.timers.records import (
     Cancelled,
     Defined,
@@ -312,16 +312,16 @@ class Pending:
 
     # -- the near ones ------------------------------------------------------------------------------------------------
 
-    def load(self, until: Key) -> Step:
+    def load(self, until: Key) -> IndexStep:
         """Move the horizon on towards ``until`` by one slice of the index.
 
         Timers that stand only in packs are not in a slice, so it stays where it is until all of these before ``until`` are
         sorted in.
         """
         if self.horizon >= until:
-            return Step.DONE
+            return IndexStep.DONE
         step = self.index.sort_in(until)
-        if step is not Step.DONE:
+        if step is not IndexStep.DONE:
             return step
         found = self.index.timers(self.horizon, until)
         horizon = until if len(found) < SLICE else found[-1][0] + b"\0"
@@ -333,7 +333,7 @@ class Pending:
             self._near[key] = place
             heappush(self._heap, key)
         self.horizon = horizon
-        return Step.DONE if horizon == until else Step.MORE
+        return IndexStep.DONE if horizon == until else IndexStep.MORE
 
     def take_due(self, now_ms: int, most: int) -> list[tuple[Key, int]]:
         """Take the timers that are due, in order, at most so many; return their keys and places.

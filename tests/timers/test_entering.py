@@ -11,7 +11,7 @@ from metaq.store.files.filecache import Run, run_here
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.ordered.engine import DeleteRange, Operation
 from metaq.store.ordered.ordered import Covered, Ordered, open_ordered
-from metaq.timers.entering import MOST_PACKED, PACK_FROM, TIMER, Step, TimerState
+from metaq.timers.entering import MOST_PACKED, PACK_FROM, TIMER, IndexStep, TimerState
 from metaq.timers.packs import PACK, REMOVED
 from metaq.timers.pending import Pending
 from metaq.timers.records import Cancelled, Delivered, Key, Park, Parks, key_of
@@ -80,21 +80,21 @@ def test_many_parks_become_one_row_and_few_do_not(index: Spied) -> None:
     assert (len(rows(index, PACK)), len(rows(index, TIMER))) == (1, 3)
     assert all(found(table, key) == (TimerState.PENDING, place) for key, place in zip(many.keys, many.places, strict=True))
     assert found(table, key_of(4_999, 0))[0] is TimerState.GONE
-    assert table.load(key_of(6_000, 0)) is Step.MORE  # sorts it in
-    assert table.load(key_of(6_000, 0)) is Step.DONE
+    assert table.load(key_of(6_000, 0)) is IndexStep.MORE  # sorts it in
+    assert table.load(key_of(6_000, 0)) is IndexStep.DONE
     assert (table.near, len(rows(index, PACK)), len(rows(index, TIMER)), table.index.packs.count) == (MANY + 3, 0, MANY + 3, 0)
 
 
 def test_what_is_delivered_soon_never_gets_a_row(index: Spied) -> None:
     """N-2: parks that were due soon cost the index a row for all, and its end."""
     table = table_of(index)
-    assert table.load(key_of(10_000, 0)) is Step.DONE
+    assert table.load(key_of(10_000, 0)) is IndexStep.DONE
     run = parked(0, [5_000] * MANY)
     entered(table, run)
-    assert table.index.sort_in() is Step.DONE
+    assert table.index.sort_in() is IndexStep.DONE
     assert (len(rows(index, PACK)), len(rows(index, TIMER))) == (1, 0)
     entered(table, Delivered(run.keys[-1], {0: MANY}, run.end + RECORD_BYTES))
-    assert table.index.sort_in() is Step.DONE
+    assert table.index.sort_in() is IndexStep.DONE
     assert (rows(index, PACK), rows(index, TIMER), table.index.packs.count) == ([], [], 0)
     assert found(table, run.keys[0])[0] is TimerState.GONE
 
@@ -110,7 +110,7 @@ def test_cancelled_and_moved_timers_count_no_more_in_their_pack(index: Spied) ->
         assert found(each, cancelled)[0] is TimerState.CANCELLED
         assert found(each, moved) == (TimerState.PENDING, 9_100)
         assert found(each, run.keys[0]) == (TimerState.PENDING, 0)
-    assert table.index.sort_in() is Step.MORE
+    assert table.index.sort_in() is IndexStep.MORE
     assert len(rows(index, TIMER)) == MANY - 1
     assert rows(index, REMOVED) == []
     assert (found(table, cancelled)[0], found(table, moved)) == (TimerState.CANCELLED, (TimerState.PENDING, 9_100))

@@ -12,7 +12,7 @@ import pytest
 
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.ordered.ordered import EngineName, open_ordered, remove_ordered
-from metaq.timers.entering import CANCEL, SEGMENT, TIMER, Step, TimerState
+from metaq.timers.entering import CANCEL, SEGMENT, TIMER, IndexStep, TimerState
 from metaq.timers.packs import PACK, REACHED, REMOVED, keys_in
 from metaq.timers.pending import Pending
 from metaq.timers.records import Cancelled, Delivered, Key, Park, Parks, Secret, TimerEvent, key_of, parts_of
@@ -314,9 +314,9 @@ class Life:
     def load(self, ahead_ms: int | None = None) -> None:
         """As ``Upkeep.load`` does: packs are sorted in first."""
         until = key_of(self.now_ms + (self.rng.randrange(4_000) if ahead_ms is None else ahead_ms), 0)
-        while (step := self.table.load(until)) is Step.MORE:
+        while (step := self.table.load(until)) is IndexStep.MORE:
             self.counts["loads in steps"] += 1
-        self.counts["loads refused"] += step is Step.REFUSED
+        self.counts["loads refused"] += step is IndexStep.REFUSED
 
     def apply(self) -> None:
         """Enter what is durable into the index: a part of what readers see."""
@@ -325,7 +325,7 @@ class Life:
             self.table.apply(self.rng.choice(seen[-8:]).end)
 
     def sort_in(self) -> None:
-        self.counts["packs"] += self.table.index.sort_in() is Step.MORE
+        self.counts["packs"] += self.table.index.sort_in() is IndexStep.MORE
 
     def delete_segments(self) -> None:
         """Retention, which keeps what ``Timers.needed_from`` says."""

@@ -8,7 +8,7 @@ from gevent.lock import BoundedSemaphore
 
 from metaq.clock import Clock
 from metaq.errors import Overloaded
-from metaq.timers.entering import Step
+from metaq.timers.entering import IndexStep
 from metaq.timers.pending import MANY, Pending
 from metaq.timers.records import Key
 
@@ -49,7 +49,7 @@ class Upkeep:
             if table.waiting > MANY:  # what comes is entered first
                 return
             with self.lock:
-                if table.index.sort_in() is not Step.MORE:
+                if table.index.sort_in() is not IndexStep.MORE:
                     return
             gevent.sleep(SORT_REST_S)
 
@@ -60,8 +60,8 @@ class Upkeep:
         """
         began = self._clock.monotonic()
         with self.lock:
-            while table.near < most and (step := table.load(until)) is not Step.DONE:
-                if step is Step.REFUSED:
+            while table.near < most and (step := table.load(until)) is not IndexStep.DONE:
+                if step is IndexStep.REFUSED:
                     return False
                 if self._clock.monotonic() - began >= WORK_S:
                     gevent.sleep(REST_S)
@@ -76,7 +76,7 @@ class Upkeep:
         deadline = self._clock.monotonic() + PAGE_S
         while self._clock.monotonic() < deadline:
             with self.lock:  # for each step: deliveries must not wait for all of them
-                if table.index.sort_in() is Step.DONE:
+                if table.index.sort_in() is IndexStep.DONE:
                     return table.page(after, most)
             gevent.sleep(REST_S)
         raise Overloaded(f"the index did not sort in all timers within {PAGE_S:.0f} s", retry_after_ms=round(PAGE_S * 1000))
