@@ -75,3 +75,32 @@ def test_a_turn_is_spent(pace: Pace) -> None:
     assert pace.spent
     gevent.sleep(0.001)
     assert not pace.spent
+
+
+class Last:
+    """The last session of an endpoint: it closes when it goes on, so the pace is stopped."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+
+    def flush(self) -> None:
+        self._pace.stop()
+
+
+def test_who_was_put_off_goes_on_when_the_pace_stops(pace: Pace) -> None:
+    """E-05: sessions of HTTP outlive the broker whose turns they waited for."""
+    log: list[int] = []
+    for name in range(SESSIONS):
+        pace.put_off(cast(Session, Busy(pace, name, log)))
+    pace.stop()
+    assert sorted(log) == sorted([*range(SESSIONS)] * REQUESTS)
+
+
+def test_the_last_session_closes_while_others_go_on(pace: Pace) -> None:
+    """E-05: those that wait behind it and those that were put off again go on, too."""
+    log: list[int] = []
+    pace.put_off(cast(Session, Last(pace)))
+    for name in range(SESSIONS):
+        pace.put_off(cast(Session, Busy(pace, name, log)))
+    gevent.sleep(0.001)
+    assert sorted(log) == sorted([*range(SESSIONS)] * REQUESTS)
