@@ -120,7 +120,7 @@ class HttpSession(Session):
                 return
             take, data, body_at, key = commands[at]
             if take is None or not take(self, data[body_at:]):
-                rest = data if take is None else b"".join([*(each.data for each in commands[at:]), self._kept])
+                rest = data if take is None else b"".join([each.data for each in commands[at:]]) + bytes(self._kept)
                 self._go_long(Arrived(None, rest, 0, key))
                 return
             at += 1
