@@ -5,6 +5,7 @@ unit. A field made by ``_live`` can change while the process runs (``metaq.serve
 generated from them.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,8 @@ REGISTRY_SETTINGS: Final = (
 )
 """The settings that a standalone registry takes."""
 
+_BROKER_NAME: Final = re.compile(r"[%|a-zA-Z0-9_.-]{1,127}")
+"""That of a topic, as each broker has one of its name, and dots, as RocketMQ's brokers are named after their hosts."""
 KIB: Final = 1024
 MIB: Final = 1024**2
 GIB: Final = 1024**3
@@ -278,6 +281,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` when the settings do not fit together."""
+        if not _BROKER_NAME.fullmatch(self.broker_name):
+            rule = "1 to 127 letters, digits and characters of % | _ - . are allowed"
+            raise ValueError(f"broker_name is {self.broker_name[:40]!r} ({len(self.broker_name)} characters); {rule}")
         if self.queue_file_bytes % 16:
             raise ValueError("queue_file_bytes must be a multiple of 16, the size of a unit")
         # a record is its body, at most 32 KiB of properties and less than 512 other bytes; it never spans segments

@@ -119,6 +119,19 @@ def test_settings_that_change_have_to_fit_those_that_stay() -> None:
         settings.merged({"max_body_bytes": 1 << 20})
 
 
+@pytest.mark.parametrize("name", ["my broker", "", "a" * 128, "é", "a/b", "a\n"])
+def test_a_broker_name_that_no_protocol_can_carry(name: str) -> None:
+    """E-29: handles of delayed messages have words, and the broker has a topic of its name."""
+    with pytest.raises(ConfigError, match=r"broker_name is .* are allowed"):
+        load(None, {}, {"broker_name": name})
+
+
+@pytest.mark.parametrize("name", ["metaq", "broker-a_1", "b.example.com", "%|", "a" * 127])
+def test_a_broker_name(name: str) -> None:
+    """E-29: as RocketMQ's brokers have them, which are named after their hosts."""
+    assert load(None, {}, {"broker_name": name}).broker_name == name
+
+
 def test_what_places_data_cannot_change_while_it_is_used() -> None:
     """E-29."""
     fixed = {"data", "listen", "segment_bytes", "queue_file_bytes", "durability", "role", "broker_name", "broker_number"}

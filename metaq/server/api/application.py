@@ -133,7 +133,7 @@ class _Responder:
         call.end()
         response.set_headers(ROW_HEADERS)
         response.data = self._encoder.encode(result)
-        if self._publishing is not None and SHORT_WAY in request.env:
+        if self._publishing is not None and SHORT_WAY in request.env and not self._publishing.is_stopped():
             request.env[SHORT_WAY](self._publishing.short_way(principal, version, inputs["topic"]))
         if self._operation.is_change and getattr(result, "applied", True):  # a preview changes nothing
             self._note(request)

@@ -16,6 +16,7 @@ from metaq.errors import MetaqError
 from metaq.protocol.ids import offset_id_of
 from metaq.protocol.remoting.codes import JSON, VERSION, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.sending.plain import Received
 from metaq.server.access.permissions import Principal
 from metaq.server.endpoint import Endpoint
 from metaq.server.http.session import HttpSession, Take
@@ -26,6 +27,7 @@ from metaq.server.wire.session import Session
 ROW_HEADERS: Final = {"content-type": "application/json", "cache-control": "no-store"}
 """Those of the answer to an operation that was done, without those of its length and date."""
 _OK: Final = "200 OK"
+_UNTOLD: Final = "is stored, but its row cannot be made"
 _SEND: Final = int(Request.SEND_MESSAGE_V2)
 _SUCCESS: Final = int(Response.SUCCESS)
 
@@ -49,14 +51,13 @@ class Publishing:
         context: Context,
         endpoint: Endpoint,
         turns: Turns,
-        sends: Callable[[Session, Sequence[RemotingCommand], int], int],
+        sends: Callable[[Session, Sequence[Received], int], int],
         forms: PublishForms,
         is_stopped: Callable[[], bool],
     ) -> None:
         """Prepare. ``sends`` is that of ``SendHandler``; ``is_stopped`` returns true when no more requests are taken."""
         self.context = context
         self.authentication = endpoint.authentication
-        self.needs, _ = endpoint.answering(_SEND)
         self.turns = turns
         self.sends = sends
         self.forms = forms
@@ -83,13 +84,11 @@ class ShortPublish:
             return False
         session.principal = principal
         outcome = session.outcome
-        if outcome is None or outcome.turn != turns.number:
-            session.outcome = outcome = PublishOutcome(session, turns.number, own)  # it takes what is sent
+        if outcome is None or not outcome.is_of(own, principal, turns.number):
+            session.outcome = outcome = PublishOutcome(session, turns.number, own, principal)  # it takes what is sent
         try:
             ident, fields, data = outgoing(own.context, self._topic, own.forms.read(body))
             request = RemotingCommand(_SEND, 0, 0, fields, data, None, "HTTP", VERSION, JSON)
-            own.needs.check_size(request)
-            own.needs.check_right(principal)
             taken = own.sends(session, (request,), 0)
         except MetaqError:
             taken = 0
@@ -103,17 +102,22 @@ class ShortPublish:
 
 
 class PublishOutcome:
-    """The answers to one connection's publishes of one turn. ``SendHandler.sends`` fills it as it does a ``SendOutcome``."""
+    """The answers to one connection's publishes of one user and turn. ``SendHandler.sends`` fills it like a ``SendOutcome``."""
 
-    def __init__(self, session: HttpSession, turn: int, publishing: Publishing) -> None:
+    def __init__(self, session: HttpSession, turn: int, publishing: Publishing, principal: Principal) -> None:
         self._session = session
         self._publishing = publishing
+        self._principal = principal
         self.turn = turn
         self.requests = 0
         self.sent: list[Sent] = []
         self.size = 0
         self.made: list[tuple[str, str]] = []
         """The ids and topics of the messages, in their order."""
+
+    def is_of(self, publishing: Publishing, principal: Principal, turn: int) -> bool:
+        """Return whether it has the answers to a user's publishes of a turn; the next broker counts its turns from 0 again."""
+        return self.turn == turn and self._publishing is publishing and self._principal is principal
 
     def stored(self) -> None:
         self._say(_SUCCESS)
@@ -122,10 +126,8 @@ class PublishOutcome:
         self._say(int(short.code))
 
     def refused(self, error: MetaqError, outcome: str) -> None:
-        own = self._publishing
-        own.context.counters.refuse(error, self.requests)
-        answer = _answer(*own.forms.problem(error, outcome, self._session.principal))
-        self._pay([answer] * len(self.sent))
+        self._publishing.context.counters.refuse(error, self.requests)
+        self._pay([self._problem(error, outcome)] * len(self.sent))
 
     def _say(self, code: int) -> None:
         host, row = self._publishing.context.store_host, self._publishing.forms.row
@@ -133,9 +135,15 @@ class PublishOutcome:
         for (ident, topic), sent in zip(self.made, self.sent, strict=True):
             _, _, partition, offset, log_offset, _, more = sent
             recall = None if more is None else more[1]
-            data = row(topic, ident, code, offset_id_of(host, log_offset), partition, offset, recall)
-            answers.append(_answer(_OK, ROW_HEADERS, data))
+            try:
+                data = row(topic, ident, code, offset_id_of(host, log_offset), partition, offset, recall)
+                answers.append(_answer(_OK, ROW_HEADERS, data))
+            except MetaqError as error:  # not to be raised: the turn has other outcomes to tell
+                answers.append(self._problem(error, _UNTOLD))
         self._pay(answers)
+
+    def _problem(self, error: MetaqError, outcome: str) -> bytes:
+        return _answer(*self._publishing.forms.problem(error, outcome, self._principal))
 
     def _pay(self, answers: list[bytes]) -> None:
         self._publishing.context.counters.put.add(self.requests, self.size)

@@ -76,6 +76,8 @@ class HttpPort:
         self.away: dict[Any, Away] = {}
         """The connections on the long way, by greenlet."""
         self.heads: dict[HeadKey, Take] = {}
+        self._heads_of: Pace | None = None
+        """The pace of the broker that the heads are for."""
         self.memory = Memory(self.sessions, self.now)
         self.memory.most = MOST_HELD
         self._accepting = self._loop.io(listening.fileno(), READABLE)
@@ -90,7 +92,8 @@ class HttpPort:
         self._listening.close()
         for session in list(self.sessions):
             session.close()
-        gevent.killall(list(self.away), block=False)
+        for away in list(self.away.values()):
+            away.drop()
 
     # -- new connections, and those that wait too long ----------------------------------------------------------------
 
@@ -133,6 +136,7 @@ class HttpPort:
         min(waiting, key=lambda each: each[0])[1]()
 
     def _sweep(self) -> None:
+        self._forget_heads()
         now = self.now()
         for session in list(self.sessions):
             if now - session.waits_since > (ANSWER_S if session.owed else CONNECTION_S):
@@ -160,16 +164,28 @@ class HttpPort:
                 self._server = self._server or make(self._address, self._answer, self._certificate)
             more = self._server.serve(connection, address, data, away, lambda take: self._remember(key, take))
         finally:
-            self.away.pop(gevent.getcurrent(), None)
-        if more is not None:
+            dropped = self.away.pop(gevent.getcurrent(), None) is None
+        if more is None:
+            return
+        if dropped:  # in the turn in which it ended, so it was not killed any more
+            more[0].close()
+        else:
             self.take(*more)
 
     def _remember(self, key: HeadKey | None, take: Take) -> None:
         if key is None or len(key[1]) > LONGEST_HEAD:
             return
+        self._forget_heads()
         if len(self.heads) >= MOST_HEADS:
             self.heads.clear()
         self.heads[key] = take
+
+    def _forget_heads(self) -> None:
+        """Forget the heads once another broker serves: what takes their requests would keep the one before, and its store."""
+        pace = self._pace()
+        if pace is not self._heads_of:
+            self.heads.clear()
+            self._heads_of = pace
 
     # -- what sessions need -------------------------------------------------------------------------------------------
 

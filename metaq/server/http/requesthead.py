@@ -58,7 +58,7 @@ class Head(NamedTuple):
 
     @property
     def is_usual(self) -> bool:
-        """True when it says nothing about the connection or the transfer, beside the length of the body."""
+        """True when it says nothing unusual about the connection or the transfer."""
         plain = self.version == "HTTP/1.1" and self.goes_on and self.length is not None
         return plain and not ("expect" in self.fields or "upgrade" in self.fields)
 

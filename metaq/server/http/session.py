@@ -58,7 +58,7 @@ class HttpSession(Session):
         self._port = port
         self._heads = port.heads
         self._where: str = address[0]
-        self._kept = b""
+        self._kept = bytearray()  # not bytes: each small piece of a body would copy all that came before it
         """The head and a part of the body of a request that has a short way."""
         self._needed = 0
         """The size of that request."""
@@ -73,11 +73,11 @@ class HttpSession(Session):
     def _split(self, data: bytes) -> list[Arrived]:
         """Return the requests that are there as a whole; the last part has what goes the long way."""
         if self._kept:
-            data = self._kept + data
-            if len(data) < self._needed:
-                self._kept = data
+            self._kept += data
+            if len(self._kept) < self._needed:
                 return []
-            self._kept = b""
+            data = bytes(self._kept)
+            self._kept = bytearray()
         arrived: list[Arrived] = []
         at, end = 0, len(data)
         while at < end:
@@ -98,7 +98,7 @@ class HttpSession(Session):
                 break
             stop = body_at + int(digits)
             if stop > end:
-                self._kept, self._needed = data[at:], stop - at
+                self._kept, self._needed = bytearray(data[at:]), stop - at
                 break
             arrived.append(Arrived(take, data[at:stop], body_at - at, key))
             at = stop
@@ -120,14 +120,14 @@ class HttpSession(Session):
                 return
             take, data, body_at, key = commands[at]
             if take is None or not take(self, data[body_at:]):
-                rest = data if take is None else b"".join([each.data for each in commands[at:]]) + self._kept
+                rest = data if take is None else b"".join([each.data for each in commands[at:]]) + bytes(self._kept)
                 self._go_long(Arrived(None, rest, 0, key))
                 return
             at += 1
 
     def _go_long(self, rest: Arrived) -> None:
         """Leave the connection to the long way, as soon as all answers to earlier requests are sent."""
-        self._kept = b""
+        self._kept = bytearray()
         if self.owed or self._unsent:
             self._backlog = [rest]
             return
@@ -140,11 +140,12 @@ class HttpSession(Session):
         super().answer(replies, size, *buffers)
 
     def _drop_waiting(self) -> None:
-        self._kept = b""
+        self._kept = bytearray()
 
     def _ended(self) -> None:
         if self._kept:  # the long way says what is wrong with half a request
-            self._go_long(Arrived(None, self._kept, 0, None))
+            self._go_long(Arrived(None, bytes(self._kept), 0, None))
+            self._backlog_bytes += self._unfinished  # both are 0 if it has gone
             self._unfinished = 0
             self.flush()
         else:

@@ -52,11 +52,14 @@ class Pace:
         self._timer = self._loop.timer(0.0, priority=NEXT)
 
     def stop(self) -> None:
-        """Stop measuring."""
+        """Stop measuring; whoever was put off goes on at once, as no turn is spent from now on."""
         if self._watcher is not None:
             self._watcher.close()
             self._timer.close()
             self._watcher = self._timer = None
+        waiting, self._put_off = self._put_off, {}
+        for session in waiting:
+            session.flush()
 
     def _next_turn(self) -> None:
         now = time.thread_time()
@@ -85,7 +88,7 @@ class Pace:
         """Let stopped connections go on, in order.
 
         At least the first answers a request, since the turn has only begun. Connections that were not stopped then get as much
-        time of their own.
+        time of their own. A session that closes may stop the pace: then no turn is spent, and all of them go on.
         """
         waiting, self._put_off = self._put_off, {}
         for session in list(waiting):

@@ -2,23 +2,27 @@
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from ssl import PROTOCOL_TLS_CLIENT
-from typing import Final
+from typing import Any, Final
 
 import gevent
 import pytest
 from gevent import socket, ssl
 
-from metaq.errors import DiskFull
+from metaq.errors import BadRequest, DiskFull, MetaqError
+from metaq.server.access.permissions import Principal
+from metaq.server.api.publishing import Publishing
 from metaq.server.http import port as http_port
 from metaq.server.http.port import MOST_UNSENT
+from metaq.server.http.session import HttpSession
 from metaq.store.files.disk import RealDisk, RealFile
-from tests.support.served import Browser, Served, request, warm
+from tests.support.served import DEADLINE_S, Browser, Served, request, warm
 from tests.support.tls import issue
-from tests.support.users import TOPIC, WRITER, write_users
+from tests.support.users import ADMIN, TOPIC, WRITER, write_users
 
 SHORT_S: Final = 0.2
 UNUSED: Final = count()
@@ -122,6 +126,34 @@ def test_a_client_that_ends_its_side(served: Served) -> None:
         browser.socket.shutdown(socket.SHUT_WR)
         answers = [browser.read(), browser.read()]
         assert [answer and answer.status for answer in answers] == ["HTTP/1.1 200 OK", None]
+
+
+def test_half_a_request_behind_owed_answers(tmp_path: Path) -> None:
+    """E-05: counts as memory until they are sent, although nothing more comes."""
+    with ExitStack() as stack:
+        served = Served(stack, tmp_path / "data")
+        warm(served, "t")
+        [key] = served.port.heads
+        seen: list[HttpSession] = []
+
+        def owe(session: HttpSession, _: bytes) -> bool:
+            session.owed += 1
+            seen.append(session)
+            return True
+
+        served.port.heads[key] = owe
+        browser, half = Browser(served), request("t", {"body": "x" * 60_000})[:-3]
+        browser.send(request("t", {"body": "x"}) + half)
+        browser.socket.shutdown(socket.SHUT_WR)
+        before = served.long
+        deadline = gevent.Timeout.start_new(DEADLINE_S)
+        while not (seen and seen[0]._backlog):
+            gevent.sleep(0.01)
+        deadline.close()
+        assert served.port.memory.held >= len(half)
+        seen[0].answer(1, 0, b"HTTP/1.1 204 No Content\r\n\r\n")
+        assert (served.long, served.port.memory.held) == (before + 1, 0)
+        assert [browser.read() and None, browser.read()] == [None, None]
 
 
 def test_connections_that_are_silent_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,3 +297,115 @@ def test_what_cannot_be_stored(tmp_path: Path) -> None:
     assert answers[0] == answers[1]
     assert answers[0] is not None
     assert "no room: a test says so" in answers[0].body
+
+
+# -- what outcomes are told -------------------------------------------------------------------------------------------
+
+
+def publishing_of(served: Served) -> Publishing:
+    """The short ways of a broker that has some."""
+    take: Any = next(iter(served.port.heads.values()))
+    found: Publishing = take.__self__._publishing
+    return found
+
+
+def test_a_row_that_cannot_be_made(tmp_path: Path) -> None:
+    """E-32: is a problem of its own; the other answers of the turn are sent."""
+    with ExitStack() as stack:
+        served = Served(stack, tmp_path / "data")
+        warm(served, "t", "wrong", "t")  # a new topic: the first publish to each is long once more
+        publishing = publishing_of(served)
+        row = publishing.forms.row
+
+        def row_or_error(topic: str, *given: Any) -> bytes:
+            if topic == "wrong":
+                raise BadRequest("a test says so")
+            return row(topic, *given)
+
+        publishing.forms = publishing.forms._replace(row=row_or_error)
+        browser, before = Browser(served), served.long
+        browser.send(b"".join(request(topic, {"body": "x"}) for topic in ("t", "wrong", "t")))
+        answers = [browser.read() for _ in range(3)]
+        statuses = ["HTTP/1.1 200 OK", "HTTP/1.1 400 Bad Request", "HTTP/1.1 200 OK"]
+        assert ([answer and answer.status for answer in answers], served.long) == (statuses, before)
+        assert answers[1] is not None
+        assert "the message is stored, but its row cannot be made: a test says so" in answers[1].body
+
+
+def test_each_user_is_told_by_own_rights(tmp_path: Path) -> None:
+    """E-05: those of a proxy's connection, too, in one turn."""
+    users = write_users(
+        tmp_path / "users.yaml",
+        "users:\n" + "".join(f"  {who.name}: {{secret: {who.secret}, admin: true}}\n" for who in (ADMIN, WRITER)),
+    )
+    with ExitStack() as stack:
+        served = Served(stack, tmp_path / "data", FullDisk(), users_file=str(users))
+        browser, told = Browser(served), list[str]()
+        publishes = {
+            who: request(TOPIC, {"body": "x", "partition": 0}, f"Authorization: Bearer {who.secret}") for who in (ADMIN, WRITER)
+        }
+        for publish in (*publishes.values(), *publishes.values()):  # the first makes the topic
+            browser.ask(publish)
+        publishing = publishing_of(served)
+        problem = publishing.forms.problem
+
+        def noted(error: MetaqError, outcome: str, principal: Principal) -> tuple[str, Mapping[str, str], bytes]:
+            told.append(principal.name)
+            return problem(error, outcome, principal)
+
+        publishing.forms = publishing.forms._replace(problem=noted)
+        before = served.long
+        stack.callback(FULL.clear)
+        FULL.append(True)
+        browser.send(publishes[ADMIN] + publishes[WRITER] * 2 + publishes[ADMIN])
+        answers = [browser.read() for _ in range(4)]
+        FULL.clear()
+        assert all(answer is not None and "no room" in answer.body for answer in answers)
+        assert (told, served.long) == ([ADMIN.name, WRITER.name, ADMIN.name], before)
+
+
+# -- a change of role --------------------------------------------------------------------------------------------------
+
+
+def test_a_turn_of_another_broker_with_the_same_number(tmp_path: Path) -> None:
+    """E-32: is not the turn of the broker before, although each counts from 0."""
+    with ExitStack() as stack:
+        served, other = Served(stack, tmp_path / "one"), Served(stack, tmp_path / "two")
+        for each in (served, other):
+            warm(each, "t")
+        browser, before = Browser(served), (served.long, other.stored("t"))
+        browser.ask(request("t", {"body": "x"}))
+        [session] = [each for each in served.port.sessions if each.address == browser.socket.getsockname()]
+        served.port.heads.update(other.port.heads)
+        other.broker.turns.number = session.outcome.turn
+        answer = browser.ask(request("t", {"body": "x"}))
+        assert answer is not None
+        assert (answer.status, served.long, other.stored("t")) == ("HTTP/1.1 200 OK", before[0], before[1] + 1)
+
+
+def test_heads_are_forgotten_with_their_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E-05: what takes their requests would keep it and its store."""
+    monkeypatch.setattr(http_port, "SWEEP_S", SHORT_S)
+    with ExitStack() as stack:
+        served, other = Served(stack, tmp_path / "one"), Served(stack, tmp_path / "two")
+        warm(served, "t")
+        gevent.sleep(2 * SHORT_S)  # while a broker serves, its heads stay
+        assert served.port.heads
+        broker = other.broker
+        served.monitor._site = lambda: broker.site
+        deadline = gevent.Timeout.start_new(DEADLINE_S)
+        while served.port.heads:
+            gevent.sleep(0.01)
+        deadline.close()
+
+
+def test_a_stopped_broker_leaves_no_heads(tmp_path: Path) -> None:
+    """E-05: although a publish that was begun before is done."""
+    with ExitStack() as stack:
+        served = Served(stack, tmp_path / "data")
+        warm(served, "t")
+        publishing, known = publishing_of(served), len(served.port.heads)
+        publishing.is_stopped = lambda: True
+        answer = Browser(served).ask(request("t", {"body": "x"}, f"X: {next(UNUSED)}"))
+        assert answer is not None
+        assert (answer.status, len(served.port.heads)) == ("HTTP/1.1 200 OK", known)

@@ -75,3 +75,36 @@ def test_a_turn_is_spent(pace: Pace) -> None:
     assert pace.spent
     gevent.sleep(0.001)
     assert not pace.spent
+
+
+class Last:
+    """The last session of an endpoint: it is put off again, but its client is gone, so it closes, and the pace is stopped."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._closed = False
+
+    def flush(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._pace.put_off(cast(Session, self))
+            self._pace.stop()
+
+
+def test_who_was_put_off_goes_on_when_the_pace_stops(pace: Pace) -> None:
+    """E-05: sessions of HTTP outlive the broker whose turns they waited for."""
+    log: list[int] = []
+    for name in range(SESSIONS):
+        pace.put_off(cast(Session, Busy(pace, name, log)))
+    pace.stop()
+    assert sorted(log) == sorted([*range(SESSIONS)] * REQUESTS)
+
+
+def test_the_last_session_closes_while_others_go_on(pace: Pace) -> None:
+    """E-05: those that wait behind it go on, too."""
+    log: list[int] = []
+    pace.put_off(cast(Session, Last(pace)))
+    for name in range(SESSIONS):
+        pace.put_off(cast(Session, Busy(pace, name, log)))
+    pace._go_on()  # here, so that an error is not only printed
+    assert sorted(log) == sorted([*range(SESSIONS)] * REQUESTS)
