@@ -40,7 +40,7 @@ class RestFigures(BaseModel):
     p50_ms: NonNegativeFloat
     p99_ms: NonNegativeFloat
     processors: NonNegativeFloat
-    """What the load itself takes, in processors."""
+    """The processors that the load itself takes."""
 
 
 def run(port: int, seconds: float, rate: int, streams: int) -> RestFigures:

@@ -147,7 +147,7 @@ class RoleParts(NamedTuple):
     grown: Callable[[], None] = _nothing
     """Of a master: called when the log may have grown, or more of it may be durable."""
     saved: Callable[[], None] = _nothing
-    """Of a master: called when a table of topics or groups was saved, which its slaves should have soon."""
+    """Called on a master when a table of topics or groups was saved: its slaves should have it soon."""
     keeper: Keeper | None = None
     """Of a slave: it alone says which records retention must keep."""
 

@@ -50,7 +50,7 @@ MAY_DELAY: Final = "TIMER_DEL"
 """What the names of all but the last one in ``TIMERS`` begin with, which only old clients use."""
 _NAMES: Final = frozenset(name for name in TIMERS if name.startswith(MAY_DELAY))
 _PARKED: Final = (f"{TIMER_OUT}\x01", f"{properties.REAL_TOPIC}\x01", f"{properties.REAL_QUEUE}\x01")
-"""What the properties of a park end with: a message that has one of them already is taken apart."""
+"""The names at the end of a park's properties: a message that has one of them already is taken apart."""
 _UNIQUE: Final = f"\x02{properties.UNIQUE_KEY}\x01"
 _new: Final = tuple.__new__
 """Costs a third of a named tuple's own constructor."""

@@ -113,13 +113,13 @@ class _Shape(NamedTuple):
     head: str
     middle: str
     end: str
-    """What is sent around the values; ``middle`` begins with 02, or is empty when there is only one of the two."""
+    """The text around the values; ``middle`` begins with 02, or is empty when there is only one of the two."""
     before: str
     between: str
     behind: str
     """What a record keeps around the values."""
     unique_first: bool
-    """Whether UNIQ_KEY is the first value, or the only one."""
+    """True when UNIQ_KEY is the first value, or the only one."""
     tag: str | None
 
 

@@ -174,7 +174,7 @@ class TimerIndex:
             value, place = _SECRET.unpack(secret)
             self.secret = Secret(value, place, self.covered)
         self.known_from: int = log.begin if known_from is None else _NUMBER.unpack(known_from)[0]
-        """Of timers whose first parks lie before this log offset, cancels may be forgotten: the log had lost them already."""
+        """Cancels of timers whose first parks lie before this log offset may be forgotten: the log had lost them already."""
 
     @property
     def covered(self) -> int:

@@ -33,7 +33,7 @@ from tests.support.users import ADMIN, write_users
 
 IMAGES: Final = PROJECT / "docs" / "images"
 MOST_BYTES: Final = 80_000
-"""Of a picture in a document."""
+"""The most bytes of a picture in a document."""
 PHONE: Final = ViewportSize(width=390, height=844)
 WIDTHS: Final = (WIDE, PHONE)
 STILL: Final = """() => {
@@ -122,8 +122,9 @@ def main(folder: Path) -> None:
     executable = shutil.which("chromium")
     if executable is None:
         raise SystemExit("this needs chromium")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    for picture in folder.glob("*.png"):
+        picture.unlink()
     with TemporaryDirectory() as name, chromium(executable) as browser:
         place = Path(name)
         with (
@@ -162,4 +163,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit("usage: python -m tests.docs.screens FOLDER")
     main(Path(sys.argv[1]))

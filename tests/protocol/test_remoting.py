@@ -201,7 +201,7 @@ def test_properties_of_a_known_shape_are_kept_like_all_others(pieces: list[str],
 
 @pytest.mark.parametrize("names", [["DEDUPE_ID"], ["traceparent"], ["DEDUPE_ID", "traceparent"]])
 def test_what_differs_in_each_message_is_no_part_of_their_shape(names: list[str]) -> None:
-    """What is learned from one of them holds for all."""
+    """The shape that is learned from one of them holds for all."""
 
     def kept(number: int) -> object:
         ids = "".join(f"{name}\x01id{number}\x02" for name in names)

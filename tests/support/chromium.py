@@ -25,7 +25,7 @@ FLAGS: Final = (
 )
 DEADLINE_MS: Final = 60_000
 NOT_THERE: Final = "status of 4"
-"""What a browser reports of a page that says that something is not there."""
+"""The report of a browser about a page that says that something is not there."""
 SERIOUS: Final = ("serious", "critical")
 WIDE: Final = ViewportSize(width=1280, height=900)
 NARROW: Final = ViewportSize(width=360, height=740)

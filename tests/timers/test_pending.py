@@ -23,7 +23,7 @@ SEGMENT_BYTES: Final = 2_000
 RECORD_BYTES: Final = 100
 STEPS: Final = 250
 REFUSED: Final = 0.1
-"""Of the changes of the index."""
+"""The part of the changes of the index that is refused."""
 WEIGHTS: Final = {
     "park": 12,
     "cancel": 5,

@@ -36,7 +36,7 @@ SECONDS: Final = 24.0
 SENDS: Final = 100
 BODY: Final = bytes(100)
 MOST: Final = 15.0
-"""What spans may add to a send, in hundredths."""
+"""The most that spans may add to a send, in hundredths."""
 OFF: Final = "no interceptor"
 SPANS: Final = "spans"
 UNSAMPLED: Final = "not sampled"

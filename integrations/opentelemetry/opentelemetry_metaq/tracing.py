@@ -13,6 +13,7 @@ from opentelemetry import baggage, context, propagate, trace
 from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.context import Context
 from opentelemetry.instrumentation.utils import is_instrumentation_enabled
+from opentelemetry.propagators.composite import CompositePropagator
 from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -188,13 +189,13 @@ def _consumed(name: str, kind: str, client: str, group: str, messages: Sequence[
 # -- contexts -----------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(_KNOWN)
 def _is_w3c(propagator: TextMapPropagator) -> bool:
     """Return whether contexts are written as W3C trace context and baggage, which is OpenTelemetry's default.
 
     A composite propagator does not show its parts; if they are not found here, it does its work itself, as any other one does.
     """
-    return [type(part) for part in getattr(propagator, "_propagators", ())] == _W3C
+    is_plain = type(propagator) is CompositePropagator  # a subclass may do more than its parts
+    return is_plain and [type(part) for part in getattr(propagator, "_propagators", ())] == _W3C
 
 
 def _inject(message: MutableMapping[str, str], span: Span, current: Context) -> None:

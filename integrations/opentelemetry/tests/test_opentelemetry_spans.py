@@ -7,8 +7,10 @@ from typing import Any, Final
 
 import pytest
 from opentelemetry import baggage, context, propagate, trace
+from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.context import Context
 from opentelemetry.instrumentation.utils import suppress_instrumentation
+from opentelemetry.propagators.composite import CompositePropagator
 from opentelemetry.propagators.textmap import CarrierT, Setter, TextMapPropagator, default_setter
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -17,6 +19,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.semconv._incubating.attributes import messaging_attributes
 from opentelemetry.semconv.attributes import error_attributes
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, StatusCode, TraceFlags, TraceState
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry_metaq import MetaqInstrumentor, names, process
 
 import metaq
@@ -172,10 +175,23 @@ class Own(TextMapPropagator):
         return {"own-trace"}
 
 
-def test_another_propagator(spans: Spans, client: metaq.Client) -> None:
-    """What a program has set decides about the form of the context."""
+class OwnOfDefaults(CompositePropagator):
+    """One that is made of the default parts, and does something else. It has no hash."""
+
+    inject = Own.inject
+    extract = Own.extract
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    "own",
+    [Own(), OwnOfDefaults([TraceContextTextMapPropagator(), W3CBaggagePropagator()])],
+    ids=["own", "of the default parts"],
+)
+def test_another_propagator(spans: Spans, client: metaq.Client, own: TextMapPropagator) -> None:
+    """The propagator that a program has set decides about the form of the context."""
     before = propagate.get_global_textmap()
-    propagate.set_global_textmap(Own())
+    propagate.set_global_textmap(own)
     try:
         client.producer().send("orders", b"1")
         (message,) = received(client)

@@ -18,7 +18,7 @@ _REPLIES: Final = {"result": 2, "value": 1}
 _HEADS_KEPT: Final = 1024
 _SMALL_CHUNK: Final = 4096
 _MOST_DIGITS: Final = 9
-"""Of a number that is read digit by digit: no such number is beyond 32 bits."""
+"""The most digits of a number that is read digit by digit: no such number is beyond 32 bits."""
 _ZERO, _BLANK, _CR, _LF = b"0 \r\n"
 _KEY_BEGINS: Final = ("T", "X")
 """First letters of transaction keys; a checksum and a flag begin with a digit or a sign."""

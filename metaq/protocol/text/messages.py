@@ -48,7 +48,7 @@ MOST_COPIED_EACH: Final = 16 * 1024
 MOST_COPIED_FOR_ONE: Final = 4
 """So are those between which the log has three times their bytes, or more, of other partitions."""
 PIECE_BYTES: Final = 64 * 1024
-"""Of the log at once: they stay in the processor's cache."""
+"""The part of the log that is copied at once: it stays in the processor's cache."""
 
 _LENGTH: Final = struct.Struct(">i")
 _PLAIN_FIELDS: Final = struct.Struct(">8xi4xi16xi44xi")  # body CRC, flag, system flag and body length of a record

@@ -17,7 +17,7 @@ def api_site(interior: Interior) -> BoundedSite:
     return site
 
 
-def _busy(reason: str) -> tuple[str, bytes]:
+def _busy(_: str, reason: str) -> tuple[str, bytes]:
     content = {"title": "Service Unavailable", "status": 503, "detail": reason, "code": 2, "retriable": True}
     return "application/problem+json", orjson.dumps({**content, "type": "about:blank"})
 

@@ -358,9 +358,8 @@ class _Console:
     def _write_problem(self, request: Request, response: Response, status: int, sentence: str) -> None:
         title = HTTPStatus(status).phrase
         response.status = f"{status} {title}"
-        if (
-            status == HTTPStatus.SERVICE_UNAVAILABLE and request.method == "GET"
-        ):  # a replica whose role changes, or a busy broker
+        # a replica whose role changes, or a busy broker
+        if status == HTTPStatus.SERVICE_UNAVAILABLE and request.method == "GET":
             response.set_header("Refresh", REFRESH_S)
         self._write(request, response, "error.html", {"status": status, "title": title}, error=sentence)
 

@@ -14,13 +14,13 @@ def console_site(interior: Interior) -> BoundedSite:
     return BoundedSite(partial(_made_of, interior), BOUNDS, _busy)
 
 
-def _busy(reason: str) -> tuple[str, bytes]:
-    """Return a page that loads itself again: a replica whose role changes answers again in a moment."""
-    head = '<meta charset="utf-8"><meta http-equiv="refresh" content="1"><title>metaq</title>'
-    return (
-        "text/html; charset=utf-8",
-        f'<!doctype html><html lang="en"><head>{head}</head><body><p>{reason}</p></body>'.encode(),
-    )
+def _busy(method: str, reason: str) -> tuple[str, bytes]:
+    """Return a page that loads itself again, as a replica whose role changes answers soon; a change is not made again."""
+    is_look = method == "GET"
+    again = '<meta http-equiv="refresh" content="1">' if is_look else ""
+    said = reason if is_look else f"Nothing was changed: {reason}"
+    head = f'<head><meta charset="utf-8">{again}<title>metaq</title></head>'
+    return "text/html; charset=utf-8", f'<!doctype html><html lang="en">{head}<body><p>{said}</p></body></html>'.encode()
 
 
 def _made_of(interior: Interior) -> Application:

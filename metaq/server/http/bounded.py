@@ -34,10 +34,12 @@ class SiteBounds(NamedTuple):
 class BoundedSite:
     """An application, as the HTTP port has it."""
 
-    def __init__(self, make: Callable[[], Application], bounds: SiteBounds, busy: Callable[[str], tuple[str, bytes]]) -> None:
+    def __init__(
+        self, make: Callable[[], Application], bounds: SiteBounds, busy: Callable[[str, str], tuple[str, bytes]]
+    ) -> None:
         """Prepare. ``make`` imports and makes the application, in a thread.
 
-        ``busy`` returns type and content of the answer to a request that cannot be taken, from the reason.
+        ``busy`` returns type and content of the answer to a request that cannot be taken, from its method and the reason.
         """
         self._make = make
         self._bounds = bounds
@@ -54,7 +56,7 @@ class BoundedSite:
         """Yield the answer; the request counts until its last byte is written, or its client is gone."""
         if self.stopped or self._calls >= self._bounds.calls:
             why = "the broker stops" if self.stopped else f"{self._bounds.calls} requests are in progress"
-            kind, content = self._busy(f"{why}; retry after {RETRY_MS} ms")
+            kind, content = self._busy(environ["REQUEST_METHOD"], f"{why}; retry after {RETRY_MS} ms")
             headers = [("Content-Type", kind), ("Content-Length", str(len(content))), ("Retry-After", str(RETRY_MS // 1000))]
             start_response("503 Service Unavailable", headers)
             yield content

@@ -27,7 +27,7 @@ from metaq.server.text.session import TextOutcome, TextSession, result
 from metaq.store.queues.consumequeue import ConsumeQueue
 
 _LENGTHS: Final = tuple(map(str, range(64)))
-"""Of replies: with id, partition and position they have at most 50 characters."""
+"""The lengths of replies as text: with id, partition and position they have at most 50 characters."""
 
 
 class PutHandler:

@@ -14,7 +14,7 @@
     return element.checkVisibility({ visibilityProperty: true, opacityProperty: true }) && element.closest(CUT_ON_PURPOSE) === null;
   }
 
-  // Whether an element cuts what does not fit: not where one can scroll to it.
+  // True when an element cuts what does not fit, and one cannot scroll to it.
   function cuts(element) {
     return ["hidden", "clip"].includes(getComputedStyle(element).overflowX);
   }

@@ -27,7 +27,7 @@ SAID_WITHIN_MS: Final = 10_000
 DEADLINE_S: Final = 60.0
 PATIENT_S: Final = 30.0
 AWAY: Final = ("status of 503",)
-"""What a browser reports of a part that it loads while a replica changes its role."""
+"""The report of a browser about a part that it loads while a replica changes its role."""
 
 
 class Sender(threading.Thread):
@@ -56,10 +56,14 @@ class Sender(threading.Thread):
         wait_until(lambda: self.error is not None or self.acknowledged > before + 10, DEADLINE_S, "clients go on", 0.05)
         assert self.error is None
 
-    def stop(self) -> int:
-        """Return how many were acknowledged."""
+    def end(self) -> None:
+        """Send no more."""
         self._stopped.set()
         self.join(DEADLINE_S)
+
+    def stop(self) -> int:
+        """Return how many were acknowledged, after the last one."""
+        self.end()
         assert self.error is None
         return self.acknowledged
 
@@ -69,18 +73,21 @@ def sending(client: Client) -> Iterator[Sender]:
     client.admin().create_topic(TOPIC, 1)
     sender = Sender(client)
     sender.start()
-    sender.wait_more()
-    yield sender
+    try:
+        sender.wait_more()
+        yield sender
+    finally:
+        sender.end()
 
 
 def check_received(client: Client, count: int) -> None:
     """Every number that was acknowledged comes to a consumer, in the order in which it was sent."""
     received: dict[bytes, None] = {}
     with client.consumer(TOPIC, "readers", consume_from=ConsumeFrom.FIRST) as consumer:
-        for message in consumer:
+        while len(received) < count:
+            message = consumer.receive(timeout_s=DEADLINE_S)
+            assert message is not None, f"{len(received)} of {count} came, and no more within {DEADLINE_S} s"
             received[message.body] = None
-            if len(received) >= count:
-                break
     assert list(received)[:count] == [b"%d" % number for number in range(count)]
 
 
@@ -131,6 +138,7 @@ def test_the_role_is_handed_over(browser: Browser, tmp_path: Path) -> None:
             assert group.wait_master() is old
             page.get_by_label(f"{new.number} at").check()
             press(page, "Hand over", "Handed over")
+            wait_until(lambda: new.status()["role"] == "master", DEADLINE_S, "the role is handed over")
             expect_roles(page, "slave", rows_of(page, "master", new), rows_of(page, "slave", old))
             sender.wait_more()
             assert group.wait_master() is new
@@ -187,6 +195,7 @@ def test_a_slave_is_promoted_and_the_old_master_demoted(browser: Browser, tmp_pa
             order(page, "Promote")
             expect(page.locator("main")).to_contain_text("make sure that it has stopped")
             press(page, "Promote", "Promoted")
+            wait_until(lambda: slave.status()["role"] == "master", DEADLINE_S, "the slave is promoted")
             expect_roles(page, "master", rows_of(page, "master", slave))
             sender.wait_more()
             count = sender.stop()
@@ -199,6 +208,7 @@ def test_a_slave_is_promoted_and_the_old_master_demoted(browser: Browser, tmp_pa
             expect(page.locator("main")).to_contain_text("are removed from its log")
             page.get_by_label("Master that it follows").fill(slave.replication)
             press(page, "Demote", "Demoted")
+            wait_until(lambda: master.status()["role"] == "slave", DEADLINE_S, "the old master is demoted")
             expect_roles(page, "slave", rows_of(page, "slave", master))
             followed = page.get_by_role("region", name="This replica").get_by_role("definition")
             expect(followed.filter(has_text=slave.replication)).to_have_count(1)
