@@ -3,14 +3,12 @@
 Every address speaks both protocols, with the same handlers.
 """
 
-import errno
 import logging
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
-
-import gevent
 
 from metaq.address import Address
 from metaq.config import Settings
@@ -26,7 +24,8 @@ from metaq.server.remoting.admission import Admission, admission
 from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler, RunHandler, failure
 from metaq.server.remoting.signing import signed
 from metaq.server.text.session import TextSession
-from metaq.server.wire.listeners import IPV4_IN_IPV6, Listener, resolve
+from metaq.server.wire.accepting import accepted
+from metaq.server.wire.listeners import Listener, resolve
 from metaq.server.wire.memory import Memory
 from metaq.server.wire.opening import Opening
 from metaq.server.wire.pace import Pace
@@ -38,8 +37,6 @@ logger = logging.getLogger(__name__)
 PutsHandler = Callable[[TextSession, Sequence[Command], int], int]
 CommandHandler = Callable[[TextSession, Any], None]
 
-ACCEPTS_A_TURN: Final = 64
-ACCEPT_PAUSE_S: Final = 0.2
 BUSY_RETRY_MS: Final = 1000
 
 
@@ -160,29 +157,13 @@ class Endpoint:
         return len(self.sessions) + len(self._openings)
 
     def _on_accept(self, listener: Listener, watcher: Any) -> None:
-        for _ in range(ACCEPTS_A_TURN):
-            try:
-                connection, address = listener.socket.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno == errno.ECONNABORTED:
-                    continue
-                logger.error("cannot accept, pausing reason=%s", error)  # out of descriptors or memory
-                watcher.stop()
-                gevent.spawn_later(ACCEPT_PAUSE_S, self._accept_again, listener, watcher)
-                return
-            connection.setblocking(False)
+        start = partial(watcher.start, self._on_accept, listener, watcher)
+        for connection, address in accepted(listener.socket, watcher, start):
             if self.connections >= self._settings.max_connections:
                 self._turn_away(connection)
                 continue
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            host = address[0].removeprefix(IPV4_IN_IPV6)
-            self._openings.add(Opening(connection, (host, *address[1:]), self))
-
-    def _accept_again(self, listener: Listener, watcher: Any) -> None:
-        if listener.socket.fileno() >= 0:
-            watcher.start(self._on_accept, listener, watcher)
+            self._openings.add(Opening(connection, address, self))
 
     def _turn_away(self, connection: socket.socket) -> None:
         limit = self._settings.max_connections

@@ -7,7 +7,6 @@ sent a whole request; if all have sent one, the oldest of all. So a client that 
 many others send nothing.
 """
 
-import errno
 import logging
 import socket
 import time
@@ -21,7 +20,7 @@ from metaq.engine.pool import run_in_pool
 from metaq.replication.peers import Certificate
 from metaq.server.access.permissions import ANONYMOUS, Principal
 from metaq.server.http.session import HeadKey, HttpSession, Take
-from metaq.server.wire.listeners import IPV4_IN_IPV6
+from metaq.server.wire.accepting import accepted
 from metaq.server.wire.memory import Memory
 from metaq.server.wire.pace import Pace
 from metaq.server.wire.session import READABLE, Session, Stream
@@ -39,8 +38,6 @@ CONNECTION_S: Final = 10.0
 ANSWER_S: Final = 60.0
 """The longest that an answer is owed: after that, the broker that owed it is gone."""
 SWEEP_S: Final = 1.0
-ACCEPTS_A_TURN: Final = 64
-ACCEPT_PAUSE_S: Final = 0.2
 MOST_UNSENT: Final = 64 * 1024
 """Bytes of answers that a client has not read, or of messages whose answers are owed; beyond, nothing is received from it."""
 MOST_HELD: Final = 64 * 1024 * 1024
@@ -98,20 +95,7 @@ class HttpPort:
     # -- new connections, and those that wait too long ----------------------------------------------------------------
 
     def _accept(self) -> None:
-        for _ in range(ACCEPTS_A_TURN):
-            try:
-                connection, address = self._listening.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno == errno.ECONNABORTED:
-                    continue
-                logger.error("cannot accept, pausing reason=%s", error)  # out of descriptors or memory
-                self._accepting.stop()
-                gevent.spawn_later(ACCEPT_PAUSE_S, self._accept_again)
-                return
-            connection.setblocking(False)
-            address = (address[0].removeprefix(IPV4_IN_IPV6), *address[1:])
+        for connection, address in accepted(self._listening, self._accepting, self._start_accepting):
             # else an answer may wait 40 ms for an acknowledgement
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if len(self.sessions) + len(self.away) >= MOST_CONNECTIONS:
@@ -121,9 +105,8 @@ class HttpPort:
             else:  # the first byte says whether it is to be in TLS
                 self.go_long(connection, address, b"", None)
 
-    def _accept_again(self) -> None:
-        if self._listening.fileno() >= 0:
-            self._accepting.start(self._accept)
+    def _start_accepting(self) -> None:
+        self._accepting.start(self._accept)
 
     def _make_room(self) -> None:
         """Close the connection that others need most to be closed."""

@@ -23,7 +23,7 @@ from metaq.store.reading import UNITS_AT_FIRST, UNITS_AT_ONCE
 Answer = list[Buffer]
 
 MOST_MESSAGES: Final = 4096
-"""Messages in one answer: each needs two buffers to be sent, which cost more than the bytes of a tiny message."""
+"""Messages in one answer: one that is not copied needs two buffers, which cost more than the bytes of a tiny message."""
 
 
 class GetHandler:
