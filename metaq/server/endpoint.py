@@ -24,7 +24,7 @@ from metaq.server.remoting.admission import Admission, admission
 from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler, RunHandler, failure
 from metaq.server.remoting.signing import signed
 from metaq.server.text.session import TextSession
-from metaq.server.wire.accepting import accepted
+from metaq.server.wire.accepting import new_connections
 from metaq.server.wire.listeners import Listener, resolve
 from metaq.server.wire.memory import Memory
 from metaq.server.wire.opening import Opening
@@ -158,7 +158,7 @@ class Endpoint:
 
     def _on_accept(self, listener: Listener, watcher: Any) -> None:
         start = partial(watcher.start, self._on_accept, listener, watcher)
-        for connection, address in accepted(listener.socket, watcher, start):
+        for connection, address in new_connections(listener.socket, watcher, start):
             if self.connections >= self._settings.max_connections:
                 self._turn_away(connection)
                 continue

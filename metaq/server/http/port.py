@@ -20,7 +20,7 @@ from metaq.engine.pool import run_in_pool
 from metaq.replication.peers import Certificate
 from metaq.server.access.permissions import ANONYMOUS, Principal
 from metaq.server.http.session import HeadKey, HttpSession, Take
-from metaq.server.wire.accepting import accepted
+from metaq.server.wire.accepting import new_connections
 from metaq.server.wire.memory import Memory
 from metaq.server.wire.pace import Pace
 from metaq.server.wire.session import READABLE, Session, Stream
@@ -95,7 +95,7 @@ class HttpPort:
     # -- new connections, and those that wait too long ----------------------------------------------------------------
 
     def _accept(self) -> None:
-        for connection, address in accepted(self._listening, self._accepting, self._start_accepting):
+        for connection, address in new_connections(self._listening, self._accepting, self._start_accepting):
             # else an answer may wait 40 ms for an acknowledgement
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if len(self.sessions) + len(self.away) >= MOST_CONNECTIONS:

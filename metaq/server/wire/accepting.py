@@ -16,7 +16,7 @@ ACCEPTS_A_TURN: Final = 64
 ACCEPT_PAUSE_S: Final = 0.2
 
 
-def accepted(listening: socket.socket, watcher: Any, start: Callable[[], None]) -> Iterator[tuple[socket.socket, Any]]:
+def new_connections(listening: socket.socket, watcher: Any, start: Callable[[], None]) -> Iterator[tuple[socket.socket, Any]]:
     """Yield new connections, not blocking, and their addresses, IPv4 as IPv4.
 
     Without descriptors or memory for more, stop the watcher; ``start`` is called after a pause if the socket is still open.
