@@ -5,7 +5,7 @@ from typing import Final
 
 from metaq.server.api.site import api_site
 from metaq.server.console.site import console_site
-from metaq.server.http.http import Environ, StartResponse
+from metaq.server.http.environ import Environ, StartResponse
 from metaq.server.services.call import Interior
 
 API: Final = "/api"

@@ -27,7 +27,6 @@ from metaq.protocol.record import (
 from metaq.protocol.text.messages import Stored, plain_overhead
 from metaq.store.checkpoint import FAILED, LIVE_NAME, Checkpoint, Live, PartitionProgress, write_checkpoint, write_live
 from metaq.store.fence import Fence
-from metaq.store.figures import StoreFigures
 from metaq.store.files import ending
 from metaq.store.files.disk import Disk, File, RealDisk
 from metaq.store.files.filecache import FileCache, Read, Rest, Run, go_on, run_here
@@ -476,9 +475,3 @@ class MessageStore:
     def record_at_offset(self, log_offset: int, read: Read) -> Stored | None:
         """Return the readable record that begins at a log offset given by a client; ``None`` when none begins there."""
         return self.reader.at_offset(log_offset, read)
-
-    # -- figures ------------------------------------------------------------------------------------------------------
-
-    def figures(self) -> StoreFigures:
-        """Return the figures of this store as they are now."""
-        return StoreFigures.of(self)

@@ -18,6 +18,7 @@ from metaq.message import INTERNAL_TOPICS
 from metaq.protocol.keys import KEYS, UNIQ_KEY, KeyHasher, key_hash, keys_of
 from metaq.protocol.record import encode_properties, host_bytes, java_hash
 from metaq.store import query
+from metaq.store.figures import StoreFigures
 from metaq.store.files.disk import RealDisk, Usage
 from metaq.store.files.filecache import ColdRead, FileCache, read_cached, read_here, run_here
 from metaq.store.index import indexing
@@ -221,7 +222,7 @@ def test_keys_are_entered_behind_the_queue(folder: Path, clock: ManualClock, mon
     store, _ = open_store(folder, SETTINGS, clock)
     offsets = [put(store, "t", bytes(number * 37 % 3000), keys=f"k{number}") for number in range(60)]
     store.sync()
-    assert store.figures().index_behind_bytes > 0
+    assert StoreFigures.of(store).index_behind_bytes > 0
     with pytest.raises(ColdRead):
         store.query("t", "k1", *ALWAYS, 1, read_cached)
     damaged = store.log.file(store.log.segments[0])
@@ -229,7 +230,7 @@ def test_keys_are_entered_behind_the_queue(folder: Path, clock: ManualClock, mon
     assert [found(store, "t", f"k{number}") for number in range(60)] == [
         [] if number == 3 else [offset] for number, offset in enumerate(offsets)
     ]
-    assert store.figures().index_behind_bytes == 0
+    assert StoreFigures.of(store).index_behind_bytes == 0
     store.close()
 
 
@@ -327,7 +328,7 @@ def test_without_room_messages_are_taken_and_found_later(
     offsets = [put(store, "t", b"", keys=f"k{number}") for number in range(30)]
     store.sync()
     store.index_keys()
-    paused = store.figures().index_paused
+    paused = StoreFigures.of(store).index_paused
     assert paused is not None
     assert "no room" in paused
     assert (found(store, "t", "k1"), found(store, "t", "k29")) == ([], offsets[29:])  # those put last are remembered
@@ -335,7 +336,7 @@ def test_without_room_messages_are_taken_and_found_later(
     store.check_writable()
     disk.room = Usage(used=1 << 30, available=disk.room.available + 1)
     store.index_keys()
-    assert store.figures().index_paused is None
+    assert StoreFigures.of(store).index_paused is None
     assert [found(store, "t", f"k{number}") for number in range(30)] == [[offset] for offset in offsets]
 
 
@@ -400,7 +401,7 @@ def test_a_broken_chain_is_reported_once(store: MessageStore, folder: Path, capl
     path.write_bytes(data)
     for _ in range(2):
         assert len(found(store, "t", "k")) == 2
-    assert store.figures().index_damaged == 2
+    assert StoreFigures.of(store).index_damaged == 2
     assert len([record for record in caplog.records if "index damaged" in record.message]) == 1
 
 

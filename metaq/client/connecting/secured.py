@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeVar, cast
 
-from metaq.client.connecting.access import Tls
 from metaq.errors import BadRequest
 from metaq.reasons import reason_of
 
@@ -15,7 +14,7 @@ _RECEIVE_BYTES: Final = 64 * 1024
 T = TypeVar("T")
 
 
-def context_of(tls: Tls) -> ssl.SSLContext:
+def context_of(tls: bool | str | ssl.SSLContext) -> ssl.SSLContext:
     """Return the context that a client's choice asks for. ``BadRequest`` for certificates that cannot be read."""
     if isinstance(tls, ssl.SSLContext):
         return tls

@@ -26,7 +26,7 @@ from metaq.server.api.page import page_of_document
 from metaq.server.api.problems import ProblemDetails, problem_headers, problem_of, problem_with
 from metaq.server.api.publishing import ROW_HEADERS, PublishForms, Publishing
 from metaq.server.http.bounded import ADMITTED, FRAMES, Application
-from metaq.server.http.http import DEADLINE, SHORT_WAY, address_of, principal_of
+from metaq.server.http.environ import DEADLINE, SHORT_WAY, address_of, principal_of
 from metaq.server.services.call import Call, Interior
 from metaq.server.services.rows import read_input
 from metaq.server.services.sending import MessageInput, publish, published

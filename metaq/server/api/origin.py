@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from metaq.address import parse_address
 from metaq.errors import AccessDenied, ConfigError
-from metaq.server.http.http import Environ
+from metaq.server.http.environ import Environ
 from metaq.server.services.call import Interior
 
 

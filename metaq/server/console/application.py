@@ -46,7 +46,7 @@ from metaq.server.console.visitors import (
     visitor_of,
 )
 from metaq.server.http.bounded import ADMITTED, Application
-from metaq.server.http.http import DEADLINE, address_of
+from metaq.server.http.environ import DEADLINE, address_of
 from metaq.server.services.call import Call, Interior
 from metaq.server.services.rows import as_json
 

@@ -11,7 +11,7 @@ from metaq.errors import AccessDenied
 from metaq.server.access.permissions import Principal
 from metaq.server.api.origin import check_host, check_origin
 from metaq.server.console.visit import ROOT, link
-from metaq.server.http.http import address_of
+from metaq.server.http.environ import address_of
 from metaq.server.services.call import Interior
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from gevent.lock import BoundedSemaphore
 
 from metaq.engine.pool import run_in_pool
 from metaq.errors import Overloaded
-from metaq.server.http.http import DEADLINE, Environ, StartResponse
+from metaq.server.http.environ import DEADLINE, Environ, StartResponse
 
 RETRY_MS: Final = 1000
 ADMITTED: Final = "metaq.admitted"

@@ -34,6 +34,7 @@ from metaq.server.http import metrics
 from metaq.server.remoting.session import RemotingSession
 from metaq.server.text.session import TextSession
 from metaq.server.wire.reads import StoreReads
+from metaq.store.figures import StoreFigures
 from metaq.store.files.filecache import Read, Rest, Run
 from metaq.store.queues.consumequeue import ConsumeQueue
 
@@ -244,7 +245,7 @@ class BrokerMetrics:
         yield _one(metrics.EVICTED, endpoint.memory.evicted)
 
     def _log(self, rest: Rest) -> Iterator[Family]:
-        figures = self.context.store.figures()
+        figures = StoreFigures.of(self.context.store)
         yield _one(metrics.LOG_BYTES, figures.end - figures.begin)
         yield _one(metrics.WRITTEN, figures.end - self._opened_at)
         yield _one(metrics.UNSYNCED, figures.end - figures.durable_end)
@@ -273,7 +274,7 @@ class BrokerMetrics:
         yield _one(metrics.DISK_USED, usage.ratio)
 
     def _store(self, rest: Rest) -> Iterator[Family]:
-        figures = self.context.store.figures()
+        figures = StoreFigures.of(self.context.store)
         yield _one(metrics.WRITABLE, self.context.replicas.is_master and self._refusal() is None)
         yield _one(metrics.KEYS_BEHIND, figures.index_behind_bytes)
         yield _one(metrics.KEYS_PAUSED, figures.index_paused is not None)

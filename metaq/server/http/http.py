@@ -21,7 +21,6 @@ Readiness, while a store is recovered and later::
 ``metaq.server.http.port`` manages the connections.
 """
 
-import base64
 import logging
 import platform
 import time
@@ -40,11 +39,12 @@ from metaq.errors import AccessDenied, ConfigError, Overloaded
 from metaq.form import FORM
 from metaq.replication.peers import Certificate
 from metaq.server.access.authentication import Authentication
-from metaq.server.access.permissions import Action, Principal, demand
+from metaq.server.access.permissions import Action, demand
+from metaq.server.http.environ import Environ, StartResponse, principal_of
 from metaq.server.http.port import HttpPort
 from metaq.server.http.process import PROCESS, process_families
 from metaq.server.http.scrapes import Scrapes
-from metaq.server.wire.listeners import IPV4_IN_IPV6, Listener, resolve
+from metaq.server.wire.listeners import Listener, resolve
 from metaq.server.wire.pace import Pace
 from metaq.store.files.filecache import Rest
 from metaq.store.recovery.progress import RecoveryStep
@@ -105,9 +105,6 @@ class Monitored(Protocol):
 
 Answer = tuple[str, str, bytes]
 """Status, content type and body."""
-Environ = Mapping[str, Any]
-"""A request, as WSGI represents it."""
-StartResponse = Callable[..., Any]
 
 
 class Site(Protocol):
@@ -122,11 +119,6 @@ class Site(Protocol):
 
 
 SITES: Final = ("/api", "/console")
-DEADLINE: Final = "metaq.deadline"
-"""The name in a request's environment under which its ``Deadline`` is (``metaq.server.http.httpserver``)."""
-SHORT_WAY: Final = "metaq.short_way"
-"""The name in a request's environment of a function that has a ``Take`` answer requests with the same head from now on
-(``metaq.server.http.session``). It is there when the head is a usual one."""
 UNAUTHORIZED: Final = "401 Unauthorized"
 UNAVAILABLE: Final = "503 Service Unavailable"
 
@@ -312,26 +304,6 @@ _WHY_NOT: Final = {
     Stage.RECOVERING: "the store is being recovered",
     Stage.STOPPING: "the process stops",
 }
-
-
-def address_of(environ: Environ) -> str:
-    """Return the host that a request comes from, as other ports write it."""
-    return str(environ["REMOTE_ADDR"]).removeprefix(IPV4_IN_IPV6)
-
-
-def principal_of(authentication: Authentication, environ: Environ) -> Principal:
-    """Return the principal that sends a request. Raise ``AccessDenied`` or ``Overloaded``."""
-    kind, _, proof = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
-    address = address_of(environ)
-    if kind.lower() == "bearer":
-        return authentication.holder(proof.strip(), address)
-    if kind.lower() == "basic":
-        try:
-            name, _, password = base64.b64decode(proof, validate=True).decode().partition(":")
-        except ValueError as error:
-            raise AccessDenied(f"Authorization: Basic needs name and password in Base64: {error}") from error
-        return authentication.check(name, password, address)
-    return authentication.anonymous
 
 
 def _next_port(beside: str) -> str:

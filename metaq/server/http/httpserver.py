@@ -17,8 +17,8 @@ import gevent
 from gevent import get_hub, pywsgi, socket
 
 from metaq.replication.peers import TLS, Certificate
-from metaq.server.http.http import DEADLINE, SHORT_WAY
-from metaq.server.http.port import CONNECTION_S, Away
+from metaq.server.http.away import CONNECTION_S, Away
+from metaq.server.http.environ import DEADLINE, SHORT_WAY
 from metaq.server.http.requesthead import Head, read_head
 from metaq.server.http.session import Take
 

@@ -19,6 +19,8 @@ from gevent import get_hub
 from metaq.engine.pool import run_in_pool
 from metaq.replication.peers import Certificate
 from metaq.server.access.permissions import ANONYMOUS, Principal
+from metaq.server.http.away import CONNECTION_S, Away
+from metaq.server.http.environ import Environ, StartResponse
 from metaq.server.http.session import HeadKey, HttpSession, Take
 from metaq.server.wire.accepting import new_connections
 from metaq.server.wire.memory import Memory
@@ -26,15 +28,12 @@ from metaq.server.wire.pace import Pace
 from metaq.server.wire.session import READABLE, Session, Stream
 
 if TYPE_CHECKING:
-    from metaq.server.http.http import Environ, StartResponse
     from metaq.server.http.httpserver import HttpServer
 
 logger = logging.getLogger(__name__)
 
 MOST_CONNECTIONS: Final = 256
 """Half of them for streams of events (``metaq.server.http.bounded``); each of those takes some 40 KB."""
-CONNECTION_S: Final = 10.0
-"""Prometheus's own default timeout."""
 ANSWER_S: Final = 60.0
 """The longest that an answer is owed: after that, the broker that owed it is gone."""
 SWEEP_S: Final = 1.0
@@ -56,7 +55,7 @@ class HttpPort:
     def __init__(
         self,
         listening: socket.socket,
-        answer: "Callable[[Environ, StartResponse], Any]",
+        answer: Callable[[Environ, StartResponse], Any],
         certificate: Certificate | None,
         pace: Callable[[], Pace | None],
     ) -> None:
@@ -137,7 +136,7 @@ class HttpPort:
     def go_long(self, connection: Any, address: Any, data: bytes, key: HeadKey | None) -> None:
         """Serve a connection in a greenlet; it comes back after the answer to its next request, unless it is in TLS."""
         greenlet = gevent.spawn(self._serve, connection, address, data, key)
-        self.away[greenlet] = Away(self, greenlet)
+        self.away[greenlet] = Away(greenlet, self.away)
 
     def _serve(self, connection: socket.socket, address: Any, data: bytes, key: HeadKey | None) -> None:
         away = self.away[gevent.getcurrent()]
@@ -191,27 +190,6 @@ class HttpPort:
     def closed(self, session: Session) -> None:
         assert isinstance(session, HttpSession)
         self.sessions.pop(session, None)
-
-
-class Away:
-    """A connection on the long way."""
-
-    def __init__(self, port: HttpPort, greenlet: Any) -> None:
-        self._port = port
-        self._greenlet = greenlet
-        self.asked = False
-        """True while it waits for an answer to a whole request."""
-        self.since = port.now()
-        """The monotonic time at which it began to wait for its next request."""
-
-    def waits(self) -> None:
-        """Record that its next request is waited for."""
-        self.asked, self.since = False, self._port.now()
-
-    def drop(self) -> None:
-        """Close it."""
-        del self._port.away[self._greenlet]
-        self._greenlet.kill(block=False)
 
 
 def _server_class() -> "type[HttpServer]":

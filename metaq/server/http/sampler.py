@@ -9,6 +9,7 @@ from metaq.engine.figures.history import Figures
 from metaq.engine.figures.statistics import Sample
 from metaq.server.http.brokermetrics import BrokerMetrics
 from metaq.server.http.scrapes import Slices
+from metaq.store.figures import StoreFigures
 from metaq.store.files.filecache import Rest
 
 LAG_SHARE: Final = 100
@@ -45,7 +46,7 @@ class Sampler:
         store, context = metrics.context.store, metrics.context
         context.statistics.sample(self._rest)
         usage = metrics.run(partial(store.disk.usage, store.directory))
-        log, health = store.figures(), context.replicas.health()
+        log, health = StoreFigures.of(store), context.replicas.health()
         self._sum_lags()
         now, before = self._counted(), self._before
         self._before = now

@@ -27,6 +27,7 @@ from metaq.server.services.call import Call
 from metaq.server.services.rows import Done, Input, NamesQuery, Output, RowPage, UnixMs, page_of
 from metaq.server.services.topics import number_of_messages
 from metaq.server.wire.session import Session
+from metaq.store.figures import StoreFigures
 
 LIVE_S = 0.25
 """The longest that a state is told to those who watch: each watches at a pace of its own, and none sees that it is so old."""
@@ -182,7 +183,12 @@ def show_broker(call: Call) -> BrokerFacts:
     call.demand(Action.INSPECT)
     context, interior = call.context, call.interior
     disk = context.store.disk.usage(context.settings.data)
-    settings, statistics, figures, reasons = context.settings, context.statistics, context.store.figures(), interior.reasons()
+    settings, statistics, figures, reasons = (
+        context.settings,
+        context.statistics,
+        StoreFigures.of(context.store),
+        interior.reasons(),
+    )
     return BrokerFacts(
         broker=settings.broker_name,
         cluster=settings.cluster_name,

@@ -25,6 +25,7 @@ from metaq.server.access.permissions import Action, allowed, demand, denied
 from metaq.server.stacks import stacks
 from metaq.server.wire.memory import Memory
 from metaq.server.wire.session import Session
+from metaq.store.figures import StoreFigures
 from metaq.store.files.filecache import ColdRead, Read, read_cached
 from metaq.store.queues.consumequeue import ConsumeQueue
 
@@ -216,7 +217,7 @@ class AdminHandler:
 
     def _broker_lines(self) -> Iterator[str]:
         context, counters = self._context, self._context.counters
-        store = context.store.figures()
+        store = StoreFigures.of(context.store)
         yield f"pid {os.getpid()}"
         yield f"broker_id {context.settings.broker_number}"
         yield f"port {context.port}"

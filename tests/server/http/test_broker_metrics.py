@@ -43,14 +43,16 @@ class Store:
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
         self.queues: dict[TopicPartition, ConsumeQueue] = {}
-        self.log = SimpleNamespace(begin=0, end=500)
+        self.log = SimpleNamespace(begin=0, end=500, segments=())
+        self.durable_end, self.messages_put, self.syncs = 500, 0, 0
+        self.indexing = SimpleNamespace(behind=0, paused=None, index=SimpleNamespace(files=(), damaged=0))
         self.reader = self
         self.damaged = 0
         self.broken: set[int] = set()
         self.disk = self
         self.directory = Path("nowhere")
         self.failure: DiskFailed | None = None
-        files = FileCache(RealDisk(), 1)
+        self.files = files = FileCache(RealDisk(), 1)
         for number in range(PARTITIONS):
             queue = ConsumeQueue("t", number, Path("nowhere"), files, 160, b"", 0)
             queue.publish(10, 1000)
@@ -69,10 +71,6 @@ class Store:
         if self.failure is not None:
             raise self.failure
         return SimpleNamespace(available=7, ratio=0.5)
-
-    def figures(self) -> SimpleNamespace:
-        figures = {"begin": 0, "end": self.log.end, "durable_end": self.log.end, "damaged_reads": self.damaged}
-        return SimpleNamespace(**figures, index_behind_bytes=0, index_paused=None)
 
     def check_healthy(self) -> None:
         """It is."""

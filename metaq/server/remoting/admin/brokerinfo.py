@@ -27,6 +27,7 @@ from metaq.server.access.permissions import Action, demand
 from metaq.server.reload import Owner
 from metaq.server.remoting.later import Later
 from metaq.server.remoting.session import DONE, Answer, RemotingSession, RequestHandler
+from metaq.store.figures import StoreFigures
 from metaq.store.files.filecache import Read
 from metaq.store.log.retention import HOUR_MS
 
@@ -193,7 +194,7 @@ class BrokerInfoHandler:
         import shutil  # noqa: PLC0415 - a broker at rest does without it
 
         store, root = self._store, self._context.settings.data
-        figures = store.figures()
+        figures = StoreFigures.of(store)
         room = shutil.disk_usage(root)
         ratio = store.disk.usage(root).ratio
         oldest = store.record_at_offset(figures.begin, read)
