@@ -50,10 +50,12 @@ PLANS = {
 
 @dataclass(frozen=True)
 class Beside:
-    """One round: a load alone, the same beside REST, and what REST has seen."""
+    """One round: a load alone, the same beside REST at its broker and at another one, and what REST has seen."""
 
     alone: Load
     beside: Load
+    elsewhere: Load
+    """Shows what REST takes of the machine: processors, caches and disk, of which only a part is its broker's own work."""
     seen: RestFigures
 
     @property
@@ -63,6 +65,14 @@ class Beside:
     @property
     def p99(self) -> float:
         return self.beside.p99_us / self.alone.p99_us
+
+    @property
+    def rate_elsewhere(self) -> float:
+        return self.elsewhere.messages_per_second / self.alone.messages_per_second
+
+    @property
+    def p99_elsewhere(self) -> float:
+        return self.elsewhere.p99_us / self.alone.p99_us
 
 
 Rounds = Mapping[str, Sequence[Beside]]
@@ -86,10 +96,15 @@ def run(bench: Bench) -> Report:
                 one = bench.attempt(name, partial(_measure, bench, level, plan, turn))
                 if one is not None:
                     found[name].append(one)
-                    cells += [raw(f"{name}, alone", turn, one.alone), raw(f"{name}, beside REST", turn, one.beside)]
+                    cells += [
+                        raw(f"{name}, alone", turn, one.alone),
+                        raw(f"{name}, beside REST", turn, one.beside),
+                        raw(f"{name}, beside REST at another broker", turn, one.elsewhere),
+                    ]
                     cells.append({"system": f"{name}, REST", "round": turn, "figures": one.seen.model_dump()})
                     bench.show(f"{name}, alone", one.alone)
                     bench.show(f"{name}, beside REST", one.beside)
+                    bench.show(f"{name}, beside REST at another broker", one.elsewhere)
     settings = {
         "rounds": f"{rounds}; figures are medians, ratios those of two loads of one round, the first of them in turn",
         "REST": f"{STREAMS} streams of events, 1 of {TAILS} a tail of {TAILED_RATE} publishes/s, the others live figures; "
@@ -128,25 +143,30 @@ def table(found: Rounds) -> Table:
             ([one.alone.p99_us / 1000 for one in rounds], 2),
             ([one.beside.p99_us / 1000 for one in rounds], 2),
             ([one.p99 for one in rounds], 2),
+            ([one.rate_elsewhere for one in rounds], 2),
+            ([one.p99_elsewhere for one in rounds], 2),
             ([one.seen.p99_ms for one in rounds], 1),
             ([one.seen.processors for one in rounds], 3),
         )
         rows.append([name, *(of_rounds(spread(values), digits) for values, digits in figures)])
     text = ["text puts", "alone, 1/s", "beside REST, 1/s", "×", "alone, p99 ms", "beside, p99 ms", "×"]
-    columns = [*text, "a publish, p99 ms", "REST's own load, processors"]
+    columns = [*text, "REST elsewhere: rate ×", "p99 ×", "a publish, p99 ms", "REST's own load, processors"]
     return Table("A load of the text protocol beside REST", columns, rows)
 
 
 def _measure(bench: Bench, level: Level, plan: LoadPlan, turn: int) -> Beside:
-    """A load alone and beside REST on one broker, in odd rounds alone first."""
-    with _started(bench, level) as (server, port):
+    """A load of one broker alone, beside REST, and beside REST at a second broker, in odd rounds alone first."""
+    seconds = BEGIN_SECONDS + plan.seconds + plan.warmup_seconds
+    with _started(bench, level) as (server, port), _started(bench, level) as (_, other_port):
         run_load("metaq-put", server.port, LoadPlan(plan.connections, plan.in_flight, plan.body_bytes, 2.0))
         alone = run_load("metaq-put", server.port, plan) if turn % 2 else None
-        seconds = BEGIN_SECONDS + plan.seconds + plan.warmup_seconds
         with loading(port, seconds, PUBLISHES, STREAMS) as rest:
             beside = run_load("metaq-put", server.port, plan)
             seen = figures_of(rest, seconds)
-        return Beside(alone or run_load("metaq-put", server.port, plan), beside, seen)
+        with loading(other_port, seconds, PUBLISHES, STREAMS) as rest:
+            elsewhere = run_load("metaq-put", server.port, plan)
+            figures_of(rest, seconds)
+        return Beside(alone or run_load("metaq-put", server.port, plan), beside, elsewhere, seen)
 
 
 def _measure_cost(bench: Bench) -> float:

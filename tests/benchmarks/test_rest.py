@@ -25,12 +25,15 @@ def load(rate: float, p99_us: float) -> Load:
 
 def test_a_load_is_compared_with_that_of_its_round() -> None:
     """E-33: the medians of the ratios decide; what was not measured is not held."""
-    rounds = [Beside(load(100, 10), load(rate, p99), SEEN) for rate, p99 in ((96, 11), (97, 12), (50, 30))]
+    rounds = [Beside(load(100, 10), load(rate, p99), load(98, 10), SEEN) for rate, p99 in ((96, 11), (97, 12), (50, 30))]
     held = {check.name: check.must_verdict for check in checks([MUST_US], {FULL_DISK: rounds})}
     assert list(held.values()) == [Verdict.HELD] * 3 + [Verdict.NOT_MEASURED] * 4
     missed = {check.name: check.must_verdict for check in checks([MUST_US + 1], {FULL_DISK: rounds[2:]})}
     assert list(missed.values()) == [Verdict.MISSED] * 3 + [Verdict.NOT_MEASURED] * 4
-    assert len(table({FULL_DISK: rounds}).rows) == len(PLANS)
+    made = table({FULL_DISK: rounds})
+    assert [len(row) for row in made.rows] == [len(made.columns)] * len(PLANS)
+    by_column = dict(zip(made.columns, made.rows[0], strict=True))
+    assert by_column["REST elsewhere: rate ×"].startswith("0.98 ")
 
 
 def test_the_load_by_http(tmp_path: Path) -> None:
