@@ -150,6 +150,7 @@ COMPILED = [
     "metaq/store/runs.py",
     "metaq/timers/definitions.py",
     "metaq/timers/entering.py",
+    "metaq/timers/fold.py",
     "metaq/timers/handles.py",
     "metaq/timers/packs.py",
     "metaq/timers/pending.py",

@@ -396,11 +396,11 @@ static void open_loop(uint64_t start)
     uint64_t last = (uint64_t)((opt.warmup + opt.seconds) * (double)opt.rate), now = start;
     int warm = opt.warmup == 0;
     while (admitted < last || answered < admitted) {
-        for (; admitted < last && due <= now; due = start + (uint64_t)((double)admitted * period)) {
-            struct connection *c = &connections[admitted % (uint64_t)opt.connections];
-            admit(c, due);
-            flush(c);
-        }
+        for (; admitted < last && due <= now; due = start + (uint64_t)((double)admitted * period))
+            admit(&connections[admitted % (uint64_t)opt.connections], due);
+        for (long i = 0; i < opt.connections; i++) /* what is late goes together: else a client that falls behind stays there */
+            if (connections[i].unsent && !connections[i].wants_write)
+                flush(&connections[i]);
         int ready = turn(events, 256, admitted < last ? due : 0);
         for (int i = 0; i < ready; i++)
             flush(events[i].data.ptr);

@@ -339,7 +339,7 @@ class TimerIndex:
                 return IndexStep.REFUSED
             self._low = batch.low
             self.packs.drop(end)
-        return IndexStep.MORE if ends else IndexStep.DONE
+        return IndexStep.MORE if ends or len(over) == OVER_AT_ONCE else IndexStep.DONE
 
     def _remove(self, ends: list[int], covered: Covered) -> bool:
         if not self._apply([row for end in ends for row in self.packs.rows_of(end)], covered):

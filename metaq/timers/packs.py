@@ -63,7 +63,9 @@ class Packs:
         insort(self._ends, end)
         self.count += len(keys)
         low = max(horizon, self.reached + b"\0")
-        least = min((key for key in keys if key >= low), default=None)
+        least: Key | None = min(keys)
+        if least is not None and least < low:
+            least = min((key for key in keys if key >= low), default=None)
         if least is not None:
             heappush(self._far, (least, end))
 

@@ -49,6 +49,8 @@ PORTION: Final = 64
 LARGE_PORTION: Final = 256
 """The same while many events wait."""
 MANY: Final = 10_000
+_LAST: Final = b"\xff" * 17
+"""A key after all others."""
 
 
 class Flight:
@@ -101,6 +103,8 @@ class Pending:
         self._far: dict[Key, int] = {}  # beyond the horizon, and not yet in the index
         self._far_heap: list[tuple[Key, list[Key]]] = []  # these, some together, with the least of them, and what entered since
         self._far_heap_size = 0
+        self._whole: deque[Parks] = deque()  # far ones, too, of which nobody has asked for a single one yet, in the log's order
+        self._whole_from: Key = _LAST  # none of these is below it
         self._cancelled: dict[Key, None] = {}  # not yet in the index
         self.horizon: Key = b""
         self.flight = Flight()
@@ -180,13 +184,23 @@ class Pending:
 
     def _all_parked(self, event: Parks) -> None:
         keys, places = event.keys, event.places
-        if min(keys) >= self.horizon:
-            self._far.update(zip(keys, places, strict=True))
-            self._push_far(min(keys), keys)
+        least = min(keys)
+        if least >= self.horizon:
+            self._whole.append(event)
+            self._whole_from = min(self._whole_from, least)
         else:
             for key, place in zip(keys, places, strict=True):
                 self._put(key, place)
         self._counter.count_all(self.segments, places)
+
+    def _split(self) -> None:
+        """Take apart what was left whole, as most of it is until it enters the index: two entries of a table less for each."""
+        if self._whole:
+            for run in self._whole:
+                self._far.update(zip(run.keys, run.places, strict=True))
+                self._push_far(min(run.keys), run.keys)
+            self._whole.clear()
+            self._whole_from = _LAST
 
     def _parked(self, event: Park) -> None:
         key, place, before, _, _ = event
@@ -202,6 +216,7 @@ class Pending:
                 heappush(self._heap, key)
             self._near[key] = place
         else:
+            self._split()
             if key not in self._far:
                 self._push_far(key, [key])
             self._far[key] = place
@@ -213,6 +228,8 @@ class Pending:
     def _pop_far(self, end: Key) -> dict[Key, int]:
         """Return the far timers before a key, and their places: they are far no more."""
         popped: dict[Key, int] = {}
+        if self._whole_from < end:
+            self._split()
         while self._far_heap and self._far_heap[0][0] < end:
             _, keys = heappop(self._far_heap)
             self._far_heap_size -= len(keys)
@@ -235,8 +252,12 @@ class Pending:
         while self._heap and self._heap[0] <= to:
             self._near.pop(heappop(self._heap), None)
         self._pop_far(to + b"\0")
-        for key in [key for key in self._taken if key <= to]:
-            del self._taken[key]
+        ended = [key for key in self._taken if key <= to]
+        if len(ended) == len(self._taken):
+            self._taken.clear()
+        else:
+            for key in ended:
+                del self._taken[key]
         self.horizon = max(self.horizon, to + b"\0")
         for base, count in event.segments.items():
             add(self.segments, base, -count)
@@ -247,6 +268,7 @@ class Pending:
         self._counter.count(self.segments, place, -1)
 
     def _remove(self, key: Key) -> None:
+        self._split()
         self._near.pop(key, None)
         self._taken.pop(key, None)
         self._far.pop(key, None)
@@ -282,7 +304,11 @@ class Pending:
         """Drop what the index knows now."""
         for event in applied:
             if isinstance(event, Parks):
-                if self._far:
+                if self._whole and self._whole[0] is event:
+                    self._whole.popleft()
+                    if not self._whole:
+                        self._whole_from = _LAST
+                elif self._far:
                     for key, place in zip(event.keys, event.places, strict=True):
                         self._forget_far(key, place)
             elif isinstance(event, Park):
@@ -324,6 +350,7 @@ class Pending:
         if step is not IndexStep.DONE:
             return step
         found = self.index.timers(self.horizon, until)
+        self._split()
         horizon = until if len(found) < SLICE else found[-1][0] + b"\0"
         for key, place in found:
             if key not in self._cancelled and key not in self._taken and key not in self._far:
@@ -344,11 +371,13 @@ class Pending:
         if barrier is not None and barrier < end:
             end = barrier
         taken: list[tuple[Key, int]] = []
-        while len(taken) < most and (key := self.first) is not None and key < end:
-            heappop(self._heap)
-            place = self._near.pop(key)
-            self._taken[key] = place
-            taken.append((key, place))
+        heap, near = self._heap, self._near
+        while heap and heap[0] < end and len(taken) < most:
+            key = heappop(heap)
+            place = near.pop(key, -1)
+            if place >= 0:  # else it was cancelled or taken
+                self._taken[key] = place
+                taken.append((key, place))
         return taken
 
     def is_clear(self, to: Key) -> bool:
@@ -363,6 +392,7 @@ class Pending:
         are taken are left out.
         """
         rows = self.index.timers(max(after + b"\0", self.horizon), b"\xff")[:most]
+        self._split()
         memory = [*self._near.items(), *self._far.items()]
         last = rows[-1][0] if len(rows) == min(most, SLICE) else b"\xff"
         found = {key: place for key, place in memory if after < key <= last}
@@ -375,6 +405,7 @@ class Pending:
 
     def state(self, key: Key) -> TimerState:
         """Return what memory knows about a timer."""
+        self._split()
         if key in self._taken:
             return TimerState.TAKEN
         if key in self._near or key in self._far:
@@ -397,10 +428,12 @@ class Pending:
 
     def place(self, key: Key) -> int | None:
         """Return the place of a pending timer that memory knows and nobody has taken."""
+        self._split()
         return self._near.get(key, self._far.get(key))
 
     def take(self, key: Key, place: int) -> None:
         """Take a pending timer, which memory or the index has."""
+        self._split()
         self._near.pop(key, None)
         self._far.pop(key, None)
         self._taken[key] = place

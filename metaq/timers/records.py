@@ -23,11 +23,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
+from librt.strings import read_i32_be
 
 from metaq.errors import CorruptRecord
 from metaq.message import TIMERS_TOPIC, TopicPartition
 from metaq.protocol.properties import CRON, REAL_QUEUE, REAL_TOPIC, TIMER, TIMER_OUT
-from metaq.protocol.record import Record, decode_record
+from metaq.protocol.record import CHECKSUM_SIZE, HEADER_SIZE, Record, decode_record
 from metaq.protocol.text.messages import Stored
 
 PARKS: Final = TopicPartition(TIMERS_TOPIC, 0)
@@ -38,6 +39,16 @@ _OUT: Final = f"{TIMER_OUT}\x01".encode()
 _AGAIN: Final = f"{TIMER}\x01".encode()
 _CRON: Final = f"{CRON}\x01".encode()
 _TOPIC: Final = f"{REAL_TOPIC}\x01".encode()
+MOST_IN_RUN: Final = 256
+"""Parks in one event."""
+_OWN: Final = b"METAQ_"
+"""The begin of the names of properties that only the broker sets."""
+_END: Final = 2
+_LENGTH_AT: Final = 84
+"""The place of the body's length in a record's header."""
+_PROPERTIES_AT: Final = 1 + len(PARKS.topic) + 2
+"""Where the properties of a park begin after its body."""
+_MOST_DIGITS: Final = 18
 LATEST_MS: Final = (1 << 53) - 1
 """The latest time at which a message can be due: what JSON readers can represent, in the year 287396."""
 
@@ -92,6 +103,17 @@ class Parks:
         self.places: list[int] = []
         self.end = 0
         """The log offset after the last record."""
+
+    @property
+    def is_full(self) -> bool:
+        """True when no more may be added."""
+        return len(self.keys) == MOST_IN_RUN
+
+    def add(self, key: Key, place: int, end: int) -> None:
+        """Take one more."""
+        self.keys.append(key)
+        self.places.append(place)
+        self.end = end
 
 
 class Delivered(NamedTuple):
@@ -192,6 +214,26 @@ def park_origin(record: Record) -> Again:
     if found is None:
         return Again(record.log_offset, record.log_offset, record.store_ms)
     return Again(*map(int, found.split(b":")))
+
+
+def due_of_first(data: bytes) -> int | None:
+    """Return when an intact record is due that is the first park of a timer, as nearly all are, and of no recurring message.
+
+    Returns ``None`` where only ``event_of_park`` can say what a record means. This costs a fifth of that.
+    """
+    length: int = read_i32_be(data, _LENGTH_AT)
+    text = data[HEADER_SIZE + length + _PROPERTIES_AT : len(data) - CHECKSUM_SIZE]
+    if _OWN in text:
+        return None
+    at = text.rfind(_OUT)
+    if at < 0 or (at > 0 and text[at - 1] != _END):
+        return None
+    at += len(_OUT)
+    end = text.find(b"\x02", at)
+    if end < at:  # before a slice is made: compiled, one that ends before it begins is an error
+        return None
+    value = text[at:end]
+    return int(value) if value.isdigit() and len(value) <= _MOST_DIGITS else None
 
 
 def event_of_park(stored: Stored) -> Park:

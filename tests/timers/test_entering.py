@@ -11,7 +11,7 @@ from metaq.store.files.filecache import Run, run_here
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.ordered.engine import DeleteRange, Operation
 from metaq.store.ordered.ordered import Covered, Ordered, open_ordered
-from metaq.timers.entering import MOST_PACKED, PACK_FROM, TIMER, IndexStep, TimerState
+from metaq.timers.entering import MOST_PACKED, OVER_AT_ONCE, PACK_FROM, TIMER, IndexStep, TimerState
 from metaq.timers.packs import PACK, REMOVED
 from metaq.timers.pending import Pending
 from metaq.timers.records import Cancelled, Delivered, Key, Park, Parks, key_of
@@ -148,3 +148,49 @@ def test_beyond_so_many_in_packs_each_gets_its_row(index: Spied) -> None:
     table.index.packs.count = MOST_PACKED
     entered(table, parked(0, [5_000] * MANY))
     assert (rows(index, PACK), len(rows(index, TIMER))) == ([], MANY)
+
+
+def test_packs_of_which_all_was_delivered_are_removed_until_none_is_left(index: Spied) -> None:
+    """N-2: else they would count as timers in packs, of which there may be so many."""
+    table = table_of(index)
+    assert table.load(key_of(10_000, 0)) is IndexStep.DONE
+    end = 0
+    for _ in range(OVER_AT_ONCE + 1):
+        run = parked(end, [5_000] * MANY)
+        end = run.end
+        entered(table, run)
+    entered(table, Delivered(run.keys[-1], {0: MANY * (OVER_AT_ONCE + 1)}, end + RECORD_BYTES))
+    assert table.index.sort_in() is IndexStep.MORE
+    assert (len(rows(index, PACK)), table.index.packs.count) == (1, MANY)
+    assert table.index.sort_in() is IndexStep.DONE
+    assert (rows(index, PACK), table.index.packs.count) == ([], 0)
+
+
+def test_a_run_is_found_before_and_after_it_has_entered(index: Spied) -> None:
+    """ES-101: single timers of a run that nobody has asked for until then."""
+    table = table_of(index)
+    runs = [parked(first, [5_000 + first] * 3) for first in (0, 1_000, 2_000)]
+    for run in runs:
+        table.follow(run)
+    assert table.apply(runs[0].end)
+    (gone, *_), first, last = runs[0].keys, runs[1].keys[1], runs[2].keys[2]
+    assert table.state(gone) is TimerState.FAR  # the index has it
+    assert [table.state(key) for key in (first, last)] == [TimerState.PENDING] * 2
+    assert (table.place(first), table.place(last)) == (runs[1].places[1], runs[2].places[2])
+    table.follow(Cancelled([(last, runs[2].places[2])], runs[2].end + RECORD_BYTES))
+    assert table.state(last) is TimerState.CANCELLED
+    while table.apply(runs[2].end + RECORD_BYTES):
+        pass
+    assert [table.state(key) for key in (first, last)] == [TimerState.FAR] * 2
+    assert (found(table, first)[0], found(table, last)[0]) == (TimerState.PENDING, TimerState.CANCELLED)
+
+
+def test_a_delivery_ends_a_part_of_a_run_that_has_not_entered(index: Spied) -> None:
+    """T-1: as where a start reads both from the log, and nothing is in memory yet."""
+    table = table_of(index)
+    run = parked(0, [5_000, 6_000, 7_000])
+    table.follow(run)
+    table.follow(Delivered(run.keys[1], {0: 2}, run.end + RECORD_BYTES))
+    assert [table.state(key) for key in run.keys] == [TimerState.FAR, TimerState.FAR, TimerState.PENDING]
+    assert table.load(key_of(10_000, 0)) is IndexStep.DONE
+    assert (table.near, table.first) == (1, run.keys[2])

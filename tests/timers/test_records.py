@@ -14,7 +14,7 @@ from metaq.protocol.properties import CRON, TIMER
 from metaq.protocol.record import encode_properties
 from metaq.protocol.text.messages import Stored
 from metaq.timers.inspecting import TimerInspection
-from metaq.timers.records import MARKS, Again, Park, event_of_mark, event_of_park, key_of, properties_of_park
+from metaq.timers.records import MARKS, Again, Park, due_of_first, event_of_mark, event_of_park, key_of, properties_of_park
 from tests.support.wire import stored_record
 
 
@@ -48,6 +48,34 @@ def test_a_park_that_cannot_be_read_is_damage(pairs: dict[str, str]) -> None:
     """E-10: as for a mark, so that a start reads on after it."""
     with pytest.raises(CorruptRecord, match="log offset 100 cannot be read"):
         park(b"x", properties_of_park(1, "orders", 0) | pairs)
+
+
+TEXTS = st.lists(
+    st.sampled_from(
+        ("TIMER_OUT_MS", "xTIMER_OUT_MS", TIMER, CRON, "METAQ_", "k", "5", "1:2:3", "n:7", "soon", "9" * 18, "9" * 19)
+    )
+    | st.sampled_from(("\x01", "\x02"))
+).map("".join)
+
+
+@given(TEXTS, st.sampled_from((b"", b"\x02", b"body TIMER_OUT_MS\x0177\x02")))
+def test_the_quick_way_to_a_due_time_says_the_same_or_nothing(text: str, body: bytes) -> None:
+    """E-10, N-10: whatever the properties are, and whatever stands before them."""
+    data = stored_record("METAQ_SYS_TIMERS", body, 0, log_offset=100, properties=text.encode())
+    due_ms = due_of_first(data)
+    if due_ms is not None:
+        assert event_of_park(Stored(memoryview(data), 0, len(data), LogOffset(100))) == Park(
+            key_of(due_ms, 100), 100, None, 100 + len(data)
+        )
+
+
+def test_the_quick_way_reads_what_nearly_all_parks_are() -> None:
+    for pairs in ({}, {"k": "v", "TIMER_OUT_MS": "3"}, {"TAGS": "t"}):
+        properties = encode_properties((pairs | properties_of_park(1_700_000_000_000, "orders", 3)).items())
+        data = stored_record("METAQ_SYS_TIMERS", b"x", 0, log_offset=100, properties=properties)
+        assert due_of_first(data) == 1_700_000_000_000
+    for properties in (b"xTIMER_OUT_MS\x0155\x02", b"k\x01v\x02", b"TIMER_OUT_MS\x01soon\x02"):
+        assert due_of_first(stored_record("METAQ_SYS_TIMERS", b"x", 0, properties=properties)) is None
 
 
 VALUES = st.recursive(

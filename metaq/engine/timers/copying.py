@@ -13,6 +13,8 @@ import struct
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from librt.strings import read_i32_be
+
 from metaq.engine.context import Context
 from metaq.engine.priorities.levels import partition_of_copy
 from metaq.engine.writing import again, new_record
@@ -22,6 +24,7 @@ from metaq.protocol.keys import keys_of
 from metaq.protocol.record import (
     CHECKSUM_SIZE,
     HEADER_SIZE,
+    MIDDLE_SIZE,
     TAGS,
     Record,
     constant_middle,
@@ -38,18 +41,25 @@ from metaq.timers.records import PARKS
 OnDrop = Callable[[int, str], None]
 """Report that the message parked at a log offset is dropped, and why."""
 
-_PARK: Final = struct.Struct(">8xi4xi16xiq8sq8xi8xi")
-"""Of a record's header: body CRC, flag, system flag, born time and host, store time, retries, body length."""
+_CRC_AT: Final = 8
+_FLAG_AT: Final = 16
+_MIDDLE_AT: Final = 36
+_LENGTH_AT: Final = 84
+"""Places in a record's header."""
+_MIDDLE: Final = struct.Struct(">iq8sq8si")
+"""The part from the system flag to the retries (``constant_middle``)."""
 _PROPERTIES_AT: Final = 1 + len(PARKS.topic) + 2
 """Where the properties of a park begin after its body."""
 _PLACE: Final = f"{properties.REAL_TOPIC}\x01".encode()
+_NO_PLACE: Final = b"\xff"
+"""The end of no park."""
 _PLACE_VALUES: Final = f"{properties.REAL_TOPIC}\x01%s\x02{properties.REAL_QUEUE}\x01%d\x02"
 _TIMES: Final = f"{properties.TIMER_ENQUEUE}\x01%d\x02{properties.TIMER_DEQUEUE}\x01%d\x02".encode()
 _UNUSUAL: Final = (b"METAQ_", b"QUEUE_MS\x01", _PLACE)
 """What the properties of a park have before its place when it has to be taken apart."""
 _LOOKED_UP: Final = (b"TAGS\x01", b"KEYS\x01", b"UNIQ_KEY\x01")
 
-assert _PARK.size == HEADER_SIZE
+assert _MIDDLE.size == MIDDLE_SIZE
 
 
 class CopiesTo(NamedTuple):
@@ -66,25 +76,32 @@ class Copying:
         self._context = context
         self._targets: dict[bytes, CopiesTo | None] = {}
         self._now_ms = context.store.clock.now_ms()
+        # of the park before: many that follow each other go to the same place, and were stored in the same millisecond
+        self._place = _NO_PLACE
+        self._target: CopiesTo | None = None
+        self._head = self._middle = self._times = b""
 
     def copy(self, park: Stored, on_drop: OnDrop) -> list[Fields]:
         """Return the copy that consumers get; nothing when its topic was deleted or it cannot be stored, which is reported."""
-        data = bytes(park.buffer[park.at : park.at + park.size])
+        buffer, at, size, _ = park  # cheaper than by name
+        data = bytes(buffer[at : at + size])
         copied = self._quick_copy(data)
         return self.copy_apart(decode_record(data), on_drop) if copied is None else [copied]
 
     def _quick_copy(self, data: bytes) -> Fields | None:
         """Return the copy of a park whose place is known from its last bytes; ``None`` when it has to be taken apart."""
-        crc, flag, sys_flag, born_ms, born_host, store_ms, retries, length = _PARK.unpack_from(data)
+        crc: int = read_i32_be(data, _CRC_AT)
+        flag: int = read_i32_be(data, _FLAG_AT)
+        length: int = read_i32_be(data, _LENGTH_AT)
         body_end = HEADER_SIZE + length
-        text = data[body_end + _PROPERTIES_AT : len(data) - CHECKSUM_SIZE]
-        at = text.rfind(_PLACE)
-        if at < 0:
-            return None
-        place, text = text[at:], text[:at]
-        if place not in self._targets:
-            self._targets[place] = self._target(place)
-        target = self._targets[place]
+        text_at, text_end = body_end + _PROPERTIES_AT, len(data) - CHECKSUM_SIZE
+        at = text_end - len(self._place)
+        if at < text_at or data[at:text_end] != self._place:
+            at = data.rfind(_PLACE, text_at, text_end)
+            if at < 0:
+                return None
+            self._go_to(data[at:text_end])
+        target, text = self._target, data[text_at:at]
         if target is None or _UNUSUAL[0] in text or _UNUSUAL[1] in text or _UNUSUAL[2] in text:
             return None
         tag, tag_size, keys = 0, 0, tuple[str, ...]()
@@ -92,16 +109,30 @@ class Copying:
             name = decode_properties(text).get(TAGS)
             if name is not None:
                 tag, tag_size = java_hash(name), 4 + len(name.encode())
-            keys = keys_of(target.topic, sys_flag, text)
-        text += _TIMES % (store_ms, self._now_ms)
+            keys = keys_of(target.topic, read_i32_be(data, _MIDDLE_AT), text)
+        head = data[_MIDDLE_AT : _MIDDLE_AT + MIDDLE_SIZE]
+        if head != self._head:
+            self._go_on_with(head)
+        text += self._times
         if len(text) > properties.MOST_BYTES:
             return None
-        middle = constant_middle(sys_flag, born_ms, born_host, self._now_ms, self._context.store_host, retries)
         tail = longer_tail(target.queue.tail, text)
         body = data[HEADER_SIZE:body_end]
-        return (target.queue, flag, body, crc, middle, HEADER_SIZE_TEXT + tag_size + length, tail, tag, keys)
+        return (target.queue, flag, body, crc, self._middle, HEADER_SIZE_TEXT + tag_size + length, tail, tag, keys)
 
-    def _target(self, place: bytes) -> CopiesTo | None:
+    def _go_to(self, place: bytes) -> None:
+        """Know where parks with this end go."""
+        if place not in self._targets:
+            self._targets[place] = self._find_target(place)
+        self._place, self._target = place, self._targets[place]
+
+    def _go_on_with(self, head: bytes) -> None:
+        """Know what becomes of a part of the header that many parks share."""
+        sys_flag, born_ms, born_host, store_ms, _, retries = _MIDDLE.unpack(head)
+        self._head, self._times = head, _TIMES % (store_ms, self._now_ms)
+        self._middle = constant_middle(sys_flag, born_ms, born_host, self._now_ms, self._context.store_host, retries)
+
+    def _find_target(self, place: bytes) -> CopiesTo | None:
         """Return where parks with this end go; ``None`` when the whole message decides, or nobody may have it."""
         pairs = decode_properties(place)
         name, number = pairs.get(properties.REAL_TOPIC, ""), pairs.get(properties.REAL_QUEUE, "")

@@ -1,8 +1,8 @@
 """Delivery of timers: one greenlet sleeps until the first is due, then stores the copies of those that are, group by group.
 
 A group is a mark with the copies after it (``metaq.timers.records``): recovery keeps all of it or nothing, so each timer is
-delivered exactly once, whenever the broker ends. The next group is staged as soon as the one before is in the log; the two
-become safe in order.
+delivered exactly once, whenever the broker ends. Several groups may be staged in one turn of the loop; the next ones are staged
+as soon as these are in the log. They become safe in order.
 
 A copy whose topic has been deleted is dropped, as the topic's messages were; so is one that cannot be stored, or whose park is
 damaged.
@@ -40,6 +40,12 @@ PORTION: Final = 256
 PORTION_BYTES: Final = 1 << 20
 IN_FLIGHT_BYTES: Final = 8 << 20
 """Copies that may be on their way to become safe at once."""
+LEAST_SHARE_S: Final = 0.001
+MOST_SHARE_S: Final = 0.01
+"""Deliveries take as long as all else did since the last ones, at least and at most so long: as long as requests (``Pace``).
+
+With one group in a turn they fell behind where requests fill the turns: 256 in 10 ms are 25,600 a second."""
+NEVER_S: Final = float("inf")
 NEAR: Final = 50_000
 """Timers that are read into memory ahead of their time."""
 FEW: Final = 5_000
@@ -85,6 +91,7 @@ class Delivery:
         self._run = run
         self._wake = Event()
         self._in_flight_bytes = 0
+        self._rests_from = NEVER_S
         self._failing = False
         self._drops: dict[int, str] = {}  # by the number of a definition: why runs of it are dropped now
         self._greenlet: Any = None
@@ -119,14 +126,30 @@ class Delivery:
             self._wake.wait(wait_s)
 
     def _round(self, table: Pending) -> float:
-        """Deliver one group if any is due; return the seconds until the next round."""
-        now_ms = self._now_ms()
-        is_loaded = self._load(table, now_ms)
+        """Deliver what is due, as much as this turn of the loop has room for; return the seconds until the next round."""
+        now_ms, clock = self._now_ms(), self._store.clock
+        began = clock.monotonic()
+        until = began + min(max(began - self._rests_from, LEAST_SHARE_S), MOST_SHARE_S)
+        is_loaded, is_staged = self._load(table, now_ms), False
+        while self._in_flight_bytes < IN_FLIGHT_BYTES and (copies := self._due_copies(table, now_ms)) is not None:
+            self._stage(table, copies)
+            is_staged = True
+            if clock.monotonic() >= until:
+                break
+        self._rests_from = clock.monotonic()
+        if is_staged:
+            self._wait_for_log()
+            return 0.0
         if self._in_flight_bytes >= IN_FLIGHT_BYTES:
             return RETRY_S  # woken when a group is safe
+        self._rests_from = NEVER_S
+        return self._pause_s(table, now_ms) if is_loaded else LOAD_RETRY_S
+
+    def _due_copies(self, table: Pending, now_ms: int) -> _Copies | None:
+        """Take the next timers that are due, and return the group that delivers them; ``None`` when that must wait."""
         taken = table.take_due(now_ms, PORTION)
         if not taken:
-            return self._pause_s(table, now_ms) if is_loaded else LOAD_RETRY_S
+            return None
         try:
             self._store.check_writable()
             self._timers.turns.check_load()
@@ -139,9 +162,8 @@ class Delivery:
         if not is_clear:  # one with an earlier time came meanwhile, as the clock was set back, or the index failed
             for key, _ in copies.taken:
                 table.release(key)
-            return 0.0
-        self._stage(table, copies)
-        return 0.0
+            return None
+        return copies
 
     def _pause_s(self, table: Pending, now_ms: int) -> float:
         """Return how long nothing can be due, as far as is known now."""
@@ -184,8 +206,9 @@ class Delivery:
         records: list[Fields] = []
         runs: list[NextRun] = []
         size, count, dropped = 0, 0, 0
+        definitions = table.definitions if len(table.definitions) else None
         for key, place in taken:
-            definition, park = table.definitions.of_run(key), parks[place]
+            definition, park = None if definitions is None else definitions.of_run(key), parks[place]
             run: NextRun | None = None
             if definition is not None:
                 found, run = self._run_copies(copying, definition, key, park, most_bytes - size)
@@ -194,11 +217,14 @@ class Delivery:
                 found = []
             else:
                 found = copying.copy(park, self._dropped)
-            length = sum(map(size_of, found)) + (0 if run is None else len(run.draft.body) + RESERVED_BYTES)
+            length = 0 if run is None else len(run.draft.body) + RESERVED_BYTES
+            for copy in found:
+                length += size_of(copy)
             if (records or runs) and size + length > most_bytes:
                 break
             records += found
-            runs += [] if run is None else [run]
+            if run is not None:
+                runs.append(run)
             size += length
             count += 1
             dropped += not found
@@ -242,7 +268,11 @@ class Delivery:
                     if self._store.failure is not None:
                         raise
                     found[place] = _Lost(place, str(error))
-        return {place: found.get(place) or _Lost(place, "its record is damaged or lost") for place in places}
+        if len(found) < len(places):
+            for place in places:
+                if place not in found:
+                    found[place] = _Lost(place, "its record is damaged or lost")
+        return found
 
     def _dropped(self, place: int, reason: str) -> None:
         self._timers.dropped += 1
@@ -259,17 +289,20 @@ class Delivery:
         logger.error("recurring message dropped name=%s log_offset=%d reason=%s", definition.name, place, reason)
 
     def _stage(self, table: Pending, copies: _Copies) -> None:
-        """Stage a group, and wait until it is in the log. Raises ``MetaqError`` when it is not; its timers are given back."""
+        """Stage a group. Raises ``MetaqError`` when it cannot be; its timers are given back."""
         try:
             self._timers.stage_delivery(copies.taken, copies.records, copies.dropped, copies.runs)
         except MetaqError:
             for key, _ in copies.taken:
                 table.release(key)
             raise
-        appended: Any = AsyncResult()
-        self._timers.turns.after_append(appended.set)
         self._in_flight_bytes += copies.size
         note(self._timers.turns, partial(self._settled, len(copies.records), copies.size))
+
+    def _wait_for_log(self) -> None:
+        """Wait until what was staged is in the log. Raises ``StoreError`` when it is not; its timers are given back then."""
+        appended: Any = AsyncResult()
+        self._timers.turns.after_append(appended.set)
         failure: StoreError | None = appended.get()
         if failure is not None:
             raise failure

@@ -15,8 +15,6 @@ RESERVED_BYTES: Final = 2048
 """Room in a segment for the mark that is stored together with a delivered message, and for the rest of both records."""
 LONGEST_TIMES: Final = {properties.TIMER_ENQUEUE: str((1 << 63) - 1), properties.TIMER_DEQUEUE: str((1 << 63) - 1)}
 """What a delivered copy adds to the properties of its park, at its longest."""
-MOST_IN_RUN: Final = 256
-"""Parks in one event."""
 _LONGEST_ADDED: Final = len(properties.encode(LONGEST_TIMES))
 
 
@@ -40,12 +38,10 @@ class Changes:
     def park(self, key: Key, place: int, end: int) -> None:
         """Take the first park of a timer that was staged."""
         run = self._run
-        if run is None or len(run.keys) == MOST_IN_RUN:
+        if run is None or run.is_full:
             run = self._run = Parks()
             self.events.append(run)
-        run.keys.append(key)
-        run.places.append(place)
-        run.end = end
+        run.add(key, place, end)
 
 
 class Appended(NamedTuple):

@@ -55,7 +55,7 @@ from metaq.timers.records import (
 
 logger = logging.getLogger(__name__)
 
-FOLD_PORTION: Final = 512
+FOLD_PORTION: Final = 1024
 """Records that the fold reads in one go, some milliseconds of work."""
 MOST_WAITING: Final = 200_000
 """Events that may wait to enter the index; beyond it parks are refused."""

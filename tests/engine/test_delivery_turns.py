@@ -1,0 +1,101 @@
+"""Deliveries of many timers that are due at once, turn by turn (``tests.support.inprocess``)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import gevent
+import pytest
+
+from metaq.engine.timers.delivery import PORTION, Delivery
+from metaq.engine.timers.recurring import Runs
+from metaq.engine.timers.timers import Timers
+from metaq.engine.writing import Draft
+from metaq.errors import Fenced
+from metaq.message import TopicPartition
+from metaq.protocol.record import decode_record
+from metaq.store.files.filecache import read_here, run_here
+from metaq.timers.records import MARKS
+from tests.support.broker import wait_until
+from tests.support.inprocess import Parts
+
+DEADLINE_S: Final = 30.0
+ORDERS: Final = TopicPartition("orders", 0)
+MANY: Final = 3 * PORTION + 5
+
+
+class Bench:
+    """Timers that are due, and a delivery that the test begins."""
+
+    def __init__(self, data: Path) -> None:
+        self.parts = Parts(data, topics={ORDERS.topic: {"partitions": 1}})
+        self.timers = Timers(self.parts.context, self.parts.turns, run_here)
+        self.delivery = Delivery(self.timers, Runs(self.parts.context, run_here), run_here)
+        now_ms = self.parts.clock.now_ms()
+        for number in range(MANY):
+            self.timers.park(Draft(*ORDERS, b"%d" % number, {}, 0, 0, 5, bytes(8)), now_ms + 1 + number % 7)
+        self.parts.end_turn()
+        self.parts.clock.advance(1.0)
+        self.before = self.parts.store.log.staged_end
+        self.delivery.start()
+
+    def close(self) -> None:
+        self.delivery.stop()
+        self.timers.close()
+        self.parts.close()
+
+    def stage(self) -> None:
+        """Let the delivery stage what it stages in one turn."""
+        wait_until(self._has_staged, DEADLINE_S, "the delivery is staged")
+
+    def _has_staged(self) -> bool:
+        gevent.sleep(0)
+        return self.parts.store.log.staged_end > self.before
+
+    def bodies(self) -> list[bytes]:
+        queue = self.parts.store.queue(*ORDERS)
+        found = []
+        for stored in self.parts.store.records(queue, 0, 1 << 20, read_here):
+            assert stored is not None
+            found.append(bytes(decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size])).body))
+        return found
+
+
+WANTED: Final = [b"%d" % number for number in sorted(range(MANY), key=lambda number: (number % 7, number))]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path / "data")
+    yield bench
+    bench.close()
+
+
+def test_several_groups_are_staged_in_one_turn(bench: Bench) -> None:
+    """N-6: one group in a turn is 25,600 a second where requests fill turns of 10 ms."""
+    bench.stage()
+    bench.parts.end_turn()
+    assert bench.bodies() == WANTED
+    assert bench.parts.store.queue(*MARKS).readable == 1 + 4  # the secret, and a mark for each group
+    assert bench.timers.pending == 0
+
+
+def test_when_their_turn_fails_all_groups_are_delivered_later(bench: Bench) -> None:
+    """T-1, T-6: none of them is lost, none comes twice, and their order stays."""
+
+    def refuse() -> None:
+        raise Fenced("a test says so")
+
+    bench.stage()
+    bench.parts.store.fence.guard(refuse)
+    bench.parts.end_turn()
+    assert (bench.bodies(), bench.timers.pending) == ([], MANY)
+    bench.parts.store.fence.guard(lambda: None)
+
+    def is_delivered() -> bool:
+        gevent.sleep(0.01)
+        bench.parts.end_turn()
+        return bench.timers.pending == 0
+
+    wait_until(is_delivered, DEADLINE_S, "all are delivered")
+    assert bench.bodies() == WANTED
