@@ -26,9 +26,11 @@ from metaq.protocol.priority import one_level
 from metaq.protocol.record import CHECKSUM_SIZE, HEADER_SIZE, constant_middle, java_hash, longer_tail
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.leases.plainacks import PlainAcks
 from metaq.protocol.remoting.recall import VERSION, encode_words
+from metaq.protocol.remoting.requests import Received
 from metaq.protocol.remoting.sending.batch import BatchColumns, decode_batch, read_batch
-from metaq.protocol.remoting.sending.plain import PlainSend, Received, SendHead, plain_send
+from metaq.protocol.remoting.sending.plain import PlainSend, SendHead, plain_send
 from metaq.protocol.sysflag import TRANSACTION_TYPE
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.server.access.permissions import Action, allowed, demand
@@ -177,6 +179,8 @@ class SendHandler:
         queue: ConsumeQueue | None = None  # where such sends go
         middle, middle_ms, middle_flag = b"", 0, 0  # of the previous send, too: many are made in the same millisecond
         for request in requests[at:] if at else requests:
+            if isinstance(request, PlainAcks):
+                break
             send = request if isinstance(request, PlainSend) else plain_send(request)
             if send is None:
                 break
