@@ -24,14 +24,12 @@ from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
 from metaq.message import HALF_TOPIC, SCHEDULE_TOPIC, TIMERS_TOPIC
 from metaq.protocol import properties
-from metaq.protocol.properties import DEDUPE_ID, UNIQUE_KEY
+from metaq.protocol.properties import COPIED, DEDUPE_ID, UNIQUE_KEY
 from metaq.protocol.record import decode_record, identity
 
 GENERATION: Final = b"G"
 WAITING: Final = frozenset((HALF_TOPIC, SCHEDULE_TOPIC, TIMERS_TOPIC))
 """Topics whose records are messages of other topics."""
-COPIED: Final = (properties.TIMER_DEQUEUE, properties.PREPARED_OFFSET)
-"""Properties of copies that clients get, and may send again."""
 LONGEST_NAME: Final = 128
 _OVER: Final = struct.Struct(">cQ")
 _VALUE: Final = struct.Struct(">Biqqq")
@@ -120,6 +118,11 @@ def end_of_range(now_ms: int) -> bytes:
 def value_of(first: First) -> bytes:
     """Return a message as the index keeps it."""
     kind, partition, ordinal, log_offset, detail = first
+    return pack_first(kind, partition, ordinal, log_offset, detail)
+
+
+def pack_first(kind: int, partition: int, ordinal: int, log_offset: int, detail: int) -> bytes:
+    """Return what ``value_of`` does for a ``First`` with these fields."""
     value = BytesWriter()
     value.append(kind)
     write_i32_be(value, partition)

@@ -22,7 +22,6 @@ Beside the generations (``metaq.dedupe.records``) the index has::
 """
 
 import struct
-from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
@@ -44,6 +43,8 @@ PORTION: Final = 64
 LARGE_PORTION: Final = 256
 """The same while many ids wait."""
 MANY: Final = 10_000
+PASSED: Final = 4096
+"""Ids that have entered the index and are dropped together."""
 SET_BACK_MS: Final = 60_000
 """A filter is kept so long after its generation is over, in case the clock is set back."""
 _LATEST, _WINDOWS = b"M", b"V"
@@ -52,11 +53,6 @@ _NUMBER: Final = struct.Struct(">Q")
 _new: Final = tuple.__new__
 """Costs a third of a named tuple's own constructor."""
 
-Staged = tuple[bytes, bytes, int, bytes | None]
-"""A key, its value, the end of the record, and the value that it replaces until that record is in the log.
-
-Values are packed: garbage collection does not look at bytes, and they take a third of the memory.
-"""
 Windows = Mapping[str, int]
 """The windows of topics that have one, in milliseconds."""
 
@@ -85,6 +81,32 @@ class _Around:
         """No filter has the ids of generations of this window that had begun by then."""
 
 
+class _Line:
+    """Ids in the order of the log, in columns; those that have entered the index come first, and are dropped many at a time."""
+
+    def __init__(self) -> None:
+        self.keys: list[bytes] = []
+        self.values: list[bytes] = []
+        self.ends: list[int] = []
+        """Where their records end."""
+        self.entered = 0
+
+    def add(self, key: bytes, value: bytes, end: int) -> None:
+        self.keys.append(key)
+        self.values.append(value)
+        self.ends.append(end)
+
+    def add_all(self, line: "_Line") -> None:
+        self.keys += line.keys
+        self.values += line.values
+        self.ends += line.ends
+
+    def shorten(self) -> None:
+        """Drop those that have entered."""
+        entered, self.entered = self.entered, 0
+        del self.keys[:entered], self.values[:entered], self.ends[:entered]
+
+
 class SeenIds:
     """The ids of the topics with a window."""
 
@@ -93,10 +115,13 @@ class SeenIds:
         self.index = index
         self._log = log
         self._run = run
-        self._newer: dict[bytes, bytes] = {}  # has all that wait
+        # Keys and values are bytes, of which garbage collection knows nothing: a tuple for each id would cost twice as much.
+        self._newer: dict[bytes, bytes] = {}
         self._older: dict[bytes, bytes] = {}
-        self._waiting: deque[Staged] = deque()  # in the log, and not yet in the index
-        self._staged: list[Staged] = []
+        self._waiting = _Line()  # in the log, and not yet in the index
+        self._known = 0  # so many of these are in ``_newer``
+        self._staged = _Line()
+        self._staged_known: dict[bytes, bytes] = {}  # those that were looked for
         (latest,) = index.find([_LATEST])
         self._latest_ms: int = 0 if latest is None else _NUMBER.unpack(latest)[0]
         self._unfiltered_ms = self._latest_ms
@@ -127,7 +152,7 @@ class SeenIds:
     @property
     def waiting(self) -> int:
         """The number of ids that wait to enter the index."""
-        return len(self._waiting) + len(self._staged)
+        return len(self._waiting.keys) - self._waiting.entered + len(self._staged.keys)
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -141,6 +166,13 @@ class SeenIds:
         around, spot = self._generations(topic, now_ms), spot_of(name)
         is_met = around.newest_ids.meet(spot) or around.older_ids.has(spot)
         return not is_met and self._is_filtered(around)
+
+    def new_key(self, topic: str, name: bytes, now_ms: int) -> bytes | None:
+        """Return the ``key`` of an id if ``meet`` finds it to be certainly new, at the cost of one of the two."""
+        around, spot = self._generations(topic, now_ms), spot_of(name)
+        if around.newest_ids.meet(spot) or around.older_ids.has(spot) or not self._is_filtered(around):
+            return None
+        return around.newest + name
 
     def _is_filtered(self, around: _Around) -> bool:
         """Return whether filters have all ids that count for a message of now."""
@@ -156,7 +188,9 @@ class SeenIds:
         A clock that was set back by less than a window finds the ids of later.
         """
         around = self._generations(topic, now_ms)
-        keys = [around.newest + name, around.older + name]
+        keys = [around.newest + name]
+        if not self._is_filtered(around) or around.older_ids.has(spot_of(name)):
+            keys.append(around.older + name)
         if self._latest_ms >= around.end_ms:
             keys.insert(0, around.later + name)
         return keys
@@ -177,9 +211,15 @@ class SeenIds:
 
     def look(self, keys: list[bytes]) -> First | None:
         """Return what memory has."""
-        newer, older = self._newer, self._older
+        self._learn()
+        staged = self._staged
+        for at in range(len(self._staged_known), len(staged.keys)):
+            self._staged_known[staged.keys[at]] = staged.values[at]
+        staged_known, newer, older = self._staged_known, self._newer, self._older
         for key in keys:
-            value = newer.get(key)
+            value = staged_known.get(key)
+            if value is None:
+                value = newer.get(key)
             if value is None:
                 value = older.get(key)
             if value is not None:
@@ -209,38 +249,39 @@ class SeenIds:
         self.meet(seen.topic, name, seen.store_ms)
         key = self.key(seen.topic, name, seen.store_ms)
         self._latest_ms = max(self._latest_ms, seen.store_ms)
-        value = self._newer[key] = value_of(seen.first)
-        self._waiting.append((key, value, seen.end, None))
+        self._waiting.add(key, value_of(seen.first), seen.end)
         self._trim()
 
-    def stage(self, key: bytes, first: First, end: int, now_ms: int) -> None:
+    def stage(self, key: bytes, value: bytes, end: int, now_ms: int) -> None:
         """Take an id whose record is staged; ``appended`` says what became of it."""
-        newer = self._newer
-        before, value = newer.get(key), value_of(first)
-        newer[key] = value
+        self._staged.add(key, value, end)
         self._latest_ms = max(self._latest_ms, now_ms)
-        self._staged.append((key, value, end, before))
 
     def appended(self, *, is_stored: bool) -> None:
         """Learn whether what was staged is in the log."""
-        staged, self._staged = self._staged, []
         if is_stored:
-            self._waiting.extend(staged)
-        else:
-            for key, _, _, before in reversed(staged):
-                del self._newer[key]
-                if before is not None:
-                    self._newer[key] = before
+            self._waiting.add_all(self._staged)
+        self._staged = _Line()
+        if self._staged_known:
+            self._staged_known = {}
         self._trim()
 
     @property
     def is_staging(self) -> bool:
         """True when something is staged that is not yet appended."""
-        return bool(self._staged)
+        return bool(self._staged.keys)
+
+    def _learn(self) -> None:
+        """Have all that wait in ``_newer``: together, and only once somebody asks or they enter the index."""
+        waiting, newer = self._waiting, self._newer
+        keys, values = waiting.keys, waiting.values
+        for at in range(self._known, len(keys)):
+            newer[keys[at]] = values[at]
+        self._known = len(keys)
 
     def _trim(self) -> None:
         """Forget the older ones, once the index has them and there are enough newer ones."""
-        if len(self._newer) >= KEPT + len(self._waiting) and not self._staged:
+        if len(self._newer) >= KEPT + self.waiting and not self._staged.keys:
             self._older, self._newer = self._newer, {}
 
     # -- the index ----------------------------------------------------------------------------------------------------
@@ -250,25 +291,32 @@ class SeenIds:
 
         Return false when there is none, or when the index would have to wait; nothing has changed then, nor when it fails.
         """
-        portion = LARGE_PORTION if len(self._waiting) > MANY else PORTION
-        taken: list[Staged] = []
-        while self._waiting and len(taken) < portion and self._waiting[0][2] <= before:
-            taken.append(self._waiting.popleft())
-        if not taken:
+        waiting = self._waiting
+        portion = LARGE_PORTION if self.waiting > MANY else PORTION
+        begin = end = waiting.entered
+        last = min(len(waiting.keys), begin + portion)
+        while end < last and waiting.ends[end] <= before:
+            end += 1
+        if end == begin:
             return False
-        is_applied = False
-        try:
-            is_applied = self._enter([_new(SetKey, (key, value)) for key, value, _, _ in taken], taken[-1][2])
-        finally:
-            if not is_applied:
-                self._waiting.extendleft(reversed(taken))
-        if is_applied:
-            self._trim()
-        return is_applied
+        self._learn()
+        batch: list[Operation] = [_new(SetKey, (waiting.keys[at], waiting.values[at])) for at in range(begin, end)]
+        if not self._enter(batch, waiting.ends[end - 1]):
+            return False
+        waiting.entered = end
+        if end >= PASSED:
+            waiting.shorten()
+            self._known -= end
+        self._trim()
+        return True
 
     def cover(self, end: int) -> bool:
         """Have the index cover the log up to the end of a record, before which no id waits; return whether it does."""
-        if end <= self.covered or (self._waiting and self._waiting[0][2] <= end) or checksum_before(self._log, end) == 0:
+        if (
+            end <= self.covered
+            or (self._waiting.entered < len(self._waiting.ends) and self._waiting.ends[self._waiting.entered] <= end)
+            or checksum_before(self._log, end) == 0
+        ):
             return False
         return self._enter([], end)
 

@@ -102,9 +102,16 @@ _DIFFERING: Final = frozenset((DEDUPE_ID, TRACE_PARENT, WRITE))
 """Properties that differ in each message, and stand at the end in those of metaq's client: they are kept out of the shape."""
 
 
-AsSent = tuple[bytes, str | None, tuple[str, ...]]
-"""The properties that a record keeps, the tag, and the keys by which the message is looked up, each once."""
-_NOTHING: Final[AsSent] = (b"", None, ())
+COPIED: Final = (TIMER_DEQUEUE, PREPARED_OFFSET)
+"""Properties of copies that clients get, and may send again: the id of such a message does not count."""
+AsSent = tuple[bytes, str | None, tuple[str, ...], str | None]
+"""The properties that a record keeps, the tag, the keys by which the message is looked up, each once, and its id.
+
+The id is ``None`` when it has to be looked for (``metaq.dedupe.records.id_in``); there may be none.
+"""
+_NOTHING: Final[AsSent] = (b"", None, (), None)
+_OTHER_IDS: Final = (DEDUPE_ID, *COPIED)
+"""Properties because of which the id is not the value of UNIQ_KEY."""
 
 
 class _Shape(NamedTuple):
@@ -120,6 +127,8 @@ class _Shape(NamedTuple):
     """What a record keeps around the values."""
     unique_first: bool
     """True when UNIQ_KEY is the first value, or the only one."""
+    is_id: bool
+    """True when the value of UNIQ_KEY is the id of the message."""
     tag: str | None
 
 
@@ -149,8 +158,14 @@ def _with_differing(text: str, at: int, name_end: int, most: int) -> AsSent | No
         found = as_sent(text[:at], most - 1)
     if found is None or not _is_value(value):
         return _look_into(text)
-    data = found[0] + f"{text[at:name_end]}\x01{value}\x02".encode()
-    return (data, found[1], found[2]) if len(data) <= MOST_BYTES else _look_into(text)
+    name = text[at:name_end]
+    data = f"{name}\x01{value}\x02".encode()
+    if at:
+        data = found[0] + data
+    ident = found[3]
+    if name == DEDUPE_ID and (ident is not None or not at):  # else there may be a property because of which none counts
+        ident = value
+    return (data, found[1], found[2], ident) if len(data) <= MOST_BYTES else _look_into(text)
 
 
 def _shaped(text: str) -> AsSent | None:
@@ -172,7 +187,7 @@ def _shaped(text: str) -> AsSent | None:
 
 def _fill(shape: _Shape, text: str) -> AsSent | None:
     """Return what a record keeps of ``text``; ``None`` when ``text`` does not have this shape. An empty value never matches."""
-    head, middle, end, before, between, behind, unique_first, tag = shape
+    head, middle, end, before, between, behind, unique_first, is_id, tag = shape
     if not (text.startswith(head) and text.endswith(end)):
         return None
     at, stop = len(head), len(text) - len(end)
@@ -181,7 +196,7 @@ def _fill(shape: _Shape, text: str) -> AsSent | None:
         if not _is_value(value):
             return None
         keys = (value,) if unique_first or " " not in value else _distinct(*value.split(" "))
-        return f"{before}{value}{behind}".encode(), tag, keys
+        return f"{before}{value}{behind}".encode(), tag, keys, value if is_id else None
     first_end = text.find("\x02", at)
     second_at = first_end + len(middle)
     if text[first_end:second_at] != middle:
@@ -191,7 +206,7 @@ def _fill(shape: _Shape, text: str) -> AsSent | None:
         return None
     unique, words = (first, second) if unique_first else (second, first)
     keys = _distinct(unique, *words.split(" ")) if " " in words or unique == words else (unique, words)
-    return f"{before}{first}{between}{second}{behind}".encode(), tag, keys
+    return f"{before}{first}{between}{second}{behind}".encode(), tag, keys, unique if is_id else None
 
 
 def _is_value(text: str) -> bool:
@@ -252,14 +267,15 @@ def _remember(rest: str, at: int, words_at: int) -> _Shape:
     if found is not None and found[2] == (_PROBES if both else _PROBES[:1]):
         before, _, behind = found[0].decode().partition(first)
         between, _, behind = behind.partition(second) if both else ("", "", behind)
-        shape = _Shape(head, middle, end, before, between, behind, unique_first, found[1])
+        is_id = at >= 0 and not any(f"{name}\x01" in rest for name in _OTHER_IDS)
+        shape = _Shape(head, middle, end, before, between, behind, unique_first, is_id, found[1])
     if len(_shapes) >= _SHAPES_MOST:
         _shapes.clear()
     _shapes[rest, at < words_at] = shape
     return shape
 
 
-_STRANGE: Final = _Shape("", "\x01", "", "", "", "", True, None)
+_STRANGE: Final = _Shape("", "\x01", "", "", "", "", True, False, None)
 """Stands for shapes whose properties must be analyzed each time; it matches nothing, as its middle does not begin with 02."""
 _PROBES: Final = ("the\x03unique\x03key", "the\x03other\x03keys")
 _SHAPE_MOST: Final = 512
@@ -278,7 +294,7 @@ def _look_into(text: str) -> AsSent | None:
     data, tag, unique, words = looked_up(marked)
     if len(data) > MOST_BYTES:
         raise MessageIllegal(f"properties of {len(data)} bytes are longer than {MOST_BYTES}")
-    return data, tag, _distinct(unique, *(words or "").split(" "))
+    return data, tag, _distinct(unique, *(words or "").split(" ")), None
 
 
 def looked_up(marked: str) -> tuple[bytes, str | None, str | None, str | None]:

@@ -15,7 +15,8 @@ from metaq.config import Settings
 from metaq.errors import MetaqError, RequestFailed
 from metaq.protocol.remoting.codes import Response
 from metaq.protocol.remoting.frames import RemotingCommand
-from metaq.protocol.remoting.sending.plain import KnownHeads, RequestReader
+from metaq.protocol.remoting.requests import RequestReader
+from metaq.protocol.remoting.sending.plain import KnownHeads
 from metaq.protocol.text.codec import CommandReader, PutHead, TextLimits
 from metaq.protocol.text.commands import Command, Quit
 from metaq.protocol.text.replies import BAD_REQUEST, write_result

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import pytest
 
-from metaq.dedupe.records import LONGEST_NAME, First, SeenId, StoredAs, generation_of, id_in, id_of, name_of, over_ms
+from metaq.dedupe.records import LONGEST_NAME, First, SeenId, StoredAs, generation_of, id_in, id_of, name_of, over_ms, value_of
 from metaq.dedupe.seen import SET_BACK_MS, SeenIds
 from metaq.protocol import properties
 from metaq.store.log.commitlog import CommitLog
@@ -80,7 +80,13 @@ class Model:
     def find(self, topic: str, ident: str) -> tuple[bytes, First | None]:
         name = name_of(topic, ident)
         new = self.seen.key(topic, name, self.now_ms)
-        if self.seen.meet(topic, name, self.now_ms):
+        if self.rng.randrange(2):
+            is_new = self.seen.meet(topic, name, self.now_ms)
+        else:
+            key = self.seen.new_key(topic, name, self.now_ms)
+            is_new = key is not None
+            assert key in (None, new)
+        if is_new:
             self.surely += 1
             return new, None
         keys = self.seen.keys(topic, name, self.now_ms)
@@ -98,7 +104,7 @@ class Model:
             assert all(each.store_ms + WINDOWS[topic] <= self.now_ms for each in same), "D-1: it is stored twice in its window"
             new = First(StoredAs.PLAIN, 0, len(self.log) + len(self.staged), self.end - RECORD_BYTES, 7)
             self.staged.append(SeenId(topic, ident, self.now_ms, new, self.end))
-            self.seen.stage(key, new, self.staged[-1].end, self.now_ms)
+            self.seen.stage(key, value_of(new), self.staged[-1].end, self.now_ms)
             self.stored += 1
             return
         assert same and first == same[-1].first, "D-2: there is no such record, or another one"
@@ -161,7 +167,7 @@ def test_ids_are_known_for_their_window(tmp_path: Path, engine: EngineName) -> N
 
 
 def test_both_forms_of_properties_have_the_same_id() -> None:
-    """E-07: as they are sent, and as a table."""
+    """E-07: as they are sent, as a table, and as what a record keeps says without looking for it."""
     names = [properties.DEDUPE_ID, properties.UNIQUE_KEY, properties.TIMER_DEQUEUE, "KEYS", "X" + properties.DEDUPE_ID]
     rng = random.Random(7)
     for _ in range(2000):
@@ -169,6 +175,8 @@ def test_both_forms_of_properties_have_the_same_id() -> None:
         text = "".join(pieces)
         text = text[:-1] if rng.random() < 0.3 else text
         assert id_in(text) == id_of(properties.parse(text)), repr(text)
+        kept = properties.as_sent(text)
+        assert kept is None or kept[3] in (None, id_in(text)), repr(text)
 
 
 def test_keys_of_one_generation_lie_together() -> None:
@@ -192,7 +200,7 @@ def test_a_clock_that_was_ahead_does_not_make_ids_new(tmp_path: Path) -> None:
     seen = SeenIds(index, cast(CommitLog, FakeLog()), WINDOWS)
     name, now_ms = name_of(topic, "a"), 1000 * window_ms
     assert seen.meet(topic, name, now_ms)
-    seen.stage(seen.key(topic, name, now_ms), First(StoredAs.PLAIN, 0, 0, 0, 7), RECORD_BYTES, now_ms)
+    seen.stage(seen.key(topic, name, now_ms), value_of(First(StoredAs.PLAIN, 0, 0, 0, 7)), RECORD_BYTES, now_ms)
     seen.appended(is_stored=True)
     seen.forget(now_ms + 100 * window_ms + SET_BACK_MS)
     assert not seen.meet(topic, name, now_ms + 1)

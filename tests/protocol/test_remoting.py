@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from metaq.dedupe.records import id_in
 from metaq.errors import BadRequest
 from metaq.protocol import properties
 from metaq.protocol.keys import keys_of
@@ -168,6 +169,7 @@ NAMES: Final = [
     "DEDUPE_ID",
     "METAQ_WRITE",
     "traceparent",
+    "TIMER_DEQUEUE_MS",
     "a",
     "MYKEYS",
     "XUNIQ_KEY",
@@ -192,7 +194,8 @@ def test_properties_of_a_known_shape_are_kept_like_all_others(pieces: list[str],
     for _ in range(3):  # looked into, then remembered, then known
         kept = properties.as_sent(text)
         if kept is not None:
-            data, tag, keys = kept
+            data, tag, keys, ident = kept
+            assert ident in (None, id_in(text))
             pairs = decode_properties(data)
             assert {**decode_properties(text.encode()), "WAIT": ""} == {**pairs, "WAIT": ""}
             assert tag == (pairs.get("TAGS") or None)
@@ -206,13 +209,14 @@ def test_what_differs_in_each_message_is_no_part_of_their_shape(names: list[str]
     def kept(number: int) -> object:
         ids = "".join(f"{name}\x01id{number}\x02" for name in names)
         found = properties.as_sent(f"UNIQ_KEY\x01key{number}\x02WAIT\x01true\x02{ids}")
-        assert found == (f"UNIQ_KEY\x01key{number}\x02{ids}".encode(), None, (f"key{number}",))
-        return found
+        assert found is not None
+        assert found[:3] == (f"UNIQ_KEY\x01key{number}\x02{ids}".encode(), None, (f"key{number}",))
+        return found[3]
 
     for _ in range(2):
         kept(0)
     known, met = dict(properties._shapes), set(properties._met)
-    kept(1)
+    assert kept(1) == ("id1" if "DEDUPE_ID" in names else "key1")
     assert (properties._shapes, properties._met) == (known, met)
 
 
@@ -224,14 +228,19 @@ def test_rows_of_a_spark_write_have_one_shape() -> None:
 
     met = set(properties._met)
     for row in range(2):
-        assert kept(row, "k") == (b"KEYS\x01k\x02TAGS\x01t\x02METAQ_WRITE\x016f1c/0/3/%d/8a05\x02" % row, "t", ("k",))
+        assert kept(row, "k") == (b"KEYS\x01k\x02TAGS\x01t\x02METAQ_WRITE\x016f1c/0/3/%d/8a05\x02" % row, "t", ("k",), None)
     known = dict(properties._shapes)
     assert any("TAGS\x01t" in rest for rest, _ in known)
-    assert kept(2, "k2 k3 k2") == (b"KEYS\x01k2 k3 k2\x02TAGS\x01t\x02METAQ_WRITE\x016f1c/0/3/2/8a05\x02", "t", ("k2", "k3"))
+    assert kept(2, "k2 k3 k2") == (
+        b"KEYS\x01k2 k3 k2\x02TAGS\x01t\x02METAQ_WRITE\x016f1c/0/3/2/8a05\x02",
+        "t",
+        ("k2", "k3"),
+        None,
+    )
     assert properties._shapes == known
     assert not any("METAQ_WRITE" in rest for rest in properties._met - met)
     alone = properties.as_sent("METAQ_WRITE\x016f1c/0/3/4/8a05\x02")
-    assert alone == (b"METAQ_WRITE\x016f1c/0/3/4/8a05\x02", None, ())
+    assert alone == (b"METAQ_WRITE\x016f1c/0/3/4/8a05\x02", None, (), None)
 
 
 def test_a_shape_is_learned_when_it_comes_again() -> None:

@@ -19,7 +19,7 @@ import gevent
 from gevent.lock import BoundedSemaphore
 
 from metaq.dedupe.opening import IdReader, open_seen
-from metaq.dedupe.records import First, StoredAs, id_of, name_of
+from metaq.dedupe.records import First, StoredAs, id_of, name_of, value_of
 from metaq.dedupe.seen import SeenIds
 from metaq.engine.context import Context
 from metaq.engine.timers.timers import Timers
@@ -257,6 +257,13 @@ class Dedupe:
 
     # -- storing ------------------------------------------------------------------------------------------------------
 
+    def new_key(self, topic: str, ident: str, now_ms: int) -> bytes | None:
+        """Return the key of an id of a topic with a window if it is certainly new; ``None`` when ``look`` has to say it."""
+        seen = self._seen
+        if seen is None or self._asking is not None or self._fold is not None or self._failure is not None:
+            return None
+        return seen.new_key(topic, name_of(topic, ident), now_ms) if seen.waiting <= MOST_WAITING else None
+
     def look(self, topic: str, ident: str, now_ms: int) -> Looked:
         """Return what is known about an id of a topic with a window.
 
@@ -294,14 +301,17 @@ class Dedupe:
         seen.meet(topic, name, now_ms)
         return seen.key(topic, name, now_ms)
 
-    def stage(self, key: bytes, first: First, now_ms: int) -> None:
-        """Take the id of a message that was just staged; the caller stages an outcome in the same turn."""
+    def stage(self, key: bytes, value: bytes, now_ms: int) -> None:
+        """Take the id of a message that was just staged, which is known as ``value`` (``value_of``) from now on.
+
+        The caller stages an outcome in the same turn.
+        """
         seen = self._seen
         assert seen is not None
         if self._noted != self._turns.number:
             self._noted = self._turns.number
             self._turns.after_append(lambda failure: seen.appended(is_stored=failure is None))
-        seen.stage(key, first, self._store.log.staged_end, now_ms)
+        seen.stage(key, value, self._store.log.staged_end, now_ms)
 
     def once(self, draft: Draft, stage: Callable[[], Placed]) -> tuple[Placed, First | None]:
         """Stage a message unless it was stored before; return its place, and that message if there is one.
@@ -318,7 +328,7 @@ class Dedupe:
             return self._placed(topic, first), first
         position = self._store.queue(topic, partition).text_end
         placed = stage()
-        self.stage(key, _first_of(placed, partition, position), now_ms)
+        self.stage(key, value_of(_first_of(placed, partition, position)), now_ms)
         return placed, None
 
     def _placed(self, topic: str, first: First) -> Placed:

@@ -22,7 +22,7 @@ A compact header::
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
@@ -280,6 +280,22 @@ def encode_bare(code: int, opaque: int, body_size: int = 0) -> bytes:
     """Return the frame of an answer without fields and remark, in JSON, up to its body, of which ``body_size`` bytes follow."""
     header = f'{{"code":{code},"flag":1,"language":"JAVA","opaque":{opaque}{_BARE_TAIL}'.encode()
     return frame_head(len(header), body_size) + header
+
+
+def encode_done(opaques: Sequence[int]) -> bytes:
+    """Return the frames of answers of success without fields, remark and body, in JSON: in one piece, for there are many."""
+    frames: list[str] = []
+    for opaque in opaques:
+        digits = str(opaque)
+        frames.append(f"{_DONE_HEADS[len(digits)]}{digits}{_BARE_TAIL}")
+    return "".join(frames).encode("latin-1")
+
+
+_DONE_HEAD: Final = '{"code":0,"flag":1,"language":"JAVA","opaque":'
+_DONE_HEADS: Final = [
+    f"{frame_head(len(_DONE_HEAD) + size + len(_BARE_TAIL)).decode('latin-1')}{_DONE_HEAD}" for size in range(12)
+]
+"""What is before the opaque, by its length."""
 
 
 def encode_request(

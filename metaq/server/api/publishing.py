@@ -16,7 +16,7 @@ from metaq.errors import MetaqError
 from metaq.protocol.ids import offset_id_of
 from metaq.protocol.remoting.codes import JSON, VERSION, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
-from metaq.protocol.remoting.sending.plain import Received
+from metaq.protocol.remoting.requests import Received
 from metaq.server.access.permissions import Principal
 from metaq.server.endpoint import Endpoint
 from metaq.server.http.session import HttpSession, Take

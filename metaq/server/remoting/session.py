@@ -12,10 +12,13 @@ from metaq.protocol.remoting.frames import (
     FrameReader,
     RemotingCommand,
     encode_bare,
+    encode_done,
     encode_request,
     encode_response,
 )
-from metaq.protocol.remoting.sending.plain import PlainSend, Received, RequestReader
+from metaq.protocol.remoting.leases.plainacks import PlainAcks
+from metaq.protocol.remoting.requests import Received, RequestReader
+from metaq.protocol.remoting.sending.plain import PlainSend
 from metaq.server.wire.session import Buffer, Session, SessionHost, Stream
 
 logger = logging.getLogger(__name__)
@@ -57,6 +60,11 @@ class Kept(NamedTuple):
     serialization: int
     size: int
     """Bytes that the broker still holds for it: the handler's copies of fields and body."""
+
+
+def bare(request: RemotingCommand, opaque: int) -> Kept:
+    """Return what is kept of a request like ``request`` when it is only what the answer needs."""
+    return _new(Kept, (opaque, request.flag, request.version, request.serialization, KEPT_BYTES))
 
 
 class RemotingHandlers(SessionHost, Protocol):
@@ -127,6 +135,10 @@ class RemotingSession(Session):
                     at = following
                     continue
             at += 1
+            if isinstance(frame, PlainAcks):
+                for each in frame.commands():
+                    handlers.request(self, each)
+                continue
             if isinstance(frame, PlainSend):
                 frame = frame.command()
             if frame.flag & RESPONSE_FLAG:
@@ -162,14 +174,20 @@ class RemotingSession(Session):
         self.owed_bytes += size
         return Kept(request.opaque, request.flag, request.version, request.serialization, size)
 
-    def owe_all(self, requests: Sequence[RemotingCommand]) -> list[Kept]:
-        """Make requests owed of which nothing is kept but what the answer needs."""
-        self.owed += len(requests)
-        self.owed_bytes += KEPT_BYTES * len(requests)
-        return [  # by position, which is cheaper than by name
-            _new(Kept, (opaque, flag, version, serialization, KEPT_BYTES))
-            for _, opaque, flag, _, _, _, _, version, serialization in requests
-        ]
+    def owe_bare(self, request: RemotingCommand) -> Kept:
+        """Make a request owed of which nothing is kept but what the answer needs."""
+        self.owed += 1
+        self.owed_bytes += KEPT_BYTES
+        return bare(request, request.opaque)
+
+    def owe_opaques(self, count: int) -> None:
+        """Make requests owed of which only the opaques are kept: ``pay_done`` answers them, or ``pay_all`` (``bare``)."""
+        self.owed += count
+        self.owed_bytes += KEPT_BYTES * count
+
+    def pay_done(self, opaques: Sequence[int]) -> None:
+        """Answer requests in JSON that were owed: they are done."""
+        self.answer(len(opaques), KEPT_BYTES * len(opaques), encode_done(opaques))
 
     def pay(self, kept: Kept, answer: Answer) -> None:
         """Answer a request that was owed."""

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 from metaq.errors import AccessDenied
-from metaq.protocol.remoting.sending.plain import PlainSend, Received
+from metaq.protocol.remoting.leases.plainacks import PlainAcks
+from metaq.protocol.remoting.requests import Received
+from metaq.protocol.remoting.sending.plain import PlainSend
 from metaq.server.access.authentication import Authentication
 from metaq.server.remoting.admission import Admission
 from metaq.server.remoting.session import RemotingSession, RunHandler, failure
@@ -16,6 +18,8 @@ def signed(authentication: Authentication, needs: Admission, run: RunHandler) ->
 
     def identified(session: RemotingSession, requests: Sequence[Received], at: int) -> int:
         request = requests[at]
+        if isinstance(request, PlainAcks):
+            return at  # the sender of each is authenticated when it is handled by itself
         if isinstance(request, PlainSend):
             request = request.command()
         if len(request.body) > needs.most_bytes:

@@ -24,7 +24,7 @@ from metaq.errors import Fenced, MetaqError, Overloaded, RequestFailed
 from metaq.protocol.remoting.codes import JSON, RESPONSE_FLAG, VERSION, Request, Response
 from metaq.protocol.remoting.frames import FrameReader, RemotingCommand
 from metaq.protocol.remoting.headers import encode_header
-from metaq.protocol.remoting.sending.plain import Received
+from metaq.protocol.remoting.requests import Received
 from metaq.server.access.permissions import Action, Principal, demand
 from metaq.server.endpoint import Endpoint
 from metaq.server.lasting import Lasting

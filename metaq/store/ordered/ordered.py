@@ -124,7 +124,7 @@ class Ordered:
     def may_have(self, keys: Sequence[bytes]) -> bool:
         """Return false when certainly none of the keys is there; never wait.
 
-        RocksDB knows that of 98 in 100 keys with ``seldom_asked``, SQLite of none.
+        RocksDB knows that of 99 in 100 keys with ``seldom_asked``, SQLite of none.
         """
         return self._engine.may_have(keys)
 
@@ -165,7 +165,7 @@ def open_ordered(
 
     ``seldom_asked`` is for an index that gets many keys and is asked for few: its ``apply`` costs a fifth. A key among the last
     ``write_buffer_bytes`` is found in 1 ms for each 1,000 keys there, which RocksDB sorts for that. What says that a key is not
-    there stays in memory, outside the cache: 1.3 bytes for each key.
+    there stays in memory, outside the cache: 2 bytes for each key.
 
     Raises ``ConfigError`` when the package of the engine is missing, ``DiskFull`` without room, ``DirectoryLocked`` when the
     index is open elsewhere, and ``IndexFailed`` when not even an empty index can be made.

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import orjson
 
 from metaq.protocol.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, Request
-from metaq.protocol.remoting.frames import FrameCutter, RemotingCommand, decode_frame
+from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.sysflag import COMPRESSED, COMPRESSION_KIND
 
 UNUSUAL: Final = ~(COMPRESSED | COMPRESSION_KIND)
@@ -27,7 +27,7 @@ UNUSUAL: Final = ~(COMPRESSED | COMPRESSION_KIND)
 HEADS_KEPT: Final = 1024
 LONGEST_HEAD: Final = 4096
 """Bytes of a header that is kept: anyone who may connect can have that many kept, and they are compared with each header."""
-_SEND: Final = int(Request.SEND_MESSAGE_V2)
+SEND: Final = int(Request.SEND_MESSAGE_V2)
 _LETTERS: Final = frozenset("abcdefghijklmn")
 """The fields of a send. A header with another one, such as a signature, differs in it, and is not worth keeping."""
 _BORN_NAME: Final = b'"g":"'
@@ -67,7 +67,7 @@ class PlainSend(NamedTuple):
 
     @property
     def code(self) -> int:
-        return _SEND
+        return SEND
 
     @property
     def flag(self) -> int:
@@ -82,12 +82,9 @@ class PlainSend(NamedTuple):
         return sample._replace(opaque=self.opaque, fields=fields, body=self.body)
 
 
-Received = RemotingCommand | PlainSend
-
-
 def plain_send(request: RemotingCommand) -> PlainSend | None:
     """Return a request as a plain send; ``None`` when it is none."""
-    if request.code != _SEND or request.flag & RESPONSE_FLAG:
+    if request.code != SEND or request.flag & RESPONSE_FLAG:
         return None
     fields = request.fields
     try:
@@ -114,34 +111,15 @@ KnownHeads = dict[bytes, _Cut]
 """By what is before the first value."""
 
 
-class RequestReader(FrameCutter):
-    """The parser of a connection's bytes into requests, some of them as plain sends."""
+class SendReader:
+    """The plain sends of one connection, read by their known headers."""
 
     def __init__(self, known: KnownHeads) -> None:
         """``known`` is a cache that the readers of one broker share."""
-        super().__init__()
         self._known = known
         self._before = 0  # the length of what was before the first value of the previous plain send
-        self._received: list[Received] = []
 
-    def receive(self, data: bytes) -> list[Received]:
-        """Return the requests that ``data`` completes. ``error`` is as that of a ``FrameReader``."""
-        self._cut(data)
-        received, self._received = self._received, []
-        return received
-
-    def _take(self, data: bytes, start: int, end: int, stop: int, serialization: int) -> None:
-        send = None if serialization else self._read(data, start, end, stop)
-        if send is not None:
-            self._received.append(send)
-            return
-        header = data[start:end]
-        request = decode_frame(header, data[end:stop], serialization)
-        self._received.append(request)
-        if request.code == _SEND and not serialization:
-            self._learn(header, request)
-
-    def _read(self, data: bytes, start: int, end: int, stop: int) -> PlainSend | None:
+    def read(self, data: bytes, start: int, end: int, stop: int) -> PlainSend | None:
         """Return the send whose header stands from ``start`` to ``end``; ``None`` when no header like it is known."""
         at = start + self._before
         cut = self._known.get(data[start:at])
@@ -180,7 +158,7 @@ class RequestReader(FrameCutter):
             return None
         return _new(PlainSend, (head, opaque, born_ms, text, data[end:stop]))
 
-    def _learn(self, header: bytes, request: RemotingCommand) -> None:
+    def learn(self, header: bytes, request: RemotingCommand) -> None:
         """Keep a header that was parsed, when it can be cut at the three values."""
         if len(header) > LONGEST_HEAD:
             return
@@ -202,5 +180,5 @@ class RequestReader(FrameCutter):
         before = header[:born_at]
         self._known[before] = _Cut(send.head, header[born_end:text_at], header[text_end:opaque_at], header[digits_end:])
         self._before = born_at
-        if self._read(header, 0, len(header), len(header)) != send:
+        if self.read(header, 0, len(header), len(header)) != send:
             del self._known[before]

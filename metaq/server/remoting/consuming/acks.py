@@ -12,26 +12,27 @@ from metaq.leases.events import Dead
 from metaq.leases.state import ReceiptState
 from metaq.leases.tokens import token_of
 from metaq.message import GroupPartition
-from metaq.protocol.remoting.codes import RESPONSE_FLAG, Request, Response
+from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import Int32, decode_header, encode_header
 from metaq.protocol.remoting.leases.acks import AckRow, decode_batch_ack
+from metaq.protocol.remoting.leases.plainacks import PlainAcks, plain_ack
 from metaq.protocol.remoting.leases.pop import (
     REJECT_MS,
     AckMessage,
     ChangeAnswer,
     ChangeInvisibleTime,
 )
-from metaq.protocol.remoting.leases.receipts import OWN, Receipt, decode_receipt, is_plain
-from metaq.protocol.remoting.sending.plain import PlainSend, Received
+from metaq.protocol.remoting.leases.receipts import OWN, Receipt, decode_receipt
+from metaq.protocol.remoting.requests import Received
+from metaq.protocol.remoting.sending.plain import PlainSend
 from metaq.server.access.permissions import Action, Principal, demand
 from metaq.server.remoting.owed import owe
 from metaq.server.remoting.reads import RemotingRead
-from metaq.server.remoting.session import DONE, Answer, Kept, RemotingSession, RequestHandler, failure
+from metaq.server.remoting.session import DONE, Answer, Kept, RemotingSession, RequestHandler, bare, failure
 from metaq.server.wire.reads import StoreReads
 from metaq.store.files.filecache import Read
 
-ACK: Final = int(Request.ACK_MESSAGE)
 _new: Final = tuple.__new__
 """Makes a named tuple at a third of the cost of its own constructor."""
 
@@ -53,7 +54,7 @@ class AckHandler:
         self._poison = leasing.poison
         self._reads = reads
         self._broker_name = context.settings.broker_name
-        self._due: dict[RemotingSession, list[tuple[Kept, Answer]]] = {}  # the answers of this turn
+        self._due: dict[RemotingSession, _Due] = {}  # the answers of this turn
 
     def requests(self) -> dict[int, RequestHandler]:
         return {
@@ -84,62 +85,39 @@ class AckHandler:
         """
         end = at
         while end < len(requests):
-            taken = self._acks_of_pop(session, requests, end)
-            if not taken:
+            request = requests[end]
+            if isinstance(request, PlainSend):
                 break
-            end += taken
+            run = request if isinstance(request, PlainAcks) else plain_ack(request)
+            if run is None or not self._take(session, run):
+                break
+            end += 1
         return end
 
-    def _acks_of_pop(self, session: RemotingSession, requests: Sequence[Received], at: int) -> int:
-        """Finish messages of one pop; return how many of the requests from ``at`` on are plain acks of such."""
-        first = requests[at]
-        if isinstance(first, PlainSend):
-            return 0
-        fields = first.fields
+    def _take(self, session: RemotingSession, run: PlainAcks) -> bool:
+        """Finish messages of one pop; return false, with nothing done, when each ack has to be handled by itself."""
+        sample, offsets, opaques = run
+        fields = sample.fields
         try:
             group, topic, queue, info = fields["consumerGroup"], fields["topic"], fields["queueId"], fields["extraInfo"]
             place, receipt = self._place(session.principal, group, topic, int(queue), int(fields["offset"]), info)
         except (KeyError, ValueError, MetaqError):
-            return 0  # it is refused when it is handled by itself
+            return False  # it is refused when it is handled by itself
         if queue != str(receipt.queue) or receipt.log_offset is not None or self._wants_safe_acks(group):
-            return 0
-        common = info.removesuffix(fields["offset"])
-        offsets: list[int] = []
-        taken: list[RemotingCommand] = []
-        for request in requests[at:] if at else requests:
-            if isinstance(request, PlainSend):
-                break
-            code, _, flag, fields, body, _, _, _, _ = request  # by position, which is cheaper than by name
-            offset = fields.get("offset", "")
-            if (
-                code != ACK
-                or flag & RESPONSE_FLAG
-                or body
-                or fields.get("extraInfo") != common + offset
-                or fields.get("queueId") != queue
-                or fields.get("topic") != topic
-                or fields.get("consumerGroup") != group
-                or not is_plain(offset)
-            ):
-                break
-            offsets.append(int(offset))
-            taken.append(request)
-        if offsets:
-            answers = self._finish(place, receipt, offsets)
-            kept = session.owe_all(taken)
-            self._due_of(session).extend(zip(kept, answers, strict=True))
-        return len(offsets)
-
-    def _finish(self, place: GroupPartition, receipt: Receipt, offsets: list[int]) -> list[Answer]:
-        """Finish messages of the pop that a receipt is of; return the answers."""
+            return False
+        session.owe_opaques(len(offsets))
+        due = self._due_of(session)
         if self.leases.ack_all(place, receipt.pop_ms, offsets) == len(offsets):
-            return [DONE] * len(offsets)
-        answers = []
-        for offset in offsets:
-            state = self.leases.receipt_state(place, offset, receipt.pop_ms)
-            is_done = state is ReceiptState.DONE
-            answers.append(DONE if is_done else failure(_means_nothing(receipt._replace(offset=offset), state)))
-        return answers
+            due.done.append(run)
+        else:
+            answers = [self._answer_to(place, receipt._replace(offset=offset)) for offset in offsets]
+            due.answers += [(bare(sample, opaque), answer) for opaque, answer in zip(opaques, answers, strict=True)]
+        return True
+
+    def _answer_to(self, place: GroupPartition, receipt: Receipt) -> Answer:
+        """Return the answer to an ack after it was tried."""
+        state = self.leases.receipt_state(place, receipt.offset, receipt.pop_ms)
+        return DONE if state is ReceiptState.DONE else failure(_means_nothing(receipt, state))
 
     def ack_many(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """Finish messages of one or more pops (200151).
@@ -238,24 +216,49 @@ class AckHandler:
         if any(map(self._wants_safe_acks, groups)):
             owe(self.turns, session, kept, answer, 0)
         else:
-            self._due_of(session).append((kept, answer))
+            self._due_of(session).answers.append((kept, answer))
 
     def _wants_safe_acks(self, name: str) -> bool:
         group = self._context.groups.get(name)
         return group is not None and group.lease_acks == SAFE_ACKS
 
-    def _due_of(self, session: RemotingSession) -> list[tuple[Kept, Answer]]:
+    def _due_of(self, session: RemotingSession) -> "_Due":
         """Return the answers that a session gets once the append of this turn is done."""
         if not self._due:
             self.turns.after_append(self._pay)
-        return self._due.setdefault(session, [])
+        due = self._due.get(session)
+        if due is None:
+            due = self._due[session] = _Due()
+        return due
 
     def _pay(self, error: StoreError | None) -> None:
         """Answer: only what cannot be stored for lack of room is kept in memory, and so acknowledged."""
-        due, self._due = self._due, {}
+        dues, self._due = self._due, {}
         refusal = None if error is None or isinstance(error, DiskFull) else failure(error)
-        for session, answers in due.items():
-            session.pay_all(answers if refusal is None else [(kept, refusal) for kept, _ in answers])
+        for session, due in dues.items():
+            due.pay(session, refusal)
+
+
+class _Due:
+    """The answers to one session at the end of a turn."""
+
+    def __init__(self) -> None:
+        self.done: list[PlainAcks] = []
+        self.answers: list[tuple[Kept, Answer]] = []
+
+    def pay(self, session: RemotingSession, refusal: Answer | None) -> None:
+        """Give the answers, or ``refusal`` instead of each."""
+        answers = self.answers if refusal is None else [(kept, refusal) for kept, _ in self.answers]
+        opaques: list[int] = []
+        for sample, _, several in self.done:
+            if refusal is None and not sample.is_oneway:
+                opaques += several
+            else:
+                answers += [(bare(sample, opaque), refusal or DONE) for opaque in several]
+        if opaques:
+            session.pay_done(opaques)
+        if answers:
+            session.pay_all(answers)
 
 
 class _Rejection(RemotingRead):

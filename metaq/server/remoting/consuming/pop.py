@@ -100,7 +100,7 @@ class PopHandler:
         wait_ms = self._wait_ms(header.poll_time, header.born_time)
         result = self.leasing.pops.now(wanted)
         if result is not None:
-            give_records(self.leasing.leases, session, session.owe_all([request])[0], wanted, result)
+            give_records(self.leasing.leases, session, session.owe_bare(request), wanted, result)
         else:
             PopWait(session, request).start(self.leasing, self.reads, wanted, wait_ms)
         return None

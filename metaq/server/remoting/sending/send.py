@@ -6,10 +6,10 @@ from typing import Final, NamedTuple
 
 from metaq.checksum import crc32
 from metaq.config import Settings
-from metaq.dedupe.records import First, StoredAs, id_in
+from metaq.dedupe.records import First, StoredAs, id_in, pack_first
 from metaq.engine.context import Context
 from metaq.engine.deadletters import most_retries
-from metaq.engine.dedupe.dedupe import ColdIds, Dedupe, Looked
+from metaq.engine.dedupe.dedupe import ColdIds, Dedupe
 from metaq.engine.halfmessages import HalfMessages, is_half, is_transactional
 from metaq.engine.placing import place
 from metaq.engine.priorities.levels import prioritize
@@ -26,9 +26,11 @@ from metaq.protocol.priority import one_level
 from metaq.protocol.record import CHECKSUM_SIZE, HEADER_SIZE, constant_middle, java_hash, longer_tail
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.leases.plainacks import PlainAcks
 from metaq.protocol.remoting.recall import VERSION, encode_words
+from metaq.protocol.remoting.requests import Received
 from metaq.protocol.remoting.sending.batch import BatchColumns, decode_batch, read_batch
-from metaq.protocol.remoting.sending.plain import PlainSend, Received, SendHead, plain_send
+from metaq.protocol.remoting.sending.plain import PlainSend, SendHead, plain_send
 from metaq.protocol.sysflag import TRANSACTION_TYPE
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.server.access.permissions import Action, allowed, demand
@@ -177,6 +179,8 @@ class SendHandler:
         queue: ConsumeQueue | None = None  # where such sends go
         middle, middle_ms, middle_flag = b"", 0, 0  # of the previous send, too: many are made in the same millisecond
         for request in requests[at:] if at else requests:
+            if isinstance(request, PlainAcks):
+                break
             send = request if isinstance(request, PlainSend) else plain_send(request)
             if send is None:
                 break
@@ -211,28 +215,33 @@ class SendHandler:
         self, head: SendHead, opaque: int, text: str, body: bytes, queue: ConsumeQueue, middle: bytes, now_ms: int
     ) -> Sent | None:
         """Stage one message on the fast path. Return ``None``, or raise, with nothing done yet, when it needs the slow path."""
-        looked: Looked | None = None
+        key: bytes | None = None
+        tail: bytes | None = None
+        tag = NO_TAG
+        keys: tuple[str, ...] = ()
         if text:
-            if self._windows and head.topic in self._windows:
-                ident = id_in(text)
-                if ident is not None:
-                    looked = self._dedupe.look(head.topic, ident, now_ms)
-                    if looked.first is not None:
-                        return self._sent_before(opaque, head.serialization, looked.first)
-            if MAY_DELAY in text and looked is None:
+            has_window = head.topic in self._windows
+            if MAY_DELAY in text and not (has_window and id_in(text)):
                 return self._park_short(opaque, head.serialization, queue, head.flag, body, middle, text, now_ms)
-        filled = self._fill(queue, text)
-        if filled is None:
-            return None
-        tail, tag, keys = filled
-        position = queue.text_end
-        ordinal = queue.next
+            kept = properties.as_sent(text)
+            if kept is None:
+                return None
+            data, tag_name, keys, ident = kept
+            tail = longer_tail(queue.tail, data)
+            if tag_name is not None:
+                tag = self._tag(tag_name)
+            if has_window and (ident := ident or id_in(text)) is not None:
+                key = self._dedupe.new_key(head.topic, ident, now_ms)
+                if key is None:
+                    key, first = self._dedupe.look(head.topic, ident, now_ms)
+                    if first is not None:
+                        return self._sent_before(opaque, head.serialization, first)
+        ordinal, position = queue.next, queue.text_end
         # RocketMQ stores the body CRC without its highest bit, as a non-negative int
         crc = crc32(body) & 0x7FFFFFFF
         offset = self._store.put(queue, head.flag, body, crc, middle, tag.text_size + len(body), tail, tag.hash, keys)
-        if looked is not None:
-            first = _new(First, (PLAIN, queue.partition, ordinal, offset, position))
-            self._dedupe.stage(looked.key, first, now_ms)
+        if key is not None:
+            self._dedupe.stage(key, pack_first(PLAIN, queue.partition, ordinal, offset, position), now_ms)
         return _new(Sent, (opaque, head.serialization, queue.partition, ordinal, offset, (), None))
 
     def _park_short(
@@ -279,7 +288,7 @@ class SendHandler:
         kept = properties.as_sent(text)
         if kept is None:
             return None
-        data, tag, keys = kept
+        data, tag, keys, _ = kept
         return longer_tail(queue.tail, data), NO_TAG if tag is None else self._tag(tag), keys
 
     def _tag(self, tag: str) -> Tag:
@@ -411,8 +420,8 @@ class SendHandler:
         position = first.detail
         for at, key in enumerate(ids):
             if key is not None:
-                place = First(StoredAs.PLAIN, first.partition, first.ordinal + at, places[at], position)
-                self._dedupe.stage(key, place, now_ms)
+                value = pack_first(PLAIN, first.partition, first.ordinal + at, places[at], position)
+                self._dedupe.stage(key, value, now_ms)
             position += tags[at].text_size + len(batch.bodies[at])
 
     def _places(self, topic: str, first: First, count: int) -> list[int]:

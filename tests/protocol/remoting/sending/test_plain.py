@@ -9,15 +9,9 @@ from hypothesis import strategies as st
 
 from metaq.protocol.remoting.codes import COMPACT, JSON, Request
 from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request
-from metaq.protocol.remoting.sending.plain import (
-    HEADS_KEPT,
-    LONGEST_HEAD,
-    KnownHeads,
-    PlainSend,
-    Received,
-    RequestReader,
-    plain_send,
-)
+from metaq.protocol.remoting.leases.plainacks import PlainAcks
+from metaq.protocol.remoting.requests import Received, RequestReader
+from metaq.protocol.remoting.sending.plain import HEADS_KEPT, LONGEST_HEAD, KnownHeads, PlainSend, plain_send
 from tests.support.wire import feed, random_slices
 
 JAVA: Final = (
@@ -50,7 +44,12 @@ def send(opaque: object = 1, *, born: object = BORN, text: str = KEY, queue: int
 
 
 def as_commands(received: list[Received]) -> list[RemotingCommand]:
-    return [each.command() if isinstance(each, PlainSend) else each for each in received]
+    """Return requests in the form in which any are; there are no acks among them."""
+    found: list[RemotingCommand] = []
+    for each in received:
+        assert not isinstance(each, PlainAcks)
+        found.append(each.command() if isinstance(each, PlainSend) else each)
+    return found
 
 
 def test_a_header_that_comes_again_is_not_parsed() -> None:
