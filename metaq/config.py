@@ -48,8 +48,11 @@ REGISTRY_SETTINGS: Final = (
 )
 """The settings that a standalone registry takes."""
 
-_BROKER_NAME: Final = re.compile(r"[%|a-zA-Z0-9_.-]{1,127}")
-"""That of a topic, as each broker has one of its name, and dots, as RocketMQ's brokers are named after their hosts."""
+_NAME: Final = re.compile(r"[%|a-zA-Z0-9_.-]+")
+"""The characters of a topic, as each broker and each cluster has one of its name, and dots, as RocketMQ's brokers are named
+after their hosts."""
+_LONGEST_NAMES: Final = {"broker_name": 127, "cluster_name": 115}
+"""In characters: that of a topic; a cluster's topic of replies has 12 more (``metaq.engine.tables.topics.reply_topic``)."""
 KIB: Final = 1024
 MIB: Final = 1024**2
 GIB: Final = 1024**3
@@ -281,9 +284,11 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` when the settings do not fit together."""
-        if not _BROKER_NAME.fullmatch(self.broker_name):
-            rule = "1 to 127 letters, digits and characters of % | _ - . are allowed"
-            raise ValueError(f"broker_name is {self.broker_name[:40]!r} ({len(self.broker_name)} characters); {rule}")
+        for setting, longest in _LONGEST_NAMES.items():
+            name = getattr(self, setting)
+            if len(name) > longest or not _NAME.fullmatch(name):
+                rule = f"1 to {longest} letters, digits and characters of % | _ - . are allowed"
+                raise ValueError(f"{setting} is {name[:40]!r} ({len(name)} characters); {rule}")
         if self.queue_file_bytes % 16:
             raise ValueError("queue_file_bytes must be a multiple of 16, the size of a unit")
         # a record is its body, at most 32 KiB of properties and less than 512 other bytes; it never spans segments

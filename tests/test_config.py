@@ -12,8 +12,10 @@ import yaml
 from metaq.config import ENVIRONMENT_OF_CLIENTS, FIELDS, LIVE, Settings, check, gather_settings, load
 from metaq.configfile import write_value
 from metaq.engine.parts import retention_rules, room
+from metaq.engine.tables.topics import reply_topic
 from metaq.errors import ConfigError
 from metaq.fields import from_values
+from metaq.protocol.record import MAX_TOPIC_LENGTH
 from tests.docs.examples import ROOT
 
 FILE: Final = "max_topics: 30\n\nmax_groups: 40\ntopics:\n  made: {partitions: 2}\n"
@@ -119,17 +121,21 @@ def test_settings_that_change_have_to_fit_those_that_stay() -> None:
         settings.merged({"max_body_bytes": 1 << 20})
 
 
-@pytest.mark.parametrize("name", ["my broker", "", "a" * 128, "é", "a/b", "a\n"])
-def test_a_broker_name_that_no_protocol_can_carry(name: str) -> None:
-    """E-29: handles of delayed messages have words, and the broker has a topic of its name."""
-    with pytest.raises(ConfigError, match=r"broker_name is .* are allowed"):
-        load(None, {}, {"broker_name": name})
+@pytest.mark.parametrize(("setting", "longest"), [("broker_name", 127), ("cluster_name", 115)])
+@pytest.mark.parametrize("name", ["my broker", "", "é", "a/b", "a\n"])
+def test_names_that_no_protocol_can_carry(setting: str, longest: int, name: str) -> None:
+    """E-29: handles of delayed messages have words, and broker and cluster have topics of their names."""
+    for each in (name, "a" * (longest + 1)):
+        with pytest.raises(ConfigError, match=f"{setting} is .*; 1 to {longest} letters, digits and .* are allowed"):
+            load(None, {}, {setting: each})
 
 
-@pytest.mark.parametrize("name", ["metaq", "broker-a_1", "b.example.com", "%|", "a" * 127])
-def test_a_broker_name(name: str) -> None:
-    """E-29: as RocketMQ's brokers have them, which are named after their hosts."""
-    assert load(None, {}, {"broker_name": name}).broker_name == name
+@pytest.mark.parametrize("name", ["metaq", "broker-a_1", "b.example.com", "%|", "a" * 115])
+def test_names_of_broker_and_cluster(name: str) -> None:
+    """E-29: as RocketMQ's brokers have them, which are named after their hosts; a cluster has a topic of replies, too."""
+    settings = load(None, {}, {"broker_name": name, "cluster_name": name})
+    assert (settings.broker_name, settings.cluster_name) == (name, name)
+    assert len(reply_topic(name)) <= MAX_TOPIC_LENGTH
 
 
 def test_what_places_data_cannot_change_while_it_is_used() -> None:

@@ -1,10 +1,12 @@
 """The seam for tracing: an interceptor is called before and after a message is sent, processed and settled."""
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from metaq.client.message import ReceivedMessage, SendResult
 from metaq.errors import BadRequest
+from metaq.message import MessageQueue
 
 Sent = Callable[[Sequence[SendResult] | BaseException], None]
 """A function that is called when a send has ended, with one result for each message, or with the error."""
@@ -44,6 +46,15 @@ class Interceptor:
                 too; names and values cannot contain the bytes 1 and 2.
         """
         return _nothing
+
+    def written(self, sent: Sent, queue: MessageQueue) -> None:
+        """Take note that messages were written to a connection; now the program waits for the answer, in ``Producer.send``
+        and ``send_batch``. What is done here takes no time of a send, if it is done before the broker is.
+
+        Args:
+            sent: what ``sending`` has returned.
+            queue: the queue to which they go. Another attempt may go to another one, and the result may name another one.
+        """
 
     def received(self, client: str, group: str, messages: Sequence[ReceivedMessage]) -> None:
         """Take note that a program that asks for messages gets these.
@@ -113,6 +124,11 @@ def is_intercepted() -> bool:
 def sending(client: str, group: str, topic: str, messages: Sequence[MutableMapping[str, str]]) -> Sent:
     """Tell the interceptor, if there is one, as its method of this name says; so do the functions below."""
     return _nothing if _current is None or not messages else _current.sending(client, group, topic, messages)
+
+
+def written(sent: Sent) -> Callable[[MessageQueue], None] | None:
+    """Return what tells the interceptor to which queue messages were written; ``None`` if there is none."""
+    return None if _current is None else partial(_current.written, sent)
 
 
 def received(client: str, group: str, messages: Sequence[ReceivedMessage]) -> None:

@@ -1,20 +1,23 @@
-"""Warnings before the role of a replica is changed: what may be lost, and which replica is better."""
+"""Warnings before the role of a replica is changed: what may be lost, and which replica is better.
+
+The command line and the console show them, so they name neither commands nor buttons.
+"""
 
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 TWO_MASTERS: Final = """\
 There would be two masters: messages that clients still send to the old one are acknowledged, and later removed from its log.
-Hand over instead (metaq cluster handover), or demote it first (metaq cluster demote)."""
+Demote it first."""
 ELECTS: Final = """\
-The master is elected, so this replica waits until that one is gone. Hand over instead (metaq cluster handover)."""
+The master is elected, so this replica waits until that one is gone. Hand over instead."""
 MAY_LIVE: Final = """\
 If it still runs, and only some clients reach it, there will be two masters: make sure that it has stopped."""
 NOT_IN_SYNC: Final = """\
 It was not in sync when it last heard from its master, or has heard from none since it was started: it may lack messages that
 were acknowledged. They are lost if it becomes master."""
 SUSPECT: Final = """\
-It may lack messages that were acknowledged. It becomes master only with --accept-loss, and they are then lost: """
+It may lack messages that were acknowledged. It becomes master only if you accept that they are lost: """
 NO_OTHER: Final = "No other replica is known as master: until one is, this broker name accepts no messages."
 CUT: Final = "Records that its new master does not have are removed from its log."
 
@@ -41,7 +44,7 @@ class ReplicaStanding(NamedTuple):
         return self.error is None and self.suspect is None, self.in_sync
 
 
-def promotion_warnings(replica: ReplicaStanding, others: Iterable[ReplicaStanding], *, elects: bool = False) -> list[str]:
+def promotion_warnings(replica: ReplicaStanding, others: Iterable[ReplicaStanding], *, elects: bool) -> list[str]:
     """Return warnings of messages that may be lost by making a slave the master; ``elects``: where masters are elected."""
     warnings = []
     for other in others:

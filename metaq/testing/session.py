@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from metaq.client.connecting.transport import Asked, ClientAnswer, Done, RemotingRequest, Waiter
+from metaq.client.connecting.transport import Asked, ClientAnswer, Done, Meanwhile, RemotingRequest, Waiter
 from metaq.errors import ClientClosed
 from metaq.protocol.remoting.codes import JSON, ONEWAY_FLAG, RESPONSE_FLAG, VERSION, Request
 from metaq.protocol.remoting.frames import RemotingCommand
@@ -43,9 +43,13 @@ class InMemorySession:
     def renew(self) -> None:
         self._is_inherited = True
 
-    def call(self, address: str, request: RemotingRequest, deadline: float) -> RemotingCommand:
+    def call(
+        self, address: str, request: RemotingRequest, deadline: float, meanwhile: Meanwhile | None = None
+    ) -> RemotingCommand:
         waiter = Waiter()
         self.submit(address, request, deadline, waiter.set)
+        if meanwhile is not None:
+            meanwhile()
         return waiter.wait(deadline, request, address)
 
     def submit(self, address: str, request: RemotingRequest, deadline: float, done: Done, *, soon: bool = False) -> None:

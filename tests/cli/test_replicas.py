@@ -158,7 +158,7 @@ def test_hand_over() -> None:
     def stands(number: int) -> Reply:
         view = {"role": roles[number], "replica": number, "epoch": 3, "begin": 0, "end": 10, "durable_end": 10}
         view |= {"readable_end": 10, "in_sync": [1, 2], "min_in_sync": 2, "replication": "h:1", "master": "", "master_end": 10}
-        return Reply(body=json.dumps({**view, "problem": None, "slaves": []}).encode())
+        return Reply(body=json.dumps({**view, "problem": None, "slaves": [], "elects": True}).encode())
 
     def hand_over(request: Any) -> Reply:
         assert request.fields == {"replica": "2"}
@@ -174,6 +174,8 @@ def test_hand_over() -> None:
         with FakeRemoting(get_broker_cluster_info=lambda _: Reply(body=json.dumps(info).encode())) as registry:
             cli = Cli(registry.address)
             assert "nothing was changed" in cli.run("cluster", "handover", "a").stderr
+            warned = cli.run("cluster", "promote", "a", "--replica", "2").stderr
+            assert "this replica waits until that one is gone" in warned and "two masters" not in warned
             assert master.count(Request.HAND_OVER) == 0
             done = cli.run("cluster", "handover", "a", "--to", "2", "--yes")
             assert "replica 2 of a" in done.stderr and "is master now, epoch 3" in done.stderr

@@ -43,6 +43,9 @@ class Recorder(metaq.Interceptor):
             properties["mark"] = str(number)
         return self._begin("send", group, topic, len(messages))
 
+    def written(self, sent: Any, queue: metaq.MessageQueue) -> None:
+        self.told.append(("written", self.told[-1], queue))
+
     def received(self, client: str, group: str, messages: Sequence[metaq.ReceivedMessage]) -> None:
         self.told.append(("receive", group, tuple(message.body for message in messages)))
 
@@ -102,6 +105,18 @@ def test_each_way_to_send(recorder: Recorder, client: metaq.Client) -> None:
     assert recorder.ended("send", "senders", "letters", 2) == [batch]
     assert recorder.failures("send") == ["", "", "", "", "", "BadRequest", "BadRequest"]
     assert sorted(map(str, marks(client, "letters", 6))) == ["0", "0", "0", "0", "0", "1"]
+
+
+def test_while_an_answer_is_awaited(recorder: Recorder, client: metaq.Client) -> None:
+    """Who waits is told of the queue before the end; who does not wait is not told."""
+    with client.producer("senders") as producer:
+        alone, batch = producer.send("letters", b"1"), producer.send_batch("letters", [b"2", b"3"])
+        producer.send_async("letters", b"4").result(WAIT_S)
+        producer.send_oneway("letters", b"5")
+    written = [told for told in recorder.told if told[0] == "written"]
+    begun = [("send", "senders", "letters", 1), ("send", "senders", "letters", 2)]
+    assert written == [("written", begun[0], alone.queue), ("written", begun[1], batch[0].queue)]
+    assert [told[0] for told in recorder.told][:6] == ["send", "written", "end"] * 2
 
 
 def test_a_listener(recorder: Recorder, client: metaq.Client) -> None:

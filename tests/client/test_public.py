@@ -18,7 +18,7 @@ RAISE_NOTHING: Final = {
     "metaq.Admin": {"leases", "offset_export", "replicas", "timers", "transactions"},
     "metaq.Backoff": {"pause_s"},
     "metaq.Client": {"close"},
-    "metaq.Interceptor": {"processing", "received", "sending", "settling"},
+    "metaq.Interceptor": {"processing", "received", "sending", "settling", "written"},
     "metaq.LeaseConsumer": {"__iter__", "close"},
     "metaq.Producer": {"close"},
     "metaq.PullConsumer": {"assignment", "close", "take"},

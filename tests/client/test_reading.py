@@ -283,6 +283,22 @@ def outcome_of(link: Link, *, soon: bool) -> object:
     return outcome
 
 
+def test_what_a_caller_does_meanwhile(reading: Reading) -> None:
+    """It is called when the request is written, and before the answer is waited for; not when nothing is written."""
+    reading.call()
+
+    def meanwhile() -> None:
+        wait_until(lambda: reading.server.count(HELD) == 1, DEADLINE_S, "the request arrives")
+        next(reading.answer(0, b"late"), None)
+
+    assert reading.links.call(reading.server.address, held(), later(), meanwhile).body == b"late"
+    (link,) = reading.links._links.values()
+    link.lose("it is over")
+    with pytest.raises(NotConnected):
+        link.call(held(), later(), meanwhile)
+    assert reading.server.count(HELD) == 1
+
+
 def test_nothing_is_in_flight_on_a_lost_connection(reading: Reading) -> None:
     """SG-092: a request that would be written soon is refused as one that is written at once."""
     reading.call()

@@ -43,7 +43,7 @@ CONSOLE: Final = [
     M(
         "E-09",
         "protocol/remoting/attributes.py",
-        '_joined(name, current.get(name, ""), value)',
+        '_joined(current.get(name, ""), value)',
         "value",
         "cli/test_deadletters.py::test_chosen_dead_letters_are_discarded",
     ),

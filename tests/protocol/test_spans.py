@@ -5,6 +5,7 @@ import random
 import pytest
 
 from metaq.errors import BadRequest
+from metaq.protocol.remoting.attributes import DISCARDED, TOPIC_ATTRIBUTES, changed, discarding, read_changes
 from metaq.protocol.spans import MOST_CHARACTERS, Spans
 
 
@@ -37,3 +38,16 @@ def test_as_sets(seed: int) -> None:
         assert spans.count(begin, end) == len(kept & set(range(begin, end)))
         assert Spans.read(str(spans)).spans == spans.spans
         assert all(one[1] + 1 < other[0] for one, other in zip(spans.spans, spans.spans[1:], strict=False))
+
+
+def test_dead_letters_that_are_too_many_spans() -> None:
+    """E-09: whoever asks to discard them, and the broker that has discarded others before, say the same."""
+    some = Spans.of(range(0, 1000, 2), 0)
+    header = discarding("%DLQ%guests", (1, 1), 6, some)
+    assert read_changes(header.attributes or "") == {f"+{DISCARDED}": str(some)}
+    refusal = "too many dead letters would be discarded one by one: the list of them has [0-9]+ characters"
+    with pytest.raises(BadRequest, match=refusal):
+        discarding("%DLQ%guests", (1, 1), 6, Spans.of(range(0, 4000, 2), 0))
+    more = {f"+{DISCARDED}": str(Spans.of(range(2000, 5000, 4), 0))}
+    with pytest.raises(BadRequest, match=refusal):
+        changed(TOPIC_ATTRIBUTES, {DISCARDED: str(some)}, more)

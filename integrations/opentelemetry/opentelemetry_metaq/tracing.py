@@ -6,7 +6,7 @@ current.
 """
 
 from collections.abc import Mapping, MutableMapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Final
 
 from opentelemetry import baggage, context, propagate, trace
@@ -21,6 +21,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from metaq import Interceptor, ReceivedMessage, SendResult
 from metaq.client.intercepting import Ended, Sent, SettledMessage
 from metaq.client.message import CORRELATION_ID
+from metaq.message import MessageQueue
 from metaq.protocol.properties import KEYS, TRACE_PARENT, UNIQUE_KEY
 from metaq.protocol.record import TAGS
 from opentelemetry_metaq import names
@@ -42,6 +43,8 @@ class Tracing(Interceptor):
         """Make spans with a tracer; ``create_spans`` says whether each message of a batch gets one of its own."""
         self._tracer = tracer
         self._create_spans = create_spans
+        self._w3c: TextMapPropagator | None = None
+        """The propagator that was last found to write W3C trace context and baggage."""
 
     # -- what the client tells ----------------------------------------------------------------------------------------
 
@@ -53,20 +56,26 @@ class Tracing(Interceptor):
         if len(messages) > 1:
             return self._sending_batch(client, topic, messages)
         message = messages[0]
-        name, attributes = _of_sends(client, topic)
+        name, shared = _of_sends(client, topic)
+        # the id is known at once, and costs a third here of what it costs later
+        attributes = {**shared, names.MESSAGE_ID: message[UNIQUE_KEY]}
         given = None
         if len(message) > 1:  # besides the id
-            attributes = attributes.copy()
             _describe(attributes, message)
             given = _creation(message)
         if given is None:
             span = self._tracer.start_span(name, current, SpanKind.PRODUCER, attributes)
-            _inject(message, span, current)
+            self._inject(message, span, current)
         else:
             span = self._tracer.start_span(name, current, SpanKind.CLIENT, attributes, [Link(given)])
         if not span.is_recording():
             return _nothing
-        return partial(_sent, span, message[UNIQUE_KEY])
+        return _SendEnd(span)
+
+    def written(self, sent: Sent, queue: MessageQueue) -> None:
+        """Name the partition while the answer is awaited; the result mostly names the same one."""
+        if isinstance(sent, _SendEnd):
+            sent.name_queue(queue)
 
     def _sending_batch(self, client: str, topic: str, messages: Sequence[MutableMapping[str, str]]) -> Sent:
         links = []
@@ -84,14 +93,14 @@ class Tracing(Interceptor):
         span = self._start(f"send {topic}", SpanKind.PRODUCER if without else SpanKind.CLIENT, attributes, links=links)
         current = context.get_current()
         for message in without:
-            _inject(message, span, current)
-        return partial(_sent, span, "")
+            self._inject(message, span, current)
+        return _SendEnd(span)
 
     def _create(self, client: str, topic: str, message: MutableMapping[str, str]) -> SpanContext:
         attributes = _attributes("create", "create", client, topic)
         _describe(attributes, message)
         span = self._start(f"create {topic}", SpanKind.PRODUCER, attributes)
-        _inject(message, span, context.get_current())
+        self._inject(message, span, context.get_current())
         span.end()
         return span.get_span_context()
 
@@ -140,6 +149,27 @@ class Tracing(Interceptor):
         links: Sequence[Link] = (),
     ) -> Span:
         return self._tracer.start_span(name, parent, kind, attributes, links)
+
+    def _inject(self, message: MutableMapping[str, str], span: Span, current: Context) -> None:
+        """Put the context of a span into a message, and the program's baggage.
+
+        Without baggage that is mostly one text. OpenTelemetry's own way to it makes a context and asks two propagators, which
+        takes several times as long.
+        """
+        propagator = propagate.get_global_textmap()
+        if propagator is not self._w3c:
+            if not _is_w3c(propagator):
+                propagate.inject(message, trace.set_span_in_context(span))
+                return
+            self._w3c = propagator
+        if current and baggage.get_all(current):
+            propagate.inject(message, trace.set_span_in_context(span))
+            return
+        trace_id, span_id, _, flags, state, is_valid = span.get_span_context()
+        if is_valid:
+            message[TRACE_PARENT] = "00-%032x-%016x-%02x" % (trace_id, span_id, flags)  # noqa: UP031 - a third of an f-string
+            if state:
+                message[_TRACE_STATE] = state.to_header()
 
 
 # -- attributes ---------------------------------------------------------------------------------------------------------
@@ -198,22 +228,6 @@ def _is_w3c(propagator: TextMapPropagator) -> bool:
     return is_plain and [type(part) for part in getattr(propagator, "_propagators", ())] == _W3C
 
 
-def _inject(message: MutableMapping[str, str], span: Span, current: Context) -> None:
-    """Put the context of a span into a message, and the program's baggage.
-
-    Without baggage that is mostly one text. OpenTelemetry's own way to it makes a context and asks two propagators, which takes
-    several times as long.
-    """
-    if not _is_w3c(propagate.get_global_textmap()) or (current and baggage.get_all(current)):
-        propagate.inject(message, trace.set_span_in_context(span))
-        return
-    made = span.get_span_context()
-    if made.is_valid:
-        message[TRACE_PARENT] = f"00-{made.trace_id:032x}-{made.span_id:016x}-{made.trace_flags:02x}"
-        if made.trace_state:
-            message[_TRACE_STATE] = made.trace_state.to_header()
-
-
 def _creation(properties: Mapping[str, str]) -> SpanContext | None:
     """Return the creation context that a message carries; ``None`` for one without."""
     if TRACE_PARENT not in properties and _is_w3c(propagate.get_global_textmap()):
@@ -242,17 +256,28 @@ def _nothing(outcome: object) -> None:
     """End what has no span."""
 
 
-def _sent(span: Span, message_id: str, outcome: Sequence[SendResult] | BaseException) -> None:
-    """End the span of a send, of a message with an id or of a batch, with the attributes that no sampler asks for."""
-    if message_id:
-        span.set_attribute(names.MESSAGE_ID, message_id)
-    if isinstance(outcome, BaseException):
-        _end(span, outcome)
-        return
-    if outcome:
-        queue = outcome[0].queue
-        span.set_attribute(names.PARTITION_ID, f"{queue.broker_name}-{queue.partition}")
-    span.end()
+class _SendEnd:
+    """The end of the span of a send."""
+
+    __slots__ = ("_queue", "_span")
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        self._queue: MessageQueue | None = None
+
+    def name_queue(self, queue: MessageQueue) -> None:
+        """Say which queue the messages go to."""
+        if queue != self._queue:
+            self._queue = queue
+            self._span.set_attribute(names.PARTITION_ID, f"{queue.broker_name}-{queue.partition}")
+
+    def __call__(self, outcome: Sequence[SendResult] | BaseException) -> None:
+        if isinstance(outcome, BaseException):
+            _end(self._span, outcome)
+            return
+        if outcome:
+            self.name_queue(outcome[0].queue)
+        self._span.end()
 
 
 def _end(span: Span, error: BaseException | None) -> None:

@@ -21,8 +21,10 @@ from opentelemetry.semconv.attributes import error_attributes
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, StatusCode, TraceFlags, TraceState
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry_metaq import MetaqInstrumentor, names, process
+from opentelemetry_metaq.tracing import Tracing
 
 import metaq
+from metaq.message import QueueOffset
 from metaq.testing import InMemoryBroker, broker
 from tests.support.broker import wait_until
 
@@ -429,6 +431,17 @@ def test_asyncio(spans: Spans, memory: InMemoryBroker) -> None:
     assert parent(spans.one("send mails")) == ids(mailing)[0]
     assert linked(spans.one("receive bills")) == ids(path[-1])
     assert {context_of(span).trace_id for span in (*path, mailing, archive)} == {context_of(path[0]).trace_id}
+
+
+@pytest.mark.parametrize("partition", [1, 2])
+def test_the_partition_of_a_send_is_that_of_its_result(spans: Spans, partition: int) -> None:
+    """It is named while the answer is awaited, and once more if a broker has taken another one."""
+    tracing = Tracing(spans.tracer, create_spans=False)
+    ended = tracing.sending("c", "g", "orders", [{"UNIQ_KEY": "id"}])
+    tracing.written(ended, metaq.MessageQueue("orders", "a", 1))
+    queue = metaq.MessageQueue("orders", "a", partition)
+    ended([metaq.SendResult("id", "offset id", queue, QueueOffset(0), metaq.SendStatus.SEND_OK)])
+    assert attributes(spans.one("send orders"))["messaging.destination.partition.id"] == f"a-{partition}"
 
 
 def test_nothing_without_instrumentation(spans: Spans, client: metaq.Client) -> None:

@@ -258,7 +258,8 @@ def promote(
         slaves = [place for place in places if not place.is_master]
         place = chosen(slaves, replica, f"no slave of {name} answers")
         others = [other.standing for other in places if other is not place and (other.view or other.error)]
-        show_change(place, "slave to master", promotion_warnings(place.standing, others), yes=yes, as_json=as_json)
+        warnings = promotion_warnings(place.standing, others, elects=place.view is not None and place.view.elects)
+        show_change(place, "slave to master", warnings, yes=yes, as_json=as_json)
         if not yes:
             return 0
         admin.replicas().promote(place.broker.address, accept_loss=accept_loss)

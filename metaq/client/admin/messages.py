@@ -15,11 +15,11 @@ from metaq.client.consuming.records import decode_messages
 from metaq.client.message import ReceivedMessage, SendResult, properties_text
 from metaq.client.sending.sending import Outgoing, QueueChoice, deliver, send_fields
 from metaq.errors import BadRequest, ClientError, RouteNotFound
-from metaq.message import DEAD_PREFIX, DEFAULT_TOPIC, RETRY_PREFIX, MessageQueue
+from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.properties import DEDUPE_ID, DELAY, RETRY_TOPIC, UNIQUE_KEY
 from metaq.protocol.remoting import headers
-from metaq.protocol.remoting.attributes import DISCARDED, write_changes
+from metaq.protocol.remoting.attributes import DISCARDED, discarding
 from metaq.protocol.remoting.codes import INNER_PRODUCER, Request, Response
 from metaq.protocol.remoting.headers import Int32
 from metaq.protocol.spans import Spans
@@ -170,9 +170,10 @@ class MessageAdmin(TopicAdmin):
             dead_letters: some of ``dead_letters``.
 
         Raises:
-            BadRequest: one is not a dead letter.
+            BadRequest: one is not a dead letter, or a broker has no room for them: it has for some 400 spans of letters that
+                follow each other.
             RouteNotFound: no registry answers.
-            Refused: a broker refuses; ``text`` says why. It has room for some 400 spans of letters that follow each other.
+            Refused: a broker refuses; ``text`` says why. Together with earlier ones it may have no room for them.
             ConnectionFailed: a broker cannot be reached.
             RequestTimeout: no answer in time.
         """
@@ -184,9 +185,8 @@ class MessageAdmin(TopicAdmin):
         for queue, offsets in chosen.items():
             address, begin = self._core.master(queue.broker_name), self._ends.begin(queue, self._core.deadline())
             known = read_object(self._ask(address, Request.GET_TOPIC_CONFIG, headers.TopicOnly(queue.topic)).body)
-            partitions = Int32(known["readQueueNums"]), Int32(known["writeQueueNums"])
-            changes = write_changes({f"+{DISCARDED}": str(Spans.of(offsets, begin))})
-            header = headers.CreateTopic(queue.topic, DEFAULT_TOPIC, *partitions, Int32(known["perm"]), attributes=changes)
+            partitions = known["readQueueNums"], known["writeQueueNums"]
+            header = discarding(queue.topic, partitions, known["perm"], Spans.of(offsets, begin))
             self._ask(address, Request.UPDATE_AND_CREATE_TOPIC, header)
 
     def _dead_queues(self, group: str) -> tuple[MessageQueue, ...]:

@@ -217,6 +217,8 @@ class ReplicaView(NamedTuple):
     slaves: tuple[SlaveView, ...]
     suspect: str | None = None
     """The reason why its log may lack acknowledged messages; ``None`` when it does not."""
+    elects: bool = False
+    """True where the replicas of its broker elect their master."""
 
 
 class OffsetChange(NamedTuple):
@@ -408,7 +410,7 @@ def read_due(content: Any) -> int:
 def read_replica(content: Any) -> ReplicaView:
     """Decode the answer to a query of a replica's state (30020)."""
     slaves = tuple(SlaveView(**{name: row[name] for name in SlaveView._fields}) for row in content["slaves"])
-    known = {name: content[name] for name in ReplicaView._fields if name != "suspect" or name in content}
+    known = {name: content[name] for name in ReplicaView._fields if name not in ReplicaView._field_defaults or name in content}
     return ReplicaView(**{**known, "in_sync": tuple(content["in_sync"]), "slaves": slaves})
 
 

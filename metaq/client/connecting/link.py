@@ -13,7 +13,7 @@ from metaq.client.connecting.access import OPEN, Access
 from metaq.client.connecting.connection import STALL_S, LinkConnection
 from metaq.client.connecting.presence import Presence, level_of
 from metaq.client.connecting.reading import LinkReader
-from metaq.client.connecting.transport import Asked, ClientAnswer, Done, Greet, RemotingRequest, Waiter, unanswered
+from metaq.client.connecting.transport import Asked, ClientAnswer, Done, Greet, Meanwhile, RemotingRequest, Waiter, unanswered
 from metaq.client.connecting.writing import LinkWriter
 from metaq.errors import ClientClosed, ClientError, NotConnected, RequestTimeout
 from metaq.protocol.remoting.frames import RemotingCommand, encode_request, encode_response
@@ -64,13 +64,15 @@ class Link:
         """True until the connection is known to be lost."""
         return not self._connection.lost
 
-    def call(self, request: RemotingRequest, deadline: float) -> RemotingCommand:
+    def call(self, request: RemotingRequest, deadline: float, meanwhile: Meanwhile | None = None) -> RemotingCommand:
         """Send a request and wait for the answer; see ``Transport.call``."""
         waiter = Waiter()
         opaque, frame = self._encoded(request)
         self._pending[opaque] = _Pending(waiter.set, deadline, request.code, True)
         try:
             self._writer.write(frame, deadline)
+            if meanwhile is not None:
+                meanwhile()
             self._reader.read_for(waiter, deadline)
             return waiter.wait(deadline, request, self.address)
         finally:
@@ -202,8 +204,10 @@ class Links:
         self._links = {}
         self._connecting: dict[str, threading.Lock] = {}
 
-    def call(self, address: str, request: RemotingRequest, deadline: float) -> RemotingCommand:
-        return self._link(address, deadline).call(request, deadline)
+    def call(
+        self, address: str, request: RemotingRequest, deadline: float, meanwhile: Meanwhile | None = None
+    ) -> RemotingCommand:
+        return self._link(address, deadline).call(request, deadline, meanwhile)
 
     def submit(self, address: str, request: RemotingRequest, deadline: float, done: Done, *, soon: bool = False) -> None:
         self._link(address, deadline).submit(request, deadline, done, soon=soon)

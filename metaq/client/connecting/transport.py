@@ -48,6 +48,9 @@ Outcome = RemotingCommand | ClientError
 Done = Callable[[Outcome], None]
 """A callback that takes the answer or the error. It is called once, on a thread that it must not block."""
 
+Meanwhile = Callable[[], None]
+"""What is called when a request was written, before its answer is waited for."""
+
 Asked = Callable[[str, RemotingCommand, Callable[[ClientAnswer], None]], None]
 """A callback that takes a broker's address, its request and a function that answers it, on a thread that it must not block."""
 
@@ -58,7 +61,9 @@ Greet = Callable[[str], RemotingRequest | None]
 class Transport(Protocol):
     """A carrier of requests. Addresses are ``host:port``; deadlines are readings of ``time.monotonic``."""
 
-    def call(self, address: str, request: RemotingRequest, deadline: float) -> RemotingCommand:
+    def call(
+        self, address: str, request: RemotingRequest, deadline: float, meanwhile: Meanwhile | None = None
+    ) -> RemotingCommand:
         """Send a request and wait for the answer, whatever its code. Raise ``ConnectionFailed`` or ``RequestTimeout``."""
         ...
 

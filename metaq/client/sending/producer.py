@@ -35,6 +35,7 @@ from metaq.client.sending.sending import (
     Outgoing,
     QueueChoice,
     Sending,
+    Written,
     check_size,
     compose,
     deliver,
@@ -300,7 +301,7 @@ class Producer(GroupProducer, Generic[Body]):
         sent = intercepting.sending(self._core.id, self.group, topic, pairs)
         try:
             outgoing = compose_batch(self.group, topic, batch, self._core.unique_ids)
-            results = [] if outgoing is None else self._send(outgoing, deadline)
+            results = [] if outgoing is None else self._send(outgoing, deadline, intercepting.written(sent))
         except BaseException as error:
             sent(error)
             raise
@@ -472,17 +473,17 @@ class Producer(GroupProducer, Generic[Body]):
         sent = intercepting.sending(self._core.id, self.group, topic, (pairs,))
         try:
             outgoing = compose(self.group, topic, body, pairs, code=code, ordering_key=ordering_key, once=once)
-            results = self._send(outgoing, deadline)
+            results = self._send(outgoing, deadline, intercepting.written(sent))
         except BaseException as error:
             sent(error)
             raise
         sent(results)
         return results[0]
 
-    def _send(self, outgoing: Outgoing, deadline: float) -> list[SendResult]:
+    def _send(self, outgoing: Outgoing, deadline: float, written: Written | None = None) -> list[SendResult]:
         if self._gatherer is not None:
             self._gatherer.flush(outgoing.topic)
-        return deliver(self._core.transport, self._choice, outgoing, deadline)
+        return deliver(self._core.transport, self._choice, outgoing, deadline, written)
 
 
 def _own(level: int, delay: timedelta | None, deliver_at: datetime | None, priority: int | None) -> Mapping[str, str]:

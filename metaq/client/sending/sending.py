@@ -3,11 +3,12 @@
 The steps of ``Sending`` do not wait for an answer, so that blocking and asynchronous sends can share them.
 """
 
+import functools
 import itertools
 import logging
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from metaq.client.connecting.health import BrokerHealth
@@ -68,6 +69,9 @@ _STALE_ROUTE: Final = frozenset(
         Response.SYSTEM_ERROR,  # of a partition that the topic no longer has
     }
 )
+
+Written = Callable[[MessageQueue], None]
+"""What is called when an attempt was written, with its queue, while the answer is awaited."""
 
 
 class Once(NamedTuple):
@@ -326,11 +330,13 @@ def _of_key(key: str, queues: Sequence[MessageQueue]) -> MessageQueue:
     return queues[abs(java_hash(key)) % len(queues)]
 
 
-def deliver(transport: Transport, choice: QueueChoice, outgoing: Outgoing, deadline: float) -> list[SendResult]:
+def deliver(
+    transport: Transport, choice: QueueChoice, outgoing: Outgoing, deadline: float, written: Written | None = None
+) -> list[SendResult]:
     """Make attempts until one succeeds, and return one result for each message. It raises the errors of ``Producer.send``."""
     sending = Sending(outgoing, choice, deadline)
     try:
-        return _delivered(transport, sending, deadline)
+        return _delivered(transport, sending, deadline, written)
     except ClientError as error:
         sending.describe(error)
         raise
@@ -354,15 +360,16 @@ def add_context(error: ClientError, outgoing: Outgoing, attempt: int, broker: st
         error.add_note(str(error.context))
 
 
-def _delivered(transport: Transport, sending: Sending, deadline: float) -> list[SendResult]:
+def _delivered(transport: Transport, sending: Sending, deadline: float, written: Written | None) -> list[SendResult]:
     while True:
         attempt = sending.attempt()
         if attempt is None:
             time.sleep(sending.pause_s)
             continue
+        meanwhile = None if written is None else functools.partial(written, attempt.queue)
         outcome: Outcome
         try:
-            outcome = transport.call(attempt.address, attempt.request, deadline)
+            outcome = transport.call(attempt.address, attempt.request, deadline, meanwhile)
         except ClientError as error:
             outcome = error
         results = sending.took(outcome)

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from metaq.errors import BadRequest
-from metaq.message import LONGEST_WINDOW_MS
+from metaq.message import DEFAULT_TOPIC, LONGEST_WINDOW_MS
+from metaq.protocol.remoting.headers import CreateTopic, Int32
 from metaq.protocol.spans import MOST_CHARACTERS as MOST_SPAN_CHARACTERS
 from metaq.protocol.spans import Spans
 
@@ -124,7 +125,7 @@ def changed(known: Known, current: Mapping[str, str], changes: Mapping[str, str]
         named.add(name)
         if sign == "+":
             check_attributes(known, {name: value})
-            result[name] = _joined(name, current.get(name, ""), value) if isinstance(known[name], OrdinalSet) else value
+            result[name] = _joined(current.get(name, ""), value) if isinstance(known[name], OrdinalSet) else value
         elif name in current:
             del result[name]
         else:
@@ -132,15 +133,30 @@ def changed(known: Known, current: Mapping[str, str], changes: Mapping[str, str]
     return dict(sorted(result.items()))
 
 
-def _joined(name: str, before: str, added: str) -> str:
+def _joined(before: str, added: str) -> str:
     """Return the ordinals of two sets as one. Raise ``BadRequest`` when they are too many spans."""
-    text = str(Spans.read(before) | Spans.read(added))
+    return _set_text(Spans.read(before) | Spans.read(added))
+
+
+def _set_text(letters: Spans) -> str:
+    text = str(letters)
     if len(text) > MOST_SPAN_CHARACTERS:
         raise BadRequest(
-            f"the attribute {name} would have {len(text)} characters, and the limit is {MOST_SPAN_CHARACTERS}: "
-            f"name ordinals that follow each other, or all of them"
+            f"too many dead letters would be discarded one by one: the list of them has {len(text)} characters, and the limit "
+            f"is {MOST_SPAN_CHARACTERS}. Letters that follow each other count as one there; to discard all takes no room at all"
         )
     return text
+
+
+def discarding(topic: str, partitions: tuple[int, int], permission: int, letters: Spans) -> CreateTopic:
+    """Return the header of 17 by which letters of a dead-letter topic are discarded, beside those that were before.
+
+    ``partitions``, to read and to write, and the permission are those that the topic has. ``BadRequest`` when the letters are
+    too many spans.
+    """
+    read, write = partitions
+    changes = write_changes({f"+{DISCARDED}": _set_text(letters)})
+    return CreateTopic(topic, DEFAULT_TOPIC, Int32(read), Int32(write), Int32(permission), attributes=changes)
 
 
 def read_changes(text: str) -> dict[str, str]:

@@ -20,7 +20,7 @@ from metaq.protocol.remoting.requests import Received
 from metaq.server.access.permissions import Principal
 from metaq.server.endpoint import Endpoint
 from metaq.server.http.session import HttpSession, Take
-from metaq.server.remoting.sending.outcome import Sent
+from metaq.server.remoting.sending.outcome import SENT_BYTES, Sent
 from metaq.server.services.outgoing import ROTATION, outgoing
 from metaq.server.wire.session import Session
 
@@ -147,7 +147,7 @@ class PublishOutcome:
 
     def _pay(self, answers: list[bytes]) -> None:
         self._publishing.context.counters.put.add(self.requests, self.size)
-        self._session.answer(len(answers), self.size, b"".join(answers))
+        self._session.answer(len(answers), self.size + SENT_BYTES * len(answers), b"".join(answers))
 
 
 def _answer(status: str, headers: Mapping[str, str], body: bytes) -> bytes:

@@ -6,7 +6,7 @@ To add a page:
    ``visit.call``, and returns the values of its template. Rights are the services'; errors (``MetaqError``) become pages.
 2. Write its template in ``templates``: it extends ``base.html`` and fills the blocks ``title`` and ``main``. Every value is
    escaped. ``macros.html`` has fields, times, and ``live``: what it marks is loaded again every few seconds. A list is a
-   ``list_page``, and its template extends ``list.html``.
+   ``list_page`` or a ``rows_page``, and its template extends ``list.html``.
 3. Name its routes in ``ROUTES`` of its module, and the module in ``metaq.server.console.routes``; a page that people should
    find without a link gets a line in ``SECTIONS`` there.
 
@@ -23,7 +23,7 @@ from urllib.parse import quote, urlencode
 
 from metaq.errors import BadRequest
 from metaq.server.services.call import Call
-from metaq.server.services.rows import Input, Output, read_input
+from metaq.server.services.rows import Input, Output, RowPage, read_input
 
 ROOT: Final = "/console"
 PAGE_ROWS: Final = 50
@@ -122,6 +122,11 @@ def list_page(
         return {**visit.path, "query": asked, "first": first, "following": following, **shown}
 
     return PageView(path, template, show_list)
+
+
+def rows_page(path: str, template: str, query: type[T], rows: Callable[[Call, T], RowPage[Any]]) -> PageView:
+    """Return the ``list_page`` of a service that returns rows, where the template needs nothing else."""
+    return list_page(path, template, query, lambda visit, asked: {"page": rows(visit.call, asked)})
 
 
 class PageChange(NamedTuple):

@@ -4,14 +4,14 @@ Bodies are JSON::
 
     30020  →  {"role":"master","replica":1,"epoch":4,"begin":0,"end":90210,"durable_end":90210,"readable_end":90100,
                "in_sync":[1,2],"min_in_sync":2,"replication":"10.0.0.1:10912","master":"","master_end":0,"problem":null,
-               "suspect":null,
+               "suspect":null,"elects":false,
                "slaves":[{"replica":2,"address":"10.0.0.2:41234","text":"10.0.0.2:8123","held_end":90210,"lag_bytes":0,
                           "lag_ms":0,"in_sync":true}]}
     30021  header role (master or slave), master (for a slave: HOST:PORT), acceptLoss (for a master: true)
     30022  header replica
 
 ``replication`` is the address for slaves. ``suspect`` is the reason why the log may lack acknowledged messages. On a slave,
-``master_end`` and ``in_sync`` are what it last heard from its master.
+``master_end`` and ``in_sync`` are what it last heard from its master. ``elects`` says whether the replicas elect their master.
 """
 
 from collections.abc import Mapping
@@ -113,6 +113,7 @@ def standing(orders: Orders) -> dict[str, Any]:
         "readable_end": role.readable_end,
         "min_in_sync": settings.min_in_sync,
         "suspect": orders.suspicion,
+        "elects": settings.role == "elected",
         "replication": str(reached_at(orders.address, orders.broker.addresses.advertised)),
     }
     if isinstance(role, MasterRole):

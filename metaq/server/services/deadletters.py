@@ -11,11 +11,11 @@ from msgspec import Meta
 from metaq.client.message import ReceivedMessage
 from metaq.client.sending.again import properties_again
 from metaq.errors import BadRequest, MetaqError, RequestFailed
-from metaq.message import DEAD_PREFIX, DEFAULT_TOPIC, RETRY_PREFIX, TopicPartition
+from metaq.message import DEAD_PREFIX, RETRY_PREFIX, TopicPartition
 from metaq.protocol.properties import DEDUPE_ID, DELAY, RETRY_TOPIC, SHARDING_KEY, UNIQUE_KEY
-from metaq.protocol.remoting.attributes import DISCARDED, write_changes
+from metaq.protocol.remoting.attributes import discarding
 from metaq.protocol.remoting.codes import Request, Response
-from metaq.protocol.remoting.headers import CreateTopic, Int32, TopicOnly
+from metaq.protocol.remoting.headers import TopicOnly
 from metaq.protocol.spans import Spans
 from metaq.server.access.permissions import Action
 from metaq.server.services.call import REST_S, Call
@@ -219,9 +219,8 @@ def discard_some(call: Call, group: Name, body: DiscardInput) -> Discarded:
         call.rest_after(number)
     topic = topic_of(call, name, Action.ADMINISTER)
     begin = call.context.store.first(call.context.store.queues[TopicPartition(name, 0)], call.interior.read)[0]
-    changes = write_changes({f"+{DISCARDED}": str(Spans.of(ordinals, begin))})
-    partitions = Int32(topic.read_partitions), Int32(topic.partitions)
-    header = CreateTopic(name, DEFAULT_TOPIC, *partitions, Int32(topic.permission), attributes=changes)
+    partitions = topic.read_partitions, topic.partitions
+    header = discarding(name, partitions, topic.permission, Spans.of(ordinals, begin))
     call.ask(Request.UPDATE_AND_CREATE_TOPIC, header)
     return Discarded(discarded=len(ordinals))
 

@@ -23,7 +23,7 @@ from metaq.protocol.remoting.codes import WRITE
 from metaq.protocol.text.commands import BROKER_CHOOSES, NO_CHECKSUM, Command, Put
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT, id_base, split_attribute
 from metaq.server.access.permissions import Action, Principal, allowed, demand, denied
-from metaq.server.text.session import TextOutcome, TextSession, result
+from metaq.server.text.session import REPLY_BYTES, TextOutcome, TextSession, result
 from metaq.store.queues.consumequeue import ConsumeQueue
 
 _LENGTHS: Final = tuple(map(str, range(64)))
@@ -101,7 +101,7 @@ class PutHandler:
         outcome.size += size
         turns.waiting_bytes += size
         session.owed += len(replies)
-        session.owed_bytes += size
+        session.owed_bytes += size + REPLY_BYTES * len(replies)
 
     def _obstacle(self) -> MetaqError | None:
         """Return the reason why no put at all can be taken now, or ``None``."""

@@ -18,6 +18,8 @@ from metaq.server.wire.session import Buffer, Session, SessionHost, Stream
 
 MOST_UNREAD: Final = 64 * 1024
 """Unsent bytes beyond which nothing is pushed to a client: the leases of what it has not read run all the same."""
+REPLY_BYTES: Final = 120
+"""What a reply that is owed takes of memory beside the body of its put: a text of some 60 characters."""
 ENDS_OF_LEASES: Final = (Ack, Nack, Extend)
 
 
@@ -188,9 +190,11 @@ class TextOutcome:
         self.turn = turn
         self.replies: list[str] = []
         self.size = 0
+        """The bytes of the bodies."""
 
     def stored(self) -> None:
-        self._session.answer(len(self.replies), self.size, "".join(self.replies).encode())
+        owed_bytes = self.size + REPLY_BYTES * len(self.replies)
+        self._session.answer(len(self.replies), owed_bytes, "".join(self.replies).encode())
 
     def refused(self, error: MetaqError, outcome: str) -> None:
         self._counters.refuse(error, sum(reply.startswith(f"result {OK} ") for reply in self.replies))

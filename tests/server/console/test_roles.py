@@ -19,11 +19,13 @@ def test_what_is_refused(tmp_path: Path) -> None:
                 answer = visits.submit(visits.page(f"/cluster/{path}"), f"/cluster/{path}", 400)
                 assert asks in answer.alert
             form = visits.page("/cluster/promote")
+            assert "is the master already" in form.text and "lack acknowledged messages" not in form.text
             assert "already the master" in visits.submit(form, "/cluster/promote", 400).alert
             wrong = visits.submit(visits.page("/cluster/demote"), "/cluster/demote", 400, master="nowhere")
             assert wrong.form(f"{ROOT}/cluster/demote").fields["master"] == "nowhere"
         with Visits(slave.http) as visits:
             assert visits.send("POST", f"{ROOT}/cluster/promote", {"accept_loss": "true"}).status == 403
             assert "Hand over on its master" in visits.page("/cluster/hand-over").text
+            assert "is a slave already" in visits.page("/cluster/demote").text
         assert (master.status()["role"], slave.status()["role"]) == ("master", "slave")
         assert "console change" not in master.stderr() + slave.stderr()

@@ -157,6 +157,7 @@ def check_elected(page: Page, group: Group) -> None:
     expect(page.get_by_role("link", name="Demote")).to_have_count(0)
     with Visits(master.http) as visits:
         form = visits.page("/cluster/demote")
+        assert "Hand over instead" in form.text and "Master that it follows" not in form.text
         assert "elected through ZooKeeper" in visits.submit(form, "/cluster/demote", 400, master="127.0.0.1:1").alert
 
 
@@ -189,6 +190,7 @@ def test_a_slave_is_promoted_and_the_old_master_demoted(browser: Browser, tmp_pa
             open_cluster(page, slave)
             order(page, "Promote")
             expect(page.locator("main")).to_contain_text("There would be two masters")
+            expect(page.locator("main")).not_to_contain_text("metaq cluster")
             page.get_by_role("link", name="Cancel").click()
             master.kill()
             expect(page.locator("main")).to_contain_text("it takes no messages")

@@ -94,6 +94,8 @@ def test_many_requests_in_one_piece(served: Served) -> None:
     sender.get()
     offsets = [json.loads(answer.body)["offset"] for answer in answers if answer is not None]
     assert offsets == list(range(offsets[0], offsets[0] + 2000))
+    [session] = [each for each in served.port.sessions if each.address == browser.socket.getsockname()]
+    assert (session.owed, session.owed_bytes) == (0, 0)
 
 
 # -- clients that do not read, do not send, or go -----------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, Final
 
-from metaq.server.console.visit import GoTo, PageChange, PageView, Route, Visit, link, list_page
+from metaq.server.console.visit import GoTo, PageChange, PageView, Route, Visit, link, list_page, rows_page
 from metaq.server.services.brokers import SettingRow, SettingsInput, change_settings, list_connections, show_settings
 from metaq.server.services.operating.logs import LogLevel, LogsQuery, show_logs
 from metaq.server.services.operating.stacks import show_stacks
@@ -48,9 +48,7 @@ def _stacks(visit: Visit) -> dict[str, Any]:
 
 _SETTINGS: Final = list_page("/settings", "settings.html", NamesQuery, _settings, limit=MOST_ROWS)
 ROUTES: Final[tuple[Route, ...]] = (
-    list_page(
-        "/connections", "connections.html", NamesQuery, lambda visit, query: {"page": list_connections(visit.call, query)}
-    ),
+    rows_page("/connections", "connections.html", NamesQuery, list_connections),
     _SETTINGS,
     PageChange(_SETTINGS.path, change_running, _SETTINGS),
     list_page("/logs", "logs.html", LogsQuery, _logs, limit=MOST_LINES),

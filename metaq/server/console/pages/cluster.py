@@ -25,6 +25,9 @@ NOT_HERE: Final = "This replica is a slave. Hand over on its master."
 NOT_ELECTED: Final = """\
 This master was not elected: it cannot hand over. Demote it instead, to follow a replica that is in sync, and promote that one;
 no message is taken meanwhile."""
+IS_MASTER: Final = "This replica is the master already."
+IS_SLAVE: Final = "This replica is a slave already."
+NOT_DEMOTED: Final = "The master is elected: it cannot be demoted. Hand over instead."
 BECOMES_MASTER: Final = """\
 This slave becomes the master in a new epoch, and takes messages. Nobody checks that the old master is gone: only you can know.
 Slaves that ask registries follow this one by themselves; others have to be told (Demote, or their setting master)."""
@@ -89,9 +92,11 @@ def hand_over_role(visit: Visit) -> GoTo:
 
 
 def _promotion(visit: Visit) -> dict[str, Any]:
+    question = "Make this replica the master?"
+    if show_replicas(visit.call).role == "master":
+        return _form("promote", question, "", consequences=[IS_MASTER])
     consequences = [MAY_BE_ELECTED if elects(visit.call) else BECOMES_MASTER]
-    warnings = preview_promotion(visit.call).warnings
-    return _form("promote", "Make this replica the master?", "Promote", consequences=consequences, warnings=warnings)
+    return _form("promote", question, "Promote", consequences=consequences, warnings=preview_promotion(visit.call))
 
 
 def promote_slave(visit: Visit) -> GoTo:
@@ -101,9 +106,12 @@ def promote_slave(visit: Visit) -> GoTo:
 
 
 def _demotion(visit: Visit) -> dict[str, Any]:
-    change = preview_demotion(visit.call)
-    shown = {"consequences": [BECOMES_SLAVE], "warnings": change.warnings, "others": change.others}
-    return _form("demote", "Make this replica a slave?", "Demote", **shown)
+    question = "Make this replica a slave?"
+    if elects(visit.call) or show_replicas(visit.call).role != "master":
+        return _form("demote", question, "", consequences=[NOT_DEMOTED if elects(visit.call) else IS_SLAVE])
+    facts = preview_demotion(visit.call)
+    shown = {"consequences": [BECOMES_SLAVE], "warnings": facts.warnings, "others": facts.others}
+    return _form("demote", question, "Demote", **shown)
 
 
 def demote_master(visit: Visit) -> GoTo:

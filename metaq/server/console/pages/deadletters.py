@@ -7,7 +7,7 @@ from metaq.errors import BadRequest, RequestFailed
 from metaq.message import DEAD_PREFIX
 from metaq.protocol.remoting.codes import Response
 from metaq.server.console.bodies import preview
-from metaq.server.console.visit import PAGE_ROWS, GoTo, PageChange, PageExport, PageView, Route, Visit, link, list_page
+from metaq.server.console.visit import PAGE_ROWS, GoTo, PageChange, PageExport, PageView, Route, Visit, link, rows_page
 from metaq.server.services.deadletters import (
     MOST_LETTERS,
     DeadQuery,
@@ -122,9 +122,7 @@ _LETTERS: Final = PageView(_GROUP, "dead_letters.html", _letters)
 _REPLAY: Final = PageView(f"{_GROUP}/replay", "dead_replay.html", _replay_form)
 _DISCARD: Final = PageView(f"{_GROUP}/discard", "confirm.html", _discard_form)
 ROUTES: Final[tuple[Route, ...]] = (
-    list_page(
-        "/dead-letters", "dead_groups.html", NamesQuery, lambda visit, query: {"page": list_dead_groups(visit.call, query)}
-    ),
+    rows_page("/dead-letters", "dead_groups.html", NamesQuery, list_dead_groups),
     _LETTERS,
     PageChange(_LETTERS.path, change_letters, _LETTERS),
     _REPLAY,

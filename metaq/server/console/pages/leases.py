@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from metaq.errors import BadRequest
-from metaq.server.console.visit import Route, Visit, list_page
+from metaq.server.console.visit import Route, Visit, list_page, rows_page
 from metaq.server.services.leases import LeasesQuery, OpenQuery, list_leases, list_leasing, list_open
 from metaq.server.services.rows import NamesQuery
 
@@ -22,7 +22,7 @@ def _messages(visit: Visit, query: OpenQuery) -> dict[str, Any]:
 
 
 ROUTES: Final[tuple[Route, ...]] = (
-    list_page("/leases", "leases.html", NamesQuery, lambda visit, query: {"page": list_leasing(visit.call, query)}),
+    rows_page("/leases", "leases.html", NamesQuery, list_leasing),
     list_page(_TOPIC, "lease_partitions.html", LeasesQuery, _partitions, topic=lambda visit: visit.path["topic"]),
     list_page(f"{_TOPIC}/{{partition}}", "lease_messages.html", OpenQuery, _messages),
 )

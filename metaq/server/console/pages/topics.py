@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from metaq.errors import BadRequest
-from metaq.server.console.visit import GoTo, PageChange, PageView, Route, Visit, link, list_page
+from metaq.server.console.visit import GoTo, PageChange, PageView, Route, Visit, link, rows_page
 from metaq.server.services.topics import (
     NEW_PARTITIONS,
     TopicSettingsInput,
@@ -83,7 +83,7 @@ _CREATION: Final = PageView("/new-topic", "topic_form.html", _creation)
 _SETTINGS: Final = PageView(f"{_TOPIC}/settings", "topic_form.html", _settings)
 _DELETION: Final = PageView(f"{_TOPIC}/delete", "confirm.html", _deletion)
 ROUTES: Final[tuple[Route, ...]] = (
-    list_page("/topics", "topics.html", TopicsQuery, lambda visit, query: {"page": list_topics(visit.call, query)}),
+    rows_page("/topics", "topics.html", TopicsQuery, list_topics),
     PageView(_TOPIC, "topic.html", _topic),
     _CREATION,
     PageChange(_CREATION.path, create_topic, _CREATION),

@@ -14,6 +14,8 @@ from metaq.server.wire.session import Session
 
 RECALL_HANDLE: Final = "recallHandle"
 SUCCESS: Final = int(Response.SUCCESS)
+SENT_BYTES: Final = 208
+"""What a reply that is due takes of memory beside the body of its send: a tuple of seven, and three numbers."""
 
 
 class Sent(NamedTuple):
@@ -83,6 +85,7 @@ class SendOutcome:
         self.sent: list[Sent] = []
         """The replies due: one per request, except one-way requests."""
         self.size = 0
+        """The bytes of the bodies."""
 
     def stored(self) -> None:
         self._pay([encode_sent(sent, SUCCESS, self._host) for sent in self.sent])
@@ -97,4 +100,4 @@ class SendOutcome:
 
     def _pay(self, replies: list[bytes]) -> None:
         self._counters.put.add(self.requests, self.size)
-        self._session.answer(len(replies), self.size, b"".join(replies))
+        self._session.answer(len(replies), self.size + SENT_BYTES * len(replies), b"".join(replies))

@@ -35,7 +35,7 @@ from metaq.protocol.sysflag import TRANSACTION_TYPE
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.server.access.permissions import Action, allowed, demand
 from metaq.server.remoting.sending.header import draft_of, read_header
-from metaq.server.remoting.sending.outcome import RECALL_HANDLE, SendOutcome, Sent
+from metaq.server.remoting.sending.outcome import RECALL_HANDLE, SENT_BYTES, SendOutcome, Sent
 from metaq.server.remoting.sending.partitions import Partitions
 from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler, failure
 from metaq.server.wire.session import Session
@@ -485,4 +485,4 @@ class SendHandler:
         outcome.size += size
         turns.waiting_bytes += size
         session.owed += len(sent)
-        session.owed_bytes += size
+        session.owed_bytes += size + SENT_BYTES * len(sent)

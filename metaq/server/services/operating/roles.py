@@ -37,8 +37,8 @@ class OtherReplica(Output, frozen=True):
     replication: Annotated[str, Meta(description="Where its slaves connect.")]
 
 
-class RoleChange(Output, frozen=True):
-    """The facts that an operator needs before a change of this replica's role."""
+class DemotionFacts(Output, frozen=True):
+    """The facts that an operator needs before this master becomes a slave."""
 
     warnings: list[str]
     others: Annotated[list[OtherReplica], Meta(description="Masters first.")]
@@ -49,12 +49,12 @@ def elects(call: Call) -> bool:
     return call.context.settings.role == ELECTED
 
 
-def preview_promotion(call: Call) -> RoleChange:
-    """Return what may be lost when this slave becomes the master, and which replica would be better."""
+def preview_promotion(call: Call) -> list[str]:
+    """Return what may be lost when this slave becomes the master, and which replica would be better, as warnings."""
     own, others = show_replicas(call), _others(call)
     in_sync = own.replica in own.in_sync
     standing = ReplicaStanding("", None, own.role == _MASTER, in_sync, own.suspect, own.epoch, own.end, own.master_end)
-    return RoleChange(warnings=promotion_warnings(standing, map(_standing, others), elects=elects(call)), others=_named(others))
+    return promotion_warnings(standing, map(_standing, others), elects=elects(call))
 
 
 def promote_replica(call: Call, body: PromoteInput) -> Done:
@@ -63,11 +63,11 @@ def promote_replica(call: Call, body: PromoteInput) -> Done:
     return Done()
 
 
-def preview_demotion(call: Call) -> RoleChange:
+def preview_demotion(call: Call) -> DemotionFacts:
     """Return what happens when this master becomes a slave, and the replicas that it may follow."""
     show_replicas(call)
     others = _named(_others(call))
-    return RoleChange(warnings=demotion_warnings(has_other=any(each.role == _MASTER for each in others)), others=others)
+    return DemotionFacts(warnings=demotion_warnings(has_other=any(each.role == _MASTER for each in others)), others=others)
 
 
 def demote_replica(call: Call, body: DemoteInput) -> Done:
