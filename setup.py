@@ -85,6 +85,7 @@ COMPILED = [
     "metaq/engine/timers/staged.py",
     "metaq/engine/timers/timers.py",
     "metaq/engine/turn.py",
+    "metaq/leases/bunch.py",
     "metaq/leases/events.py",
     "metaq/leases/redelivered.py",
     "metaq/leases/state.py",

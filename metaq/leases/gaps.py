@@ -9,8 +9,9 @@ whose deaths are in the log stay dead.
 from collections.abc import Iterable
 from typing import Final
 
+from metaq.leases.bunch import Bunch
 from metaq.leases.events import Dead, LeaseEvent, More, Passed, Popped, Row, Whole
-from metaq.leases.state import Bunch, PartitionLeases
+from metaq.leases.state import PartitionLeases
 
 MOST_UNKNOWN: Final = 100_000
 """Messages before one pop that may have been given by others."""

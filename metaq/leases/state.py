@@ -22,6 +22,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Any, Final
 
+from metaq.leases.bunch import Bunch
 from metaq.leases.events import (
     Acked,
     Changed,
@@ -45,41 +46,6 @@ ROWS: Final = 128
 """Rows in one event of a whole state: 8 KB, or 45 KB when each of them has a bit for 1,024 messages."""
 NEVER: Final = 1 << 62
 """A time that does not come: that of a message on its way to the dead letters."""
-
-
-class Bunch:
-    """Open messages of one delivery. They are ordered by when they become visible again."""
-
-    __slots__ = ("due_ms", "first", "first_ms", "given_back", "open", "pop_ms", "times")
-
-    def __init__(
-        self, first: int, bits: int, pop_ms: int, due_ms: int, times: int, first_ms: int, *, given_back: bool = False
-    ) -> None:
-        self.first = first
-        self.open = bits
-        """Bit 0 is the message ``first``."""
-        self.pop_ms = pop_ms
-        """Names the delivery, in Unix milliseconds."""
-        self.due_ms = due_ms
-        self.times = times
-        """Deliveries so far, this one included."""
-        self.first_ms = first_ms
-        """The ``pop_ms`` of the first delivery."""
-        self.given_back = given_back
-        """True while its one message is delayed: nobody has it until ``due_ms``."""
-
-    def __lt__(self, other: "Bunch") -> bool:
-        return self.due_ms < other.due_ms
-
-    def ordinals(self) -> Iterator[int]:
-        """Iterate over the open messages, in order."""
-        bits, ordinal = self.open, self.first
-        while bits:
-            skipped = (bits & -bits).bit_length() - 1
-            ordinal += skipped
-            yield ordinal
-            bits >>= skipped + 1
-            ordinal += 1
 
 
 class ReceiptState(enum.Enum):
@@ -444,7 +410,7 @@ class PartitionLeases:
 
     def _end_delay(self, bunch: Bunch) -> None:
         self.delayed -= bunch.given_back
-        bunch.given_back = False
+        bunch.end_delay()
 
 
 def _whole(base: int, following: int, rows: Iterator[Row]) -> Iterator[LeaseEvent]:

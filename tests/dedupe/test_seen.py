@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, cast
 import pytest
 
 from metaq.dedupe.records import LONGEST_NAME, First, SeenId, StoredAs, generation_of, id_in, id_of, name_of, over_ms, value_of
-from metaq.dedupe.seen import SET_BACK_MS, SeenIds
+from metaq.dedupe.seen import PASSED, SET_BACK_MS, SeenIds
 from metaq.protocol import properties
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.ordered.ordered import EngineName, open_ordered
@@ -191,6 +191,27 @@ def test_ids_of_any_length_have_names_of_their_own() -> None:
     longest = "x" * (LONGEST_NAME - 2)
     names = {name_of("a", longest), name_of("a", f"{longest}x"), name_of("a", f"{longest}y"), name_of("b", longest)}
     assert len(names) == 4 and max(map(len, names)) == LONGEST_NAME
+
+
+def test_ids_that_have_entered_are_dropped_and_known(tmp_path: Path) -> None:
+    """D-1: those that wait, those that are in memory although the index has them, and those of this turn."""
+    topic, now_ms = next(iter(WINDOWS)), 10_000
+    index, _ = open_ordered(tmp_path / "index", "rocksdict", seldom_asked=True)
+    seen = SeenIds(index, cast(CommitLog, FakeLog()), WINDOWS)
+    names = [name_of(topic, str(number)) for number in range(2 * PASSED)]
+    for number, name in enumerate(names):
+        key = seen.new_key(topic, name, now_ms) or seen.key(topic, name, now_ms)
+        seen.stage(key, value_of(First(StoredAs.PLAIN, 0, number, 0, 7)), number * RECORD_BYTES, now_ms)
+        if number % 100 == 0:
+            seen.appended(is_stored=True)
+        if number == PASSED + PASSED // 2:
+            while seen.apply((PASSED - 1) * RECORD_BYTES):
+                pass
+    assert seen.waiting == PASSED
+    for number, name in enumerate(names):
+        first = seen.look(seen.keys(topic, name, now_ms))
+        assert first is not None and first.ordinal == number
+    index.close()
 
 
 def test_a_clock_that_was_ahead_does_not_make_ids_new(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant as M
 
 FAULTS: Final = "engine/leases/test_faults.py"
 GAPS: Final = "leases/test_gaps.py"
+PLAIN_ACKS: Final = "protocol/remoting/leases/test_plain_acks.py"
 POPS: Final = "server/remoting/test_pops.py"
 
 LEASES: Final = [
@@ -221,5 +222,26 @@ LEASES: Final = [
         "[*state.ordinals(), *_between(state.next, following)]",
         "[*_between(state.next, following)]",
         f"{GAPS}::test_what_is_dead_by_an_event_that_is_there_stays_dead",
+    ),
+    M(
+        "leases",
+        "protocol/remoting/leases/plainacks.py",
+        "elif number < 0 or (offset >= 0 and number != offset):",
+        "elif number < 0:",
+        f"{PLAIN_ACKS}::test_they_mean_what_they_mean_to_the_parser",
+    ),
+    M(
+        "leases",
+        "protocol/remoting/leases/plainacks.py",
+        "any(header.count(name) != 1 for name in _NAMES)",
+        "False",
+        f"{PLAIN_ACKS}::test_a_header_that_names_a_number_twice_is_not_compared",
+    ),
+    M(
+        "leases",
+        "leases/bunch.py",
+        "self._history = self._history >> 1 << 1",
+        "self._history = 0",
+        "leases/test_bunch.py::test_what_is_kept_comes_back",
     ),
 ]

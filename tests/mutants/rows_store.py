@@ -5,8 +5,23 @@ from typing import Final
 from tests.mutants.mutant import Mutant as M
 
 FEATURES: Final = "store/test_store_features.py"
+SEEN: Final = "dedupe/test_seen.py"
 
 STORE: Final = [
+    M(
+        "ids",
+        "dedupe/seen.py",
+        "self._staged = _Line()\n        if self._staged_known:",
+        "if self._staged_known:",
+        f"{SEEN}::test_ids_are_known_for_their_window",
+    ),
+    M(
+        "ids",
+        "dedupe/seen.py",
+        "self._known -= end",
+        "pass",
+        f"{SEEN}::test_ids_that_have_entered_are_dropped_and_known",
+    ),
     M(
         "timers",
         "engine/timers/copying.py",

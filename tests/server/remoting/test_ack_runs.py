@@ -15,12 +15,16 @@ from metaq.leases.events import EVENTS, Acked, decode_events
 from metaq.protocol.record import decode_record
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.leases.receipts import Receipt
+from metaq.protocol.remoting.signature import Credentials
+from metaq.server.access.authentication import Authentication
 from metaq.server.access.permissions import Principal
 from metaq.store.files.filecache import read_here
 from tests.server.remoting.test_pops import GROUP, INVISIBLE_MS, TOPIC, Consumer, bodies
 from tests.support.inprocess import Remoting
+from tests.support.users import write_users
 
 MESSAGES: Final = 8
+SECRET: Final = "a secret of mine"
 
 Fields = dict[str, str]
 
@@ -138,3 +142,21 @@ def test_acks_without_the_right_are_refused(consumer: Consumer) -> None:
     consumer.client = Remoting(consumer.parts)
     assert acked(consumer, requests) == [Response.NO_PERMISSION] * 2
     assert consumer.offset() == 0
+
+
+def test_acks_of_a_broker_with_users_are_authenticated_one_by_one(consumer: Consumer, tmp_path: Path) -> None:
+    """Those without a signature are refused on the connection of a user, too."""
+    consumer.put("a", "b", "c", "d")
+    requests = [fields_of(receipt) for _, receipt in consumer.popped()]
+    endpoint = consumer.parts.endpoint
+    text = f"users:\n  me: {{secret: {SECRET}, topics: {{{TOPIC}: SUB}}, groups: {{{GROUP}: SUB}}}}\n"
+    endpoint.authentication = Authentication(str(write_users(tmp_path / "users.yaml", text)), 5, endpoint.now)
+    endpoint.answer_runs(dict(endpoint.known_runs))
+    signed = [Credentials("me", SECRET).signed(fields, b"") for fields in requests]
+    stolen = {**requests[3], "AccessKey": "me", "Signature": signed[2]["Signature"]}
+    assert acked(consumer, [signed[0], requests[1], requests[2], stolen, signed[1]]) == [
+        Response.SUCCESS,
+        *[Response.NO_PERMISSION] * 3,
+        Response.SUCCESS,
+    ]
+    assert consumer.leasing.leases.of(GROUP, TOPIC)[0].ordinals() == [2, 3]
