@@ -25,7 +25,7 @@ from metaq.protocol.record import (
     BLANK_SIZE,
     CHECKSUM_SIZE,
     MAGIC,
-    checksum_properties,
+    add_closed,
     is_intact,
     store_ms,
 )
@@ -169,12 +169,7 @@ class CommitLog:
     def _add_checksums(self) -> None:
         """Make the staged records parts of their segment, each with its checksum: many at once cost half as much."""
         records, self._records = self._records, []
-        checksums = checksum_properties(records)
-        parts, at = self._parts, 0
-        for record in records:
-            parts.append(record)
-            parts.append(checksums[at : at + CHECKSUM_SIZE])
-            at += CHECKSUM_SIZE
+        add_closed(records, self._parts)
 
     def stage_copy(self, records: bytes) -> None:
         """Stage the next records as they are in another replica's log, with their checksums."""
