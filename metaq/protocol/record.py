@@ -42,8 +42,13 @@ BLANK_SIZE: Final = 8
 FIXED_SIZE: Final = 91
 """Bytes of a record other than body, topic and properties."""
 CHECKSUM_SIZE: Final = 20
-_CHECKSUM_REVERSED: Final = b"\x02%010d\x01#23CRC__"
-"""The checksum property written backwards: the digits come least significant first, and one format is faster than three."""
+_CHECKSUM_NAME: Final = int.from_bytes(b"__CRC32#")
+_DIGITS: Final = [int.from_bytes(f"{number:04}"[::-1].encode()) for number in range(10_000)]
+_LAST_DIGITS: Final = [int.from_bytes(f"{number:02}"[::-1].encode()) for number in range(100)]
+"""The digits of numbers in the order of a checksum property, least significant first, each as a number of as many bytes."""
+_MOST_JOINED: Final = 4096
+"""Bytes of a record that is copied behind others: a larger one costs less as a part of its own."""
+_PART_BYTES: Final = 128 * 1024
 
 GROUP_MEMBER: Final = 1 << 30
 """Bit of the system flag: the record belongs to a group (``metaq.store.recordgroups``). Only the store sets it."""
@@ -64,7 +69,6 @@ _SYS_FLAG: Final = struct.Struct(">i")
 
 assert _IDENTITY.size == HEADER_SIZE
 assert HEADER.size == HEADER_SIZE
-assert len(_CHECKSUM_REVERSED % 0) == CHECKSUM_SIZE
 
 
 View = memoryview
@@ -102,15 +106,50 @@ class RecordIdentity(NamedTuple):
     text_position: int
 
 
+def _write_checksum(out: BytesWriter, crc: int) -> None:
+    """Write the checksum property with a CRC, whose top bit is left out."""
+    crc &= 0x7FFFFFFF
+    high = crc // 10_000
+    highest = high // 10_000
+    write_i64_be(out, _CHECKSUM_NAME)
+    out.append(1)
+    write_i32_be(out, _DIGITS[crc - high * 10_000])
+    write_i32_be(out, _DIGITS[high - highest * 10_000])
+    write_i16_be(out, _LAST_DIGITS[highest])
+    out.append(2)
+
+
 def checksum_property(data: bytes | memoryview) -> bytes:
     """Return the 20 bytes that close a record whose other bytes are ``data``."""
-    return (_CHECKSUM_REVERSED % (crc32(data) & 0x7FFFFFFF))[::-1]
+    return checksum_properties([data])
 
 
-def checksum_properties(data: Sequence[bytes]) -> bytes:
-    """Return the checksum properties of many records, one after the other, in a third of the time."""
-    crcs = [crc & 0x7FFFFFFF for crc in map(crc32, reversed(data))]
-    return (_CHECKSUM_REVERSED * len(crcs) % tuple(crcs))[::-1]
+def checksum_properties(data: Sequence[bytes | memoryview]) -> bytes:
+    """Return the checksum properties of many records, one after the other."""
+    out = BytesWriter()
+    for each in data:
+        _write_checksum(out, crc32(each))
+    return out.getvalue()
+
+
+def add_closed(records: list[bytes], parts: list[bytes]) -> None:
+    """Append records to ``parts``, each with its checksum property; small ones stand together in one part.
+
+    Parts of two for each record, which are joined later, take twice as long.
+    """
+    out = BytesWriter()
+    for record in records:
+        size = len(record)
+        if len(out) and (size > _MOST_JOINED or len(out) + size > _PART_BYTES):
+            parts.append(out.getvalue())
+            out.truncate(0)
+        if size > _MOST_JOINED:
+            parts.append(record)
+        else:
+            out.write(record)
+        _write_checksum(out, crc32(record))
+    if len(out):
+        parts.append(out.getvalue())
 
 
 def host_bytes(address: str, port: int) -> bytes:
@@ -209,6 +248,24 @@ def longer_tail(tail: bytes, properties: bytes) -> bytes:
     write_i16_be(out, len(properties) + CHECKSUM_SIZE)
     out.write(properties)
     return out.getvalue()
+
+
+class TailWriter:
+    """Makes longer tails of the same topic, one after the other in the same memory: two thirds of the cost."""
+
+    def __init__(self, tail: bytes) -> None:
+        """Make it for a topic's tail without properties."""
+        self._out = BytesWriter()
+        self._out.write(tail)
+        self._head_size = len(tail) - 2
+
+    def longer(self, properties: bytes) -> bytes:
+        """Return the same as ``longer_tail``."""
+        out = self._out
+        out.truncate(self._head_size)
+        write_i16_be(out, len(properties) + CHECKSUM_SIZE)
+        out.write(properties)
+        return out.getvalue()
 
 
 def encode_properties(properties: Iterable[tuple[str, str]]) -> bytes:

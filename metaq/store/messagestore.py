@@ -64,7 +64,8 @@ class MessageStore:
         self.files = FileCache(self.disk, self.settings.open_files)
         self.fence = Fence()
         segment_bytes, hot_bytes = self.settings.segment_bytes, self.settings.hot_bytes
-        self.log = CommitLog(directory / LOG, self.files, segment_bytes, hot_bytes, self.fence.check)
+        on_disk, place = self.settings.durability.on_disk, directory / LOG
+        self.log = CommitLog(place, self.files, segment_bytes, hot_bytes, self.fence.check, is_synced_often=on_disk)
         self.queues: dict[TopicPartition, ConsumeQueue] = {}
         self._queue_root = str(directory / QUEUES)  # thousands of paths are made at the start
         index = KeyIndex(directory / INDEX, self.files, self.settings.index_slots, self.settings.index_entries)

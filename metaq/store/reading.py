@@ -8,6 +8,8 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
+from librt.strings import read_i64_be
+
 from metaq.message import TextPosition, TopicPartition
 from metaq.protocol.record import HEADER, HEADER_SIZE, MAGIC, MAX_TOPIC_LENGTH, View, identity, is_intact, store_ms
 from metaq.protocol.text.messages import Stored, text_size
@@ -15,6 +17,7 @@ from metaq.store.files.filecache import Read
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.log.segments import SMALLEST_RECORD
 from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT, UNIT_SIZE, ConsumeQueue
+from metaq.store.runs import leading_intact, leading_near
 
 logger = logging.getLogger(__name__)
 
@@ -30,13 +33,28 @@ Unit = tuple[int, int, int]
 """Log offset, size and tag hash of a record."""
 
 
-class HotRun(NamedTuple):
-    """Readable records that follow each other in their partition, all in the map of one segment."""
+class RecordRun(NamedTuple):
+    """Readable records that follow each other in their partition, all in one part of the log, intact or trusted."""
 
     view: View
     base: int
-    """The log offset at which the map begins."""
-    units: list[Unit]
+    """The log offset at which the view begins."""
+    units: bytes
+    """One for each record, as in the queue."""
+
+    @property
+    def first(self) -> int:
+        """The log offset of the first record."""
+        offset: int = read_i64_be(self.units, 0)
+        return offset
+
+    def before(self, end: int) -> "RecordRun":
+        """Return the records that begin before a log offset."""
+        units = self.units
+        stop = len(units)
+        while stop and read_i64_be(units, stop - UNIT_SIZE) >= end:
+            stop -= UNIT_SIZE
+        return self if stop == len(units) else RecordRun(self.view, self.base, units[:stop])
 
 
 class Reader:
@@ -78,27 +96,53 @@ class Reader:
                     index += len(run)
             ordinal += len(units)
 
-    def hot_run(self, queue: ConsumeQueue, ordinal: int, most: int, since: int, read: Read) -> HotRun | None:
+    def hot_run(self, queue: ConsumeQueue, ordinal: int, most: int, since: int, read: Read) -> RecordRun | None:
         """Return records from ``ordinal`` on, at most ``most``; ``None`` where ``records`` would have to verify what it reads.
 
-        They were written at or after the log offset ``since``.
+        They were written at or after the log offset ``since``. They are in the map of one segment.
         """
         if not queue.live_from <= ordinal < queue.readable:
             return None
         log = self._log
-        units: list[Unit] = list(UNIT.iter_unpack(queue.units(ordinal, min(most, queue.readable - ordinal), read)))
+        units = queue.units(ordinal, min(most, queue.readable - ordinal), read)
         hot = max(log.hot_from(), since)  # only now that nothing waits any more
-        first = units[0][0] if units else -1
+        first: int = read_i64_be(units, 0) if units else -1
         segment = log.find(first) if first >= hot else None
         if segment is None:
             return None
-        count, end = 0, segment.end
-        for offset, _, _ in units:
+        at, end = 0, segment.end
+        while at < len(units):
+            offset: int = read_i64_be(units, at)
             if not hot <= offset < end:  # the run ends here, or the unit is damaged
                 break
-            count += 1
-        del units[count:]
-        return HotRun(log.view(segment), segment.base, units)
+            at += UNIT_SIZE
+        return RecordRun(log.view(segment), segment.base, units[:at])
+
+    def checked_run(self, queue: ConsumeQueue, ordinal: int, most: int, most_bytes: int, read: Read) -> RecordRun | None:
+        """Return records from ``ordinal`` on that one read of the file brings, each verified, up to one that is damaged.
+
+        There are at most ``most``, and about ``most_bytes``. ``None`` when the first is damaged or lost, which is reported.
+        """
+        if ordinal >= queue.readable:
+            return None
+        units = queue.units(ordinal, min(most, queue.readable - ordinal), read)
+        if not units:  # the queue was cut while this waited
+            return None
+        first = UNIT.unpack_from(units)
+        segment = self._log.find(first[0])
+        count = 0 if segment is None else leading_near(units, segment.end, GAP_WORTH_READING, most_bytes)
+        if segment is None or not count:
+            self.report(queue, ordinal, first)
+            return None
+        units = units[: count * UNIT_SIZE]
+        start: int = first[0]
+        offset, size, _ = UNIT.unpack_from(units, len(units) - UNIT_SIZE)
+        window = read(self._log.file(segment), offset + size - start, start - segment.base)
+        intact = leading_intact(window, units, queue.topic, queue.partition, ordinal)
+        if not intact:
+            self.report(queue, ordinal, first)
+            return None
+        return RecordRun(memoryview(window), start, units[: intact * UNIT_SIZE])
 
     def hot_slices(
         self, queue: ConsumeQueue, ordinal: int, most: int, most_bytes: int, read: Read

@@ -1,9 +1,10 @@
-"""PURE: which records of a queue lie next to one another in the log, as the units of the queue say."""
+"""PURE: which records of a queue lie next to one another in the log, as the units of the queue say, and which are intact."""
 
 from typing import Final
 
 from librt.strings import read_i32_be, read_i64_be
 
+from metaq.protocol.record import CHECKSUM_SIZE, HEADER_SIZE, MAGIC, checksum_properties
 from metaq.store.log.segments import SMALLEST_RECORD
 from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT_SIZE
 
@@ -42,3 +43,61 @@ def leading_runs(units: bytes, base: int, end: int, most_bytes: int) -> Found:
     if messages:
         runs.append((begin, following, messages - first))
     return runs, messages, total
+
+
+def leading_near(units: bytes, end: int, gap: int, most_bytes: int) -> int:
+    """Return how many of the first units are of records worth one read, which ends at the log offset ``end`` at the latest.
+
+    Those end before a unit that is no record's, and before one that is more than ``gap`` bytes after its predecessor. They are
+    about ``most_bytes``.
+    """
+    at = wanted = 0
+    following = -1
+    while at < len(units):
+        offset: int = read_i64_be(units, at)
+        size: int = read_i32_be(units, at + _SIZE_AT)
+        if not SMALLEST_RECORD <= size <= end - offset:
+            break
+        if at and not (0 <= offset - following <= gap and wanted < most_bytes):
+            break
+        following = offset + size
+        wanted += size
+        at += UNIT_SIZE
+    return at // UNIT_SIZE
+
+
+def leading_intact(window: bytes, units: bytes, topic: str, partition: int, ordinal: int) -> int:
+    """Return how many of the first records are those of consecutive messages from ``ordinal`` on, with every bit as written.
+
+    ``window`` is the part of the log that begins with the first one. The units are those that ``leading_near`` finds.
+    """
+    name = bytes((len(topic),)) + topic.encode()
+    view = memoryview(window)
+    start: int = read_i64_be(units, 0)
+    ends: list[int] = []
+    records: list[bytes | memoryview] = []
+    for unit_at in range(0, len(units), UNIT_SIZE):
+        offset: int = read_i64_be(units, unit_at)
+        size: int = read_i32_be(units, unit_at + _SIZE_AT)
+        at = offset - start
+        end = at + size - CHECKSUM_SIZE
+        if end + CHECKSUM_SIZE > len(window):  # the file was cut from outside
+            break
+        if not (
+            read_i32_be(window, at) == size
+            and read_i32_be(window, at + 4) == MAGIC
+            and read_i32_be(window, at + 12) == partition
+            and read_i64_be(window, at + 20) == ordinal + len(ends)
+            and read_i64_be(window, at + 28) == offset
+        ):
+            break
+        topic_at = at + HEADER_SIZE + read_i32_be(window, at + 84)
+        if not at + HEADER_SIZE <= topic_at <= end - len(name) or window[topic_at : topic_at + len(name)] != name:
+            break
+        ends.append(end)
+        records.append(view[at:end])
+    checksums = checksum_properties(records)
+    for index, end in enumerate(ends):
+        if window[end : end + CHECKSUM_SIZE] != checksums[index * CHECKSUM_SIZE : (index + 1) * CHECKSUM_SIZE]:
+            return index
+    return len(ends)

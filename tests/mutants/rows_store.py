@@ -461,4 +461,32 @@ TRANSACTIONS: Final = [
         "pass",
         "server/text/test_transaction_restarts.py::test_branches_outlive_orderly_stops_and_snapshots",
     ),
+    M(
+        "store",
+        "store/runs.py",
+        "            return index\n",
+        "            continue\n",
+        "store/test_checked_runs.py::test_a_run_ends_before_a_damaged_record",
+    ),
+    M(
+        "store",
+        "store/runs.py",
+        "read_i64_be(window, at + 20) == ordinal + len(ends)",
+        "True",
+        "store/test_checked_runs.py::test_a_record_of_another_message_is_none_of_a_run",
+    ),
+    M(
+        "store",
+        "store/log/commitlog.py",
+        "end <= self._written_to or",
+        "",
+        "store/test_zeros_ahead.py::test_zeros_are_written_once_for_many_small_appends",
+    ),
+    M(
+        "store",
+        "server/text/get.py",
+        "return run.before(end), id_base(number, epoch)",
+        "return run, id_base(number, epoch)",
+        "server/text/test_handlers.py::test_an_id_names_the_epoch_in_which_its_message_was_put",
+    ),
 ]

@@ -1,5 +1,7 @@
 """The text form of many records, which gets are answered with."""
 
+import struct
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +24,7 @@ MESSAGES = st.lists(st.tuples(BODIES, st.sampled_from([0, 1, 6, -2]), PROPERTIES
 @given(MESSAGES, st.integers(1, 1200) | st.integers(1, 1 << 18))
 def test_a_run_is_encoded_as_each_of_its_records(messages: list[tuple[bytes, int, bytes, int]], limit: int) -> None:
     """SG-043: the first of any size, then as many as fit; small and large ones, close together and far from each other."""
-    log, units = b"", []
+    log, units = b"", list[tuple[int, int, int]]()
     for body, flag, properties, gap in messages:
         log += bytes(gap)
         data = stored_record(
@@ -43,5 +45,6 @@ def test_a_run_is_encoded_as_each_of_its_records(messages: list[tuple[bytes, int
         if total >= limit:
             break
     out: list[bytes | memoryview] = []
-    assert encode_run(view, START, units, overhead, BASE, limit, out) == (taken, total)
+    packed = b"".join([struct.pack(">qii", *unit) for unit in units])
+    assert encode_run(view, START, packed, overhead, BASE, limit, out) == (taken, total)
     assert b"".join(out) == b"".join(expected)

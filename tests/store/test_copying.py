@@ -12,7 +12,7 @@ from metaq.protocol.record import encode_properties, identity, java_hash, record
 from metaq.protocol.text.messages import encode_stored, text_size_and_tag
 from metaq.store.copies.applying import Copier, hide_from, piece
 from metaq.store.copies.discarding import begin_at_next_opening, cut_at_next_opening
-from metaq.store.copies.epochs import FIRST, Epoch, Epochs, common_end, last_record
+from metaq.store.copies.epochs import END_OF_NEWEST, FIRST, Epoch, Epochs, common_end, last_record
 from metaq.store.files.filecache import read_here
 from metaq.store.messagestore import LOG, QUEUES, MessageStore
 from metaq.store.newrecord import NewRecord
@@ -332,7 +332,12 @@ def test_epochs_are_part_of_the_log(tmp_path: Path) -> None:
     epochs.begin(4, 7)
     store.append()
     later = put(store, T0, b"new")
-    assert [epochs.number_at(offset) for offset in (0, start - 1, start, later)] == [1, 1, 4, 4]
+    assert [epochs.at(offset) for offset in (0, start - 1, start, later)] == [
+        (1, start),
+        (1, start),
+        (4, END_OF_NEWEST),
+        (4, END_OF_NEWEST),
+    ]
     place = epochs.oldest
     assert place == start
     epochs.keep(later)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from metaq.clock import ManualClock
 from metaq.store.files.filecache import read_here
+from metaq.store.queues.consumequeue import UNIT, UNIT_SIZE
 from metaq.store.recovery.recovery import open_store
 from tests.store.test_store_features import SEGMENT, SETTINGS, put
 
@@ -39,11 +40,13 @@ def test_a_run_of_hot_records_ends_with_its_segment(tmp_path: Path) -> None:
     while ordinal < count:
         run = store.reader.hot_run(queue, ordinal, count, 0, read_here)
         assert run is not None
-        segment = store.log.find(run.units[0][0])
+        offsets = [offset for offset, _, _ in UNIT.iter_unpack(run.units)]
+        segment = store.log.find(run.first)
         assert segment is not None and run.base == segment.base
-        assert all(segment.base <= offset < segment.end for offset, _, _ in run.units)
-        seen += [offset for offset, _, _ in run.units]
-        ordinal += len(run.units)
+        assert all(segment.base <= offset < segment.end for offset in offsets)
+        assert run.before(offsets[-1]).units == run.units[:-UNIT_SIZE]
+        seen += offsets
+        ordinal += len(offsets)
     assert seen == [queue.unit(each, read_here)[0] for each in range(count)]
     assert len(store.log.segments) > 1
     assert store.reader.hot_run(queue, 0, count, seen[0] + 1, read_here) is None

@@ -16,6 +16,7 @@ from metaq.store.expiry import delete_expired
 from metaq.store.files.disk import File
 from metaq.store.files.filecache import Read, read_here
 from metaq.store.messagestore import MessageStore
+from metaq.store.queues.consumequeue import UNIT, UNIT_SIZE
 from metaq.store.recovery.recovery import open_store
 from tests.store.test_store_features import SETTINGS, put
 from tests.support.faultydisk import DATA, FaultyDisk
@@ -87,7 +88,15 @@ def read_runs(store: MessageStore, read: Read) -> None:
         run = store.reader.hot_run(queue, ordinal, MESSAGES, 0, read)
         if run is None:
             store.reader.record(queue, ordinal, read)
-        ordinal = max(ordinal + 1 if run is None else ordinal + len(run.units), queue.base)
+        ordinal = max(ordinal + 1 if run is None else ordinal + len(run.units) // UNIT_SIZE, queue.base)
+
+
+def read_checked_runs(store: MessageStore, read: Read) -> None:
+    queue = store.queue(TOPIC, 0)
+    ordinal = queue.base
+    while ordinal < queue.readable:
+        run = store.reader.checked_run(queue, ordinal, MESSAGES, 4096, read)
+        ordinal = max(ordinal + 1 if run is None else ordinal + len(run.units) // UNIT_SIZE, queue.base)
 
 
 def read_times(store: MessageStore, read: Read) -> None:
@@ -118,7 +127,9 @@ def read_bulk(store: MessageStore, read: Read) -> None:
 
 
 @pytest.mark.parametrize("hot_bytes", [0, 20_000, 1 << 30])
-@pytest.mark.parametrize("look", [read_records, read_slices, read_runs, read_times, read_places, read_pieces, read_bulk])
+@pytest.mark.parametrize(
+    "look", [read_records, read_slices, read_runs, read_checked_runs, read_times, read_places, read_pieces, read_bulk]
+)
 def test_retention_while_a_reader_waits(
     store: MessageStore, clock: ManualClock, look: Callable[[MessageStore, Read], None], hot_bytes: int
 ) -> None:
@@ -162,7 +173,9 @@ def test_a_unit_that_leads_nowhere(store: MessageStore) -> None:
     ] == hit
     for ordinal in range(queue.readable):
         run = store.reader.hot_run(queue, ordinal, MESSAGES, 0, read_here)
-        for stored, (offset, size, _) in zip(found[ordinal:], [] if run is None else run.units, strict=False):
+        for stored, (offset, size, _) in zip(
+            found[ordinal:], UNIT.iter_unpack(b"" if run is None else run.units), strict=False
+        ):
             assert stored is not None and (stored.log_offset, stored.size) == (offset, size)
     for ordinal in hit:
         assert reader.hot(queue, ordinal, 1, ALL, read_here) is None

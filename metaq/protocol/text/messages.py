@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from librt.strings import BytesWriter, read_i32_be, write_i32_be, write_i64_be
+from librt.strings import BytesWriter, read_i32_be, read_i64_be, write_i32_be, write_i64_be
 
 from metaq.checksum import body_crc, crc32
 from metaq.errors import BadRequest, CorruptRecord, DecodeError
@@ -49,6 +49,11 @@ MOST_COPIED_FOR_ONE: Final = 4
 """So are those between which the log has three times their bytes, or more, of other partitions."""
 PIECE_BYTES: Final = 64 * 1024
 """The part of the log that is copied at once: it stays in the processor's cache."""
+SLICE_BYTES: Final = 960
+"""The part of a body that is copied at once: memory for more is not kept for the next one (glibc keeps up to 1 KiB), and to get
+and free it takes longer than to copy it."""
+UNIT_BYTES: Final = 16
+_SIZE_AT: Final = 8
 
 _LENGTH: Final = struct.Struct(">i")
 _PLAIN_FIELDS: Final = struct.Struct(">8xi4xi16xi44xi")  # body CRC, flag, system flag and body length of a record
@@ -69,8 +74,6 @@ def id_base(broker_number: int, epoch: int) -> int:
     return (broker_number << BROKER_SHIFT) + (epoch << EPOCH_SHIFT) & MAX_ID
 
 
-Unit = tuple[int, int, int]
-"""Log offset, size and tag hash of a record."""
 Taken = tuple[int, int]
 """A number of messages, and their size in the text form."""
 
@@ -140,32 +143,31 @@ def encode_stored(stored: Stored, overhead: int, base: int, out: list[bytes | me
     return HEADER_SIZE_TEXT + total
 
 
-def encode_run(
-    view: View, start: int, units: list[Unit], overhead: int, base: int, limit: int, out: list[bytes | View]
-) -> Taken:
+def encode_run(view: View, start: int, units: bytes, overhead: int, base: int, limit: int, out: list[bytes | View]) -> Taken:
     """Append the text forms of records as ``encode_stored`` does, the first and as many more as ``limit`` bytes have room for.
 
-    ``view`` is a part of the log from the offset ``start`` on; ``units`` are log offset, size and tag hash of the records.
-    Return how many were appended, and their size.
+    ``view`` is a part of the log from the offset ``start`` on. ``units`` are those of the records in their consume queue: log
+    offset (8 bytes), size (4), tag hash (4). Return how many were appended, and their size.
     """
-    count = wanted = end = 0  # of about as many as there is room for
-    for log_offset, size, _ in units:
-        count += 1
+    first: int = read_i64_be(units, 0)
+    wanted = end = at = 0  # of about as many as there is room for
+    while at < len(units) and wanted <= limit:
+        log_offset: int = read_i64_be(units, at)
+        size: int = read_i32_be(units, at + _SIZE_AT)
         wanted += size
         end = log_offset + size
-        if wanted > limit:
-            break
-    if wanted > MOST_COPIED_EACH * count or end - units[0][0] > MOST_COPIED_FOR_ONE * wanted:
+        at += UNIT_BYTES
+    if wanted > MOST_COPIED_EACH * (at // UNIT_BYTES) or end - first > MOST_COPIED_FOR_ONE * wanted:
         return _encode_views(view, start, units, overhead, base, limit, out)
     return _encode_copies(view, start, units, overhead, base, limit, out)
 
 
-def _encode_views(
-    view: View, start: int, units: list[Unit], overhead: int, base: int, limit: int, out: list[bytes | View]
-) -> Taken:
+def _encode_views(view: View, start: int, units: bytes, overhead: int, base: int, limit: int, out: list[bytes | View]) -> Taken:
     """Do the work of ``encode_run`` with views of the bodies, for large messages and those that are far from each other."""
     taken = total = 0
-    for log_offset, size, _ in units:
+    for at in range(0, len(units), UNIT_BYTES):
+        log_offset: int = read_i64_be(units, at)
+        size: int = read_i32_be(units, at + _SIZE_AT)
         before = len(out)
         more = encode_stored(Stored(view, log_offset - start, size, log_offset), overhead, base, out)
         if taken and total + more > limit:
@@ -179,21 +181,25 @@ def _encode_views(
 
 
 def _encode_copies(
-    view: View, start: int, units: list[Unit], overhead: int, base: int, limit: int, out: list[bytes | View]
+    view: View, start: int, units: bytes, overhead: int, base: int, limit: int, out: list[bytes | View]
 ) -> Taken:
     """Do the work of ``encode_run`` with copies: a buffer for many messages instead of two for each.
 
     A message of 1 KiB takes 0.28 µs, sending included, where two buffers took 0.69; one of 128 B 0.06 instead of 0.27.
     """
     taken = total = 0
-    log_end = units[-1][0] + units[-1][1]
+    last_at = len(units) - UNIT_BYTES
+    last: int = read_i64_be(units, last_at)
+    log_end: int = last + int(read_i32_be(units, last_at + _SIZE_AT))
     piece, piece_at, piece_end = b"", 0, 0  # a copy of a part of the log, and the log offsets where it begins and ends
     writer = BytesWriter()
-    for log_offset, size, _ in units:
+    for unit_at in range(0, len(units), UNIT_BYTES):
+        log_offset: int = read_i64_be(units, unit_at)
+        size: int = read_i32_be(units, unit_at + _SIZE_AT)
         if log_offset < piece_at or log_offset + size > piece_end:
             if len(writer):
                 out.append(writer.getvalue())
-                writer = BytesWriter()
+                writer.truncate(0)
             piece_at, piece_end = log_offset, log_offset + max(size, min(PIECE_BYTES, log_end - log_offset))
             piece = bytes(view[piece_at - start : piece_end - start])
         at = log_offset - piece_at
@@ -213,7 +219,7 @@ def _encode_copies(
             write_i32_be(writer, crc)
             write_i64_be(writer, base | log_offset)
             write_i32_be(writer, flag)
-            writer.write(piece[at + HEADER_SIZE : at + HEADER_SIZE + length])
+            _write_slices(writer, piece, at + HEADER_SIZE, at + HEADER_SIZE + length)
         else:
             for each in others:
                 writer.write(bytes(each))
@@ -224,6 +230,14 @@ def _encode_copies(
     if len(writer):
         out.append(writer.getvalue())
     return taken, total
+
+
+def _write_slices(writer: BytesWriter, data: bytes, at: int, end: int) -> None:
+    """Write ``data`` from ``at`` to ``end``."""
+    while end - at > SLICE_BYTES:
+        writer.write(data[at : at + SLICE_BYTES])
+        at += SLICE_BYTES
+    writer.write(data[at:end])
 
 
 class TextBody(NamedTuple):

@@ -9,7 +9,7 @@ from metaq.errors import AccessDenied
 from metaq.message import TopicPartition
 from metaq.protocol.remoting.codes import READ
 from metaq.protocol.text.commands import END_OF_LOG, Get, Offset
-from metaq.protocol.text.messages import encode_run, encode_stored, id_base
+from metaq.protocol.text.messages import encode_run, id_base
 from metaq.protocol.text.replies import BAD_REQUEST, FORBIDDEN, MOVED, NOT_FOUND, OK, write_result, write_value_head
 from metaq.server.access.permissions import Action, Principal, demand
 from metaq.server.text.reads import TextRead
@@ -17,8 +17,8 @@ from metaq.server.text.session import TextSession
 from metaq.server.wire.reads import StoreReads
 from metaq.server.wire.session import Buffer
 from metaq.store.files.filecache import Read
-from metaq.store.queues.consumequeue import ConsumeQueue
-from metaq.store.reading import UNITS_AT_FIRST, UNITS_AT_ONCE
+from metaq.store.queues.consumequeue import UNIT_SIZE, ConsumeQueue
+from metaq.store.reading import UNITS_AT_FIRST, UNITS_AT_ONCE, RecordRun
 
 Answer = list[Buffer]
 
@@ -125,9 +125,7 @@ class GetHandler:
             return [write_result(MOVED, str(start), get.opaque)]
         limit = min(get.max_size, self._context.settings.max_transfer_bytes)
         out: Answer = [b""]
-        taken, total = self._take_hot(queue, ordinal, limit, out, read)
-        if not taken:
-            taken, total = self._take(queue, ordinal, limit, out, read)
+        taken, total = self._take(queue, ordinal, limit, out, read)
         if not taken:  # a sequential reader has come to a damaged message
             _, following = store.reader.next_intact(queue, ordinal + 1, read)
             return [write_result(MOVED, str(following), get.opaque)]
@@ -136,17 +134,16 @@ class GetHandler:
         out[0] = write_value_head(total, get.opaque)
         return out
 
-    def _take_hot(self, queue: ConsumeQueue, ordinal: int, limit: int, out: Answer, read: Read) -> tuple[int, int]:
-        """Append messages of the current epoch that need no verification; return how many, and their size."""
-        newest = self._epochs.current
-        base = id_base(self._context.settings.broker_number, newest.number)
+    def _take(self, queue: ConsumeQueue, ordinal: int, limit: int, out: Answer, read: Read) -> tuple[int, int]:
+        """Append messages up to one that is damaged or lost; return how many, and their size."""
         taken = total = 0
         at_once = UNITS_AT_FIRST
         while taken < MOST_MESSAGES and total < limit:
             most = min(at_once, MOST_MESSAGES - taken)
-            run = self._store.reader.hot_run(queue, ordinal + taken, most, newest.start, read)
-            if run is None:
+            found = self._run(queue, ordinal + taken, most, limit - total, read)
+            if found is None:
                 break
+            run, base = found
             kept = len(out)
             count, size = encode_run(run.view, run.base, run.units, queue.overhead, base, limit - total, out)
             if taken and total + size > limit:  # the first of a run is appended whatever its size
@@ -154,29 +151,22 @@ class GetHandler:
                 break
             taken += count
             total += size
-            if count < len(run.units):
+            if count * UNIT_SIZE < len(run.units):
                 break
             at_once = UNITS_AT_ONCE
         return taken, total
 
-    def _take(self, queue: ConsumeQueue, ordinal: int, limit: int, out: Answer, read: Read) -> tuple[int, int]:
-        """Append messages up to one that is damaged or lost; return how many, and their size."""
-        number = self._context.settings.broker_number
-        total = taken = 0
-        for stored in self._store.records(queue, ordinal, limit, read):
-            if stored is None:
-                break
-            kept = len(out)
-            base = id_base(number, self._epochs.number_at(stored.log_offset))
-            size = encode_stored(stored, queue.overhead, base, out)
-            if total + size > limit and taken:
-                del out[kept:]
-                break
-            total += size
-            taken += 1
-            if total >= limit or taken == MOST_MESSAGES:
-                break
-        return taken, total
+    def _run(self, queue: ConsumeQueue, ordinal: int, most: int, most_bytes: int, read: Read) -> tuple[RecordRun, int] | None:
+        """Return intact records of one epoch, and its ``id_base``; ``None`` when there is none at ``ordinal``."""
+        reader, number, newest = self._store.reader, self._context.settings.broker_number, self._epochs.current
+        run = reader.hot_run(queue, ordinal, most, newest.start, read)
+        if run is not None:
+            return run, id_base(number, newest.number)
+        run = reader.checked_run(queue, ordinal, most, most_bytes, read)
+        if run is None:
+            return None
+        epoch, end = self._epochs.at(run.first)
+        return run.before(end), id_base(number, epoch)
 
     def read_position(self, offset: Offset, read: Read) -> Answer | None:
         """Return the answer, or ``None`` when the partition never had a message."""

@@ -30,6 +30,8 @@ MOST_EPOCHS: Final = 512
 """A table holds the newest of its epochs, at most that many: no other replica lags so far that it has only older ones."""
 LAST_EPOCH: Final = (1 << 16) - 1
 """The largest epoch that the ids of text messages have room for."""
+END_OF_NEWEST: Final = (1 << 63) - 1
+"""A log offset after all records, of 64 bits with a sign as they are."""
 
 
 class Epoch(NamedTuple):
@@ -61,9 +63,11 @@ class Epochs:
         """The newest epoch."""
         return self.table[-1]
 
-    def number_at(self, log_offset: int) -> int:
-        """Return the number of the epoch in which the record at a log offset was written."""
-        return self.table[max(0, bisect_right(self.table, log_offset, key=lambda epoch: epoch.start) - 1)].number
+    def at(self, log_offset: int) -> tuple[int, int]:
+        """Return the number of the epoch in which the record at a log offset was written, and the log offset where it ends."""
+        following = max(1, bisect_right(self.table, log_offset, key=lambda epoch: epoch.start))
+        end = self.table[following].start if following < len(self.table) else END_OF_NEWEST
+        return self.table[following - 1].number, end
 
     def shared_end(self, epoch: Epoch, log_end: int) -> int:
         """Return the log offset up to which this log equals another one, which ended at ``log_end`` in ``epoch``."""

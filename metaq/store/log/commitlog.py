@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from metaq.errors import BadRequest, DiskFull, StoreError
 from metaq.protocol.record import (
@@ -25,7 +25,7 @@ from metaq.protocol.record import (
     BLANK_SIZE,
     CHECKSUM_SIZE,
     MAGIC,
-    checksum_properties,
+    add_closed,
     is_intact,
     store_ms,
 )
@@ -36,6 +36,11 @@ from metaq.store.files.owed import OwedCalls
 from metaq.store.log.retention import SegmentAge
 from metaq.store.log.segments import CHUNK, SMALLEST_RECORD, Segment, chunk_end, is_segment_name, segment_name
 from metaq.store.log.walk import Gap, walk
+
+ZEROS_AHEAD: Final = 128 * 1024
+"""Bytes that are written with an append after which each append is synced, for those that follow."""
+MOST_BEFORE_ZEROS: Final = 32 * 1024
+"""Bytes of an append that are worth that: those of larger ones take the disk longer than the blocks that are new to it."""
 
 
 class _Group(NamedTuple):
@@ -60,11 +65,15 @@ class CommitLog:
         segment_bytes: int,
         hot_bytes: int,
         fence: Callable[[], None] = _no_fence,
+        *,
+        is_synced_often: bool = False,
     ) -> None:
         """Open the segments that exist, without checking them; ``recovery`` decides where the log ends.
 
         ``fence`` is called before each append, and raises ``Fenced`` when another replica may be master by now.
         """
+        self._is_synced_often = is_synced_often
+        self._written_to = 0  # the log offset before which the blocks of the active segment's file were written before
         self.directory = directory
         self._files = files
         self._disk = files.disk
@@ -169,12 +178,7 @@ class CommitLog:
     def _add_checksums(self) -> None:
         """Make the staged records parts of their segment, each with its checksum: many at once cost half as much."""
         records, self._records = self._records, []
-        checksums = checksum_properties(records)
-        parts, at = self._parts, 0
-        for record in records:
-            parts.append(record)
-            parts.append(checksums[at : at + CHECKSUM_SIZE])
-            at += CHECKSUM_SIZE
+        add_closed(records, self._parts)
 
     def stage_copy(self, records: bytes) -> None:
         """Stage the next records as they are in another replica's log, with their checksums."""
@@ -229,7 +233,7 @@ class CommitLog:
             self._zero_leftover()
             for segment, start, parts in groups:
                 if parts:
-                    data = b"".join(parts)
+                    data = self._with_zeros(segment, start, b"".join(parts))
                     self._leftover.append((segment, start, len(data)))
                     self._files.open(segment.path).write(data, start - segment.base)
         except StoreError:
@@ -239,6 +243,19 @@ class CommitLog:
         self.segments.extend(group.segment for group in groups[1:])
         self.end = self.staged_end
         self._use(self._active, self.end)
+
+    def _with_zeros(self, segment: Segment, start: int, data: bytes) -> bytes:
+        """Return the data of an append with zeros behind, where none were written yet and a sync follows.
+
+        A block that is allocated, and written for the first time, takes the file system a commit of its journal in the next
+        sync: one of 6 KB takes 140 µs with it, and 66 without. Zeros in many blocks take one for all.
+        """
+        end = start + len(data)
+        if end <= self._written_to or len(data) > MOST_BEFORE_ZEROS or not self._is_synced_often:
+            return data
+        zeros = min(ZEROS_AHEAD, segment.end - end)
+        self._written_to = end + zeros
+        return data + bytes(zeros)
 
     def _take_back(self, groups: list[_Group]) -> None:
         """Undo a failed append: zero the bytes it may have written, and keep a segment it began as the spare."""

@@ -7,6 +7,7 @@ from typing import Final
 import pytest
 
 from metaq.protocol.text.commands import Get, Offset, Stats
+from metaq.protocol.text.messages import EPOCH_SHIFT, decode_text_messages
 from metaq.server.text.admin import AdminHandler
 from metaq.server.text.get import GetHandler
 from metaq.server.text.put import PutHandler
@@ -73,6 +74,25 @@ def test_a_get_returns_what_was_put(parts: Parts, client: Text) -> None:
     assert put.startswith(b"result 200 ")
     assert got.endswith(b"paid")
     assert client.send(b"get orders billing 1 0 1000 3\r\n").startswith(b"result 404 ")
+
+
+@pytest.mark.parametrize("hot_bytes", [0, 1 << 20])
+def test_an_id_names_the_epoch_in_which_its_message_was_put(parts: Parts, client: Text, hot_bytes: int) -> None:
+    """MQ-056: in an answer of messages of several epochs, whether the log in memory or the file is read."""
+    parts.store.log._hot_bytes = hot_bytes
+    epochs = parts.context.epochs
+    for number in (4, 5, 9):
+        client.send(2 * PUT)
+        parts.end_turn()
+        epochs.begin(number, 7)
+        parts.store.append()
+    client.send(PUT)
+    parts.end_turn()
+    client.answers()
+    head, _, body = client.send(b"get orders billing 0 0 10000 2\r\n").partition(b"\r\n")
+    assert head.startswith(b"value ")
+    found = [message.id >> EPOCH_SHIFT for message in decode_text_messages(body, 0)]
+    assert found == [1, 1, 4, 4, 5, 5, 9]
 
 
 def test_a_held_get_is_answered_by_the_put_that_it_waits_for(parts: Parts, client: Text) -> None:

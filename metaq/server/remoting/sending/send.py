@@ -23,7 +23,7 @@ from metaq.message import HALF_TOPIC, RETRY_PREFIX
 from metaq.protocol import properties
 from metaq.protocol.delays import MAY_DELAY, as_delayed, due_ms
 from metaq.protocol.priority import one_level
-from metaq.protocol.record import CHECKSUM_SIZE, HEADER_SIZE, constant_middle, java_hash, longer_tail
+from metaq.protocol.record import CHECKSUM_SIZE, HEADER_SIZE, TailWriter, constant_middle, java_hash, longer_tail
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.leases.plainacks import PlainAcks
@@ -68,6 +68,7 @@ class Tag:
 
 
 NO_TAG: Final = Tag(0, HEADER_SIZE_TEXT)
+NO_PROPERTIES: Final[properties.AsSent] = (b"", None, ())
 
 Filled = tuple[bytes | None, Tag, tuple[str, ...]]
 """The part of a record that comes from the message's properties: its tail, tag and keys."""
@@ -76,7 +77,7 @@ Filled = tuple[bytes | None, Tag, tuple[str, ...]]
 class FilledBatch(NamedTuple):
     """The same of the messages of a batch, in columns as in ``BatchColumns``, and the bytes of their records in the log."""
 
-    tails: list[bytes | None]
+    tails: list[bytes]
     tags: list[Tag]
     keys: list[tuple[str, ...]]
     size: int
@@ -454,16 +455,22 @@ class SendHandler:
     def _fill_batch(self, queue: ConsumeQueue, batch: BatchColumns) -> FilledBatch:
         """Return what the properties of a batch become in its records. Raise ``MessageIllegal``."""
         _, bodies, texts = batch
-        tails: list[bytes | None] = []
+        tails: list[bytes] = []
         tags: list[Tag] = []
         keys: list[tuple[str, ...]] = []
-        size, short_tail = 0, len(queue.tail)
-        for body, text in zip(bodies, texts, strict=True):
-            filled = self._fill(queue, text)
-            if filled is None:
+        tail_writer = TailWriter(queue.tail)
+        size, latest, tag = 0, "", NO_TAG
+        for at, text in enumerate(texts):
+            kept = properties.as_sent(text) if text else NO_PROPERTIES
+            if kept is None:
                 raise MessageIllegal(NO_BATCH)
-            tail, tag, names = filled
-            size += HEADER_SIZE + len(body) + (short_tail if tail is None else len(tail)) + CHECKSUM_SIZE
+            data, name, names = kept
+            if name is None:
+                latest, tag = "", NO_TAG
+            elif name != latest:
+                latest, tag = name, self._tag(name)
+            tail = tail_writer.longer(data) if data else queue.tail
+            size += HEADER_SIZE + len(bodies[at]) + len(tail) + CHECKSUM_SIZE
             if size > self._most_batch_bytes:
                 limit = f"over the limit of {self._most_batch_bytes} bytes (from max_message_bytes)"
                 raise MessageIllegal(f"the records of a batch, its properties repeated in each, are {limit}")
