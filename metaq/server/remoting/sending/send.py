@@ -68,7 +68,7 @@ class Tag:
 
 
 NO_TAG: Final = Tag(0, HEADER_SIZE_TEXT)
-NO_PROPERTIES: Final[properties.AsSent] = (b"", None, ())
+NO_PROPERTIES: Final[properties.AsSent] = (b"", None, (), None)
 
 Filled = tuple[bytes | None, Tag, tuple[str, ...]]
 """The part of a record that comes from the message's properties: its tail, tag and keys."""
@@ -464,7 +464,7 @@ class SendHandler:
             kept = properties.as_sent(text) if text else NO_PROPERTIES
             if kept is None:
                 raise MessageIllegal(NO_BATCH)
-            data, name, names = kept
+            data, name, names, _ = kept
             if name is None:
                 latest, tag = "", NO_TAG
             elif name != latest:
