@@ -51,6 +51,22 @@ STORE: Final = [
     ),
     M(
         "timers",
+        "engine/timers/upkeep.py",
+        "if step is not IndexStep.MORE or self._clock.monotonic() - began >= WORK_S:",
+        "if step is not IndexStep.MORE:",
+        "engine/test_upkeep.py::test_timers_are_read_a_little_at_a_time",
+    ),
+    M(
+        "timers",
+        "engine/timers/upkeep.py",
+        """(LONG_WORK_S if table.waiting > MANY else WORK_S):
+                    return True""",
+        """(LONG_WORK_S if table.waiting > MANY else WORK_S):
+                    gevent.sleep(REST_S)""",
+        "engine/test_upkeep.py::test_others_have_the_index_while_much_enters",
+    ),
+    M(
+        "timers",
         "timers/fold.py",
         "mark.log_offset < park.log_offset",
         "mark.log_offset > 0",

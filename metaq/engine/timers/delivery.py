@@ -22,6 +22,7 @@ from metaq.engine.timers.copying import Copying, size_of
 from metaq.engine.timers.recurring import Runs
 from metaq.engine.timers.staged import RESERVED_BYTES, NextRun
 from metaq.engine.timers.timers import Timers
+from metaq.engine.timers.upkeep import REST_S
 from metaq.engine.writing import note
 from metaq.errors import IndexFailed, MetaqError, StoreError
 from metaq.protocol.record import decode_record
@@ -30,6 +31,7 @@ from metaq.store.files.filecache import Run
 from metaq.store.log.noted import records_at
 from metaq.store.newrecord import Fields
 from metaq.timers.definitions import MOST
+from metaq.timers.entering import IndexStep
 from metaq.timers.pending import Pending
 from metaq.timers.records import PARKS, Definition, Key, key_of, parts_of
 
@@ -130,7 +132,7 @@ class Delivery:
         now_ms, clock = self._now_ms(), self._store.clock
         began = clock.monotonic()
         until = began + min(max(began - self._rests_from, LEAST_SHARE_S), MOST_SHARE_S)
-        is_loaded, is_staged = self._load(table, now_ms), False
+        loaded, is_staged = self._load(table, now_ms), False
         while self._in_flight_bytes < IN_FLIGHT_BYTES and (copies := self._due_copies(table, now_ms)) is not None:
             self._stage(table, copies)
             is_staged = True
@@ -143,7 +145,9 @@ class Delivery:
         if self._in_flight_bytes >= IN_FLIGHT_BYTES:
             return RETRY_S  # woken when a group is safe
         self._rests_from = NEVER_S
-        return self._pause_s(table, now_ms) if is_loaded else LOAD_RETRY_S
+        if loaded is IndexStep.DONE:
+            return self._pause_s(table, now_ms)
+        return REST_S if loaded is IndexStep.MORE else LOAD_RETRY_S
 
     def _due_copies(self, table: Pending, now_ms: int) -> _Copies | None:
         """Take the next timers that are due, and return the group that delivers them; ``None`` when that must wait."""
@@ -186,14 +190,14 @@ class Delivery:
             self._clock_difference_ms = difference_ms
         return now_ms
 
-    def _load(self, table: Pending, now_ms: int) -> bool:
-        """Read timers into memory when few are left there, or the last ones are close; return false to try again soon.
+    def _load(self, table: Pending, now_ms: int) -> IndexStep:
+        """Read timers into memory for a while when few are left there, or the last ones are close.
 
         Where few are due, it reads only every 15 s: a scan of the index costs up to milliseconds while many are delivered.
         """
         enough_ms = CLOSE_MS if table.near >= FEW else AHEAD_MS // 2
         if table.horizon >= key_of(now_ms + enough_ms, 0):
-            return True
+            return IndexStep.DONE
         return self._timers.upkeep.load(table, key_of(now_ms + AHEAD_MS, 0), NEAR)
 
     # -- one group ----------------------------------------------------------------------------------------------------

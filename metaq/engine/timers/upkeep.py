@@ -35,13 +35,22 @@ class Upkeep:
         """Held by whoever applies changes to the index or scans it: a scan must not miss what is applied meanwhile."""
 
     def enter(self, table: Pending) -> None:
-        """Enter what is safe into the index. Raises ``IndexFailed`` and ``DiskFull``."""
+        """Enter what is safe into the index. Raises ``IndexFailed`` and ``DiskFull``.
+
+        Others may have the index in between: where requests fill the turns of the loop, a rest takes 20 ms, and all rests
+        seconds.
+        """
+        while self._enter_some(table):
+            gevent.sleep(REST_S)
+
+    def _enter_some(self, table: Pending) -> bool:
+        """Enter events for a while; return false when there are no more."""
         began = self._clock.monotonic()
         with self.lock:
             while table.apply(self._safe_end()):
                 if self._clock.monotonic() - began >= (LONG_WORK_S if table.waiting > MANY else WORK_S):
-                    gevent.sleep(REST_S)
-                    began = self._clock.monotonic()
+                    return True
+        return False
 
     def sort_in(self, table: Pending) -> None:
         """Sort in the timers of some packs, in a tenth of the time: nobody waits. Raises ``IndexFailed`` and ``DiskFull``."""
@@ -53,20 +62,18 @@ class Upkeep:
                     return
             gevent.sleep(SORT_REST_S)
 
-    def load(self, table: Pending, until: Key, most: int) -> bool:
-        """Read timers into memory up to a key, or until there are so many; return false when that must be tried again soon.
+    def load(self, table: Pending, until: Key, most: int) -> IndexStep:
+        """Read timers into memory for a while, up to a key or until there are so many; return ``MORE`` when that is not all.
 
         Raises ``IndexFailed`` and ``DiskFull``.
         """
         began = self._clock.monotonic()
         with self.lock:
-            while table.near < most and (step := table.load(until)) is not IndexStep.DONE:
-                if step is IndexStep.REFUSED:
-                    return False
-                if self._clock.monotonic() - began >= WORK_S:
-                    gevent.sleep(REST_S)
-                    began = self._clock.monotonic()
-        return True
+            while table.near < most:
+                step = table.load(until)
+                if step is not IndexStep.MORE or self._clock.monotonic() - began >= WORK_S:
+                    return step
+        return IndexStep.DONE
 
     def page(self, table: Pending, after: Key, most: int) -> list[tuple[Key, int]]:
         """Return the first pending timers after a key, and their places: at most so many, and at most a slice of the index.
