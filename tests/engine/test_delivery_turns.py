@@ -1,8 +1,8 @@
 """Deliveries of many timers that are due at once, turn by turn (``tests.support.inprocess``)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import gevent
 import pytest
@@ -19,6 +19,7 @@ from metaq.timers.records import MARKS
 from tests.support.broker import wait_until
 from tests.support.inprocess import Parts
 
+Result = TypeVar("Result")
 DEADLINE_S: Final = 30.0
 ORDERS: Final = TopicPartition("orders", 0)
 MANY: Final = 3 * PORTION + 5
@@ -28,16 +29,40 @@ class Bench:
     """Timers that are due, and a delivery that the test begins."""
 
     def __init__(self, data: Path) -> None:
-        self.parts = Parts(data, topics={ORDERS.topic: {"partitions": 1}})
-        self.timers = Timers(self.parts.context, self.parts.turns, run_here)
-        self.delivery = Delivery(self.timers, Runs(self.parts.context, run_here), run_here)
+        self.reads = 0
+        self._open(data)
         now_ms = self.parts.clock.now_ms()
         for number in range(MANY):
             self.timers.park(Draft(*ORDERS, b"%d" % number, {}, 0, 0, 5, bytes(8)), now_ms + 1 + number % 7)
         self.parts.end_turn()
+        self._begin()
+
+    def _open(self, data: Path) -> None:
+        self.parts = Parts(data, topics={ORDERS.topic: {"partitions": 1}})
+        self.timers = Timers(self.parts.context, self.parts.turns, run_here)
+        self.delivery = Delivery(self.timers, Runs(self.parts.context, run_here), self._run)
+
+    def _begin(self) -> None:
         self.parts.clock.advance(1.0)
         self.before = self.parts.store.log.staged_end
         self.delivery.start()
+
+    def _run(self, call: Callable[[], Result]) -> Result:
+        self.reads += 1
+        return call()
+
+    def open_again(self) -> None:
+        """Begin with parks that only the disk has."""
+        data = self.parts.settings.data
+        self.close()
+        self._open(data)
+        self.timers.start()
+        wait_until(self._has_table, DEADLINE_S, "the parks are read")
+        self._begin()
+
+    def _has_table(self) -> bool:
+        gevent.sleep(0.001)
+        return self.timers.table is not None
 
     def close(self) -> None:
         self.delivery.stop()
@@ -77,6 +102,16 @@ def test_several_groups_are_staged_in_one_turn(bench: Bench) -> None:
     bench.parts.end_turn()
     assert bench.bodies() == WANTED
     assert bench.parts.store.queue(*MARKS).readable == 1 + 4  # the secret, and a mark for each group
+    assert bench.timers.pending == 0
+
+
+def test_parks_on_the_disk_are_read_for_several_groups_at_once(bench: Bench) -> None:
+    """N-4, N-6: a wait for the disk ends in the next turn of the loop."""
+    bench.open_again()
+    bench.stage()
+    bench.parts.end_turn()
+    assert (bench.bodies(), bench.reads) == (WANTED, 1)
+    assert bench.parts.store.queue(*MARKS).readable == 1 + 4
     assert bench.timers.pending == 0
 
 

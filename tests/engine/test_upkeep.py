@@ -37,7 +37,7 @@ def begin() -> tuple[Upkeep, Any]:
 
 
 def test_others_have_the_index_while_much_enters() -> None:
-    """N-6: deliveries that need more timers in memory would wait for seconds."""
+    """N-6: deliveries that need more timers in memory would wait for a second."""
     upkeep, table = begin()
     found = list[int]()
 

@@ -82,6 +82,13 @@ STORE: Final = [
     ),
     M(
         "timers",
+        "engine/timers/delivery.py",
+        "if taken and taken[0][1] < self._store.log.hot_from():",
+        "if False:",
+        "engine/test_delivery_turns.py::test_parks_on_the_disk_are_read_for_several_groups_at_once",
+    ),
+    M(
+        "timers",
         "timers/fold.py",
         "mark.log_offset < park.log_offset",
         "mark.log_offset > 0",

@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 PORTION: Final = 256
 """Messages in one group."""
 PORTION_BYTES: Final = 1 << 20
+COLD: Final = 1024
+"""Messages of several groups whose parks are read from the disk together: each wait costs a turn of the loop, or two."""
 IN_FLIGHT_BYTES: Final = 8 << 20
 """Copies that may be on their way to become safe at once."""
 LEAST_SHARE_S: Final = 0.001
@@ -133,8 +135,9 @@ class Delivery:
         began = clock.monotonic()
         until = began + min(max(began - self._rests_from, LEAST_SHARE_S), MOST_SHARE_S)
         loaded, is_staged = self._load(table, now_ms), False
-        while self._in_flight_bytes < IN_FLIGHT_BYTES and (copies := self._due_copies(table, now_ms)) is not None:
-            self._stage(table, copies)
+        while self._in_flight_bytes < IN_FLIGHT_BYTES and (taken := self._take(table, now_ms)):
+            if not self._deliver(table, taken):
+                break
             is_staged = True
             if clock.monotonic() >= until:
                 break
@@ -149,25 +152,31 @@ class Delivery:
             return self._pause_s(table, now_ms)
         return REST_S if loaded is IndexStep.MORE else LOAD_RETRY_S
 
-    def _due_copies(self, table: Pending, now_ms: int) -> _Copies | None:
-        """Take the next timers that are due, and return the group that delivers them; ``None`` when that must wait."""
+    def _take(self, table: Pending, now_ms: int) -> list[tuple[Key, int]]:
+        """Take the next timers that are due: of one group, or of several whose parks are read from the disk in one wait."""
         taken = table.take_due(now_ms, PORTION)
-        if not taken:
-            return None
+        if taken and taken[0][1] < self._store.log.hot_from():
+            taken += table.take_due(now_ms, COLD - PORTION)
+        return taken
+
+    def _deliver(self, table: Pending, taken: list[tuple[Key, int]]) -> bool:
+        """Stage the groups that deliver timers that are taken; what must wait is given back. Return false when all must."""
+        count = 0
         try:
             self._store.check_writable()
             self._timers.turns.check_load()
-            copies = self._copies(table, taken)
-        except BaseException:
-            for key, _ in taken:
+            parks = self._parks([place for _, place in taken])
+            while count < len(taken) and self._in_flight_bytes < IN_FLIGHT_BYTES:
+                copies = self._copies(table, taken[count : count + PORTION], parks)
+                # one with an earlier time may have come meanwhile, as the clock was set back, or the index may have failed
+                if self._timers.table is not table or not table.is_clear(copies.taken[-1][0]):
+                    break
+                self._stage(copies)
+                count += len(copies.taken)
+        finally:
+            for key, _ in taken[count:]:
                 table.release(key)
-            raise
-        is_clear = self._timers.table is table and table.is_clear(copies.taken[-1][0])
-        if not is_clear:  # one with an earlier time came meanwhile, as the clock was set back, or the index failed
-            for key, _ in copies.taken:
-                table.release(key)
-            return None
-        return copies
+        return count > 0
 
     def _pause_s(self, table: Pending, now_ms: int) -> float:
         """Return how long nothing can be due, as far as is known now."""
@@ -202,10 +211,9 @@ class Delivery:
 
     # -- one group ----------------------------------------------------------------------------------------------------
 
-    def _copies(self, table: Pending, taken: list[tuple[Key, int]]) -> _Copies:
-        """Return the copies of the first timers that were taken, as many as fit into a group; the others are given back."""
+    def _copies(self, table: Pending, taken: list[tuple[Key, int]], parks: dict[int, Stored | _Lost]) -> _Copies:
+        """Return the copies of the first timers that were taken, as many as fit into a group."""
         most_bytes = min(PORTION_BYTES, self._store.settings.segment_bytes // 2)
-        parks = self._parks([place for _, place in taken])
         copying = Copying(self._context)
         records: list[Fields] = []
         runs: list[NextRun] = []
@@ -232,8 +240,6 @@ class Delivery:
             size += length
             count += 1
             dropped += not found
-        for key, _ in taken[count:]:
-            table.release(key)
         return _Copies(taken[:count], records, runs, size, dropped)
 
     def _run_copies(
@@ -292,14 +298,9 @@ class Delivery:
         self._drops[definition.number] = reason
         logger.error("recurring message dropped name=%s log_offset=%d reason=%s", definition.name, place, reason)
 
-    def _stage(self, table: Pending, copies: _Copies) -> None:
-        """Stage a group. Raises ``MetaqError`` when it cannot be; its timers are given back."""
-        try:
-            self._timers.stage_delivery(copies.taken, copies.records, copies.dropped, copies.runs)
-        except MetaqError:
-            for key, _ in copies.taken:
-                table.release(key)
-            raise
+    def _stage(self, copies: _Copies) -> None:
+        """Stage a group. Raises ``MetaqError`` when it cannot be."""
+        self._timers.stage_delivery(copies.taken, copies.records, copies.dropped, copies.runs)
         self._in_flight_bytes += copies.size
         note(self._timers.turns, partial(self._settled, len(copies.records), copies.size))
 

@@ -37,8 +37,8 @@ class Upkeep:
     def enter(self, table: Pending) -> None:
         """Enter what is safe into the index. Raises ``IndexFailed`` and ``DiskFull``.
 
-        Others may have the index in between: where requests fill the turns of the loop, a rest takes 20 ms, and all rests
-        seconds.
+        Others may have the index in between: where requests fill the turns of the loop, a rest takes 20 ms, and all rests a
+        second.
         """
         while self._enter_some(table):
             gevent.sleep(REST_S)
