@@ -343,7 +343,7 @@ class Broker:
         later = self.later
         pops = PopHandler(self.context, self.leasing, self._reads, later)
         acks = AckHandler(self.context, self.leasing, self._reads)
-        self._endpoint.answer_runs({Request.SEND_MESSAGE_V2: self._sends.sends, Request.ACK_MESSAGE: acks.acks})
+        self._endpoint.answer_runs({**self._sends.runs(), Request.ACK_MESSAGE: acks.acks})
         sent_back = SendBackHandler(self.context, self.turns, self._reads)
         consumers = ConsumerHandler(self.context, later, self._locks, self._offsets)
         families: list[Family] = [self._sends, decisions, pulls, sent_back, DelayHandler(self._schedule), self._identity]

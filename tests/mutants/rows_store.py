@@ -308,6 +308,20 @@ STORE: Final = [
 
 PROTOCOLS: Final = [
     M(
+        "batches",
+        "protocol/remoting/sending/plain.py",
+        "is_batch = request.code == BATCH",
+        "is_batch = False",
+        "server/remoting/test_batch_runs.py::test_known_headers_change_nothing",
+    ),
+    M(
+        "batches",
+        "server/remoting/sending/send.py",
+        "None if head.is_batch else self._queue_of(session, head)",
+        "self._queue_of(session, head)",
+        "server/remoting/test_batch_runs.py::test_sends_and_batches_come_in_any_order",
+    ),
+    M(
         "SG-093",
         "protocol/remoting/frames.py",
         "            at = stop\n",

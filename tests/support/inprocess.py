@@ -221,7 +221,10 @@ class Remoting:
         return answer
 
     def send(self, code: int, header: tuple[Any, ...] = (), body: bytes = b"") -> None:
-        fields = encode_header(header) if header else {}
+        self.send_fields(code, encode_header(header) if header else {}, body)
+
+    def send_fields(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> None:
+        """Send a request, given by its fields."""
         self._session.receive(encode_request(code, next(self._opaques), fields, body))
 
     def send_together(self, code: int, requests: Sequence[Mapping[str, str]]) -> None:

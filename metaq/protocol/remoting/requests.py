@@ -3,7 +3,7 @@
 from metaq.protocol.remoting.codes import JSON
 from metaq.protocol.remoting.frames import FrameCutter, RemotingCommand, decode_frame
 from metaq.protocol.remoting.leases.plainacks import ACK, AckReader, PlainAcks
-from metaq.protocol.remoting.sending.plain import SEND, KnownHeads, PlainSend, SendReader
+from metaq.protocol.remoting.sending.plain import BATCH, SEND, KnownHeads, PlainSend, SendReader
 
 Received = RemotingCommand | PlainSend | PlainAcks
 
@@ -55,7 +55,7 @@ class RequestReader(FrameCutter):
     def _parse(self, header: bytes, body: bytes) -> None:
         request = decode_frame(header, body, JSON)
         run = None
-        if request.code == SEND:
+        if request.code in {SEND, BATCH}:
             self._sends.learn(header, request)
         elif request.code == ACK:
             self._run = run = self._acks.learn(header, request)

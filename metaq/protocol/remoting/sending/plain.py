@@ -1,6 +1,7 @@
 """Plain sends, of which most are alike: the headers that come again and again are parsed once.
 
-The JSON header of one client's sends to one partition (request 310) differs in three values only. It is cut at them::
+The JSON header of one client's sends to one partition (request 310), or of its batches (320), differs in three values only. It
+is cut at them::
 
     {"code":310,"extFields":{"a":"group","b":"orders",…,"g":"       before
     1790000000000                                                   when the message was made: 13 digits
@@ -28,6 +29,7 @@ HEADS_KEPT: Final = 1024
 LONGEST_HEAD: Final = 4096
 """Bytes of a header that is kept: anyone who may connect can have that many kept, and they are compared with each header."""
 SEND: Final = int(Request.SEND_MESSAGE_V2)
+BATCH: Final = int(Request.SEND_BATCH_MESSAGE)
 _LETTERS: Final = frozenset("abcdefghijklmn")
 """The fields of a send. A header with another one, such as a signature, differs in it, and is not worth keeping."""
 _BORN_NAME: Final = b'"g":"'
@@ -51,13 +53,14 @@ class SendHead(NamedTuple):
     sys_flag: int
     flag: int
     is_oneway: bool
+    is_batch: bool
     serialization: int
     sample: RemotingCommand
     """A send that had it."""
 
 
 class PlainSend(NamedTuple):
-    """One send that asks for nothing but to be stored."""
+    """One send, of a message or of a batch, that asks for nothing but to be stored."""
 
     head: SendHead
     opaque: int
@@ -67,7 +70,7 @@ class PlainSend(NamedTuple):
 
     @property
     def code(self) -> int:
-        return SEND
+        return BATCH if self.head.is_batch else SEND
 
     @property
     def flag(self) -> int:
@@ -84,15 +87,18 @@ class PlainSend(NamedTuple):
 
 def plain_send(request: RemotingCommand) -> PlainSend | None:
     """Return a request as a plain send; ``None`` when it is none."""
-    if request.code != SEND or request.flag & RESPONSE_FLAG:
+    is_batch = request.code == BATCH
+    if not (is_batch or request.code == SEND) or request.flag & RESPONSE_FLAG:
         return None
     fields = request.fields
     try:
         sys_flag, flag, born_ms = int(fields["f"]), int(fields["h"]), int(fields["g"])
-        if sys_flag & UNUSUAL or flag not in _INT32 or fields.get("j", "0") != "0" or fields.get("m") == "true":
+        if sys_flag & UNUSUAL or flag not in _INT32 or fields.get("j", "0") != "0":
+            return None
+        if fields.get("m") == "true" and not is_batch:
             return None
         is_oneway = bool(request.flag & ONEWAY_FLAG)
-        head = _new(SendHead, (fields["b"], fields["e"], sys_flag, flag, is_oneway, request.serialization, request))
+        head = _new(SendHead, (fields["b"], fields["e"], sys_flag, flag, is_oneway, is_batch, request.serialization, request))
     except (KeyError, ValueError):
         return None
     return _new(PlainSend, (head, request.opaque, born_ms, fields.get("i", ""), request.body))

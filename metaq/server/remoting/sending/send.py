@@ -1,6 +1,6 @@
 """Sending: 10, 310, 320 (specs: remoting protocol, section 3.2.1)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -13,7 +13,6 @@ from metaq.engine.dedupe.dedupe import ColdIds, Dedupe
 from metaq.engine.halfmessages import HalfMessages, is_half, is_transactional
 from metaq.engine.placing import place
 from metaq.engine.priorities.levels import prioritize
-from metaq.engine.tables.topics import Topic
 from metaq.engine.timers.staged import short_to_park
 from metaq.engine.timers.timers import Timers
 from metaq.engine.turn import Turns
@@ -22,52 +21,34 @@ from metaq.errors import MessageIllegal, MetaqError
 from metaq.message import HALF_TOPIC, RETRY_PREFIX
 from metaq.protocol import properties
 from metaq.protocol.delays import MAY_DELAY, as_delayed, due_ms
-from metaq.protocol.priority import one_level
-from metaq.protocol.record import CHECKSUM_SIZE, HEADER_SIZE, TailWriter, constant_middle, java_hash, longer_tail
+from metaq.protocol.record import CHECKSUM_SIZE, HEADER_SIZE, TailWriter, constant_middle, longer_tail
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.leases.plainacks import PlainAcks
 from metaq.protocol.remoting.recall import VERSION, encode_words
 from metaq.protocol.remoting.requests import Received
-from metaq.protocol.remoting.sending.batch import BatchColumns, decode_batch, read_batch
+from metaq.protocol.remoting.sending.batch import BatchColumns
 from metaq.protocol.remoting.sending.plain import PlainSend, SendHead, plain_send
 from metaq.protocol.sysflag import TRANSACTION_TYPE
-from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.server.access.permissions import Action, allowed, demand
+from metaq.server.remoting.sending.batches import NO_BATCH, level_of_batch, read_messages
 from metaq.server.remoting.sending.header import draft_of, read_header
 from metaq.server.remoting.sending.outcome import RECALL_HANDLE, SENT_BYTES, SendOutcome, Sent
 from metaq.server.remoting.sending.partitions import Partitions
-from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler, failure
+from metaq.server.remoting.sending.tags import NO_TAG, Tag, Tags
+from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler, RunHandler, failure
 from metaq.server.wire.session import Session
 from metaq.store.files.filecache import ColdRead, Read, read_cached
 from metaq.store.queues.consumequeue import ConsumeQueue
 from metaq.timers.handles import Handle
 from metaq.timers.records import PARKS
 
-NO_BATCH: Final = "a message of a batch can be neither delayed nor transactional nor a request"
 BATCH_GROWTH: Final = 4
 """A batch takes at most this many times ``max_message_bytes`` in the log, where each of its messages is a whole record."""
-MOST_BATCH_PROPERTIES: Final = 1 << 20
-"""Characters of properties in a batch, its shared properties counted once per message: they are parsed for each message."""
 PLAIN: Final = int(StoredAs.PLAIN)
 PUBLISH: Final = Action.PUBLISH
 _new: Final = tuple.__new__
 """Costs a third of the named tuple's own constructor."""
-_KNOWN_TAGS: Final = 1024
-
-
-class Tag:
-    """The part of a record that comes from the message's tag."""
-
-    __slots__ = ("hash", "text_size")
-
-    def __init__(self, code: int, text_size: int) -> None:
-        self.hash = code
-        self.text_size = text_size
-        """The bytes of the message for text readers, without its body."""
-
-
-NO_TAG: Final = Tag(0, HEADER_SIZE_TEXT)
 NO_PROPERTIES: Final[properties.AsSent] = (b"", None, (), None)
 
 Filled = tuple[bytes | None, Tag, tuple[str, ...]]
@@ -81,12 +62,6 @@ class FilledBatch(NamedTuple):
     tags: list[Tag]
     keys: list[tuple[str, ...]]
     size: int
-
-
-def _deciding(text: str) -> dict[str, str]:
-    """Return those properties that decide about the partition in a topic with priorities."""
-    names = (properties.PRIORITY, properties.SHARDING_KEY)
-    return {name: value for name, value in properties.parse(text).items() if name in names}
 
 
 class SendHandler:
@@ -111,7 +86,7 @@ class SendHandler:
         self._known = partitions.known
         self._store = context.store
         self._host = context.store_host.hex().upper()
-        self._tags: dict[str, Tag] = {}
+        self._tags = Tags()
         self.configure(context.settings)
 
     def configure(self, settings: Settings) -> None:
@@ -128,6 +103,10 @@ class SendHandler:
             Request.SEND_MESSAGE_V2: partial(self._counted, self.send),
             Request.SEND_BATCH_MESSAGE: partial(self._counted, self.send_batch),
         }
+
+    def runs(self) -> dict[int, RunHandler]:
+        """Return what stages runs of plain sends and batches, by code."""
+        return {Request.SEND_MESSAGE_V2: self.sends, Request.SEND_BATCH_MESSAGE: self.batches}
 
     def _counted(self, handle: RequestHandler, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """Handle a send, and count it as a failed put when it is refused at once."""
@@ -187,7 +166,7 @@ class SendHandler:
                 break
             head, opaque, born_ms, text, body = send  # cheaper than by name
             if head is not known:
-                known, queue = head, self._queue_of(session, head)
+                known, queue = head, None if head.is_batch else self._queue_of(session, head)
             if queue is None or len(body) > self._most_bytes:
                 break
             try:
@@ -230,7 +209,7 @@ class SendHandler:
             data, tag_name, keys, ident = kept
             tail = longer_tail(queue.tail, data)
             if tag_name is not None:
-                tag = self._tag(tag_name)
+                tag = self._tags.of(tag_name)
             if has_window and (ident := ident or id_in(text)) is not None:
                 key = self._dedupe.new_key(head.topic, ident, now_ms)
                 if key is None:
@@ -265,7 +244,7 @@ class SendHandler:
         kept = short_to_park(delayed, due, queue, self._segment_bytes - len(body)) if due > now_ms else None
         if kept is None:
             return None
-        tag = NO_TAG if tag_name is None else self._tag(tag_name)
+        tag = NO_TAG if tag_name is None else self._tags.of(tag_name)
         parks = self._store.queues.get(PARKS)
         if parks is None:
             parks = self._store.queue(*PARKS)
@@ -290,15 +269,7 @@ class SendHandler:
         if kept is None:
             return None
         data, tag, keys, _ = kept
-        return longer_tail(queue.tail, data), NO_TAG if tag is None else self._tag(tag), keys
-
-    def _tag(self, tag: str) -> Tag:
-        known = self._tags.get(tag)
-        if known is None:
-            if len(self._tags) == _KNOWN_TAGS:
-                self._tags.clear()
-            self._tags[tag] = known = Tag(java_hash(tag), HEADER_SIZE_TEXT + 4 + len(tag.encode()))
-        return known
+        return longer_tail(queue.tail, data), NO_TAG if tag is None else self._tags.of(tag), keys
 
     def send(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """Stage one message, whatever it asks for; the reply is owed."""
@@ -352,6 +323,30 @@ class SendHandler:
 
     # -- many ---------------------------------------------------------------------------------------------------------
 
+    def batches(self, session: Session, requests: Sequence[Received], at: int) -> int:
+        """Stage the run of plain batches at ``at``, as ``sends`` does with plain sends."""
+        try:
+            self._partitions.refresh()
+        except MetaqError:
+            return at
+        end = at
+        for request in requests[at:] if at else requests:
+            if not isinstance(request, PlainSend) or not request.head.is_batch:
+                break
+            head, opaque, born_ms, text, body = request
+            queue = self._queue_of(session, head)
+            if queue is None or len(body) > self._most_bytes:
+                break
+            now_ms = self._store.clock.now_ms()
+            middle = constant_middle(head.sys_flag, born_ms, session.born_host, now_ms, self._context.store_host)
+            try:
+                sent = self._stage_batch(queue, text, body, middle, now_ms, opaque, head.serialization)
+            except (MetaqError, ColdIds):
+                break
+            self._owe(session, len(body), [] if head.is_oneway else [sent])
+            end += 1
+        return end
+
     def send_batch(self, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """Stage all messages of a batch, or none; they become visible together, and one reply is owed."""
         header = read_header(request)
@@ -360,9 +355,9 @@ class SendHandler:
         queue = self._partitions.admit(session, header, request.body)
         topic = self._context.topics.get(queue.topic)
         if topic is not None and topic.has_priorities:
-            queue = self._batch_level(topic, queue, header.properties or "", request.body)
-        store, ordinal, position = self._store, queue.next, queue.text_end
-        now_ms = store.clock.now_ms()
+            level = level_of_batch(topic.partitions, queue.partition, header.properties or "", request.body)
+            queue = self._store.queue(topic.name, level)
+        now_ms = self._store.clock.now_ms()
         middle = constant_middle(
             sys_flag=header.sys_flag & CLEARED,
             born_ms=header.born_timestamp,
@@ -371,19 +366,30 @@ class SendHandler:
             store_host=self._context.store_host,
             reconsume_times=header.reconsume_times,
         )
-        batch = self._read_batch(header.properties or "", request.body)
+        text, body = header.properties or "", request.body
+        sent = self._stage_batch(queue, text, body, middle, now_ms, request.opaque, request.serialization)
+        self._owe(session, len(body), [] if request.is_oneway else [sent])
+        return None
+
+    def _stage_batch(
+        self, queue: ConsumeQueue, shared: str, data: bytes, middle: bytes, now_ms: int, opaque: int, serialization: int
+    ) -> Sent:
+        """Stage a batch, unless it was stored before; return its reply. Raise ``MetaqError`` or ``ColdIds`` with nothing done.
+
+        ``shared`` are the properties that all its messages have.
+        """
+        ordinal, position = queue.next, queue.text_end
+        batch = read_messages(shared, data)
         filled = self._fill_batch(queue, batch)
-        first, ids = self._look_batch(header.topic, batch.properties, now_ms)
+        first, ids = self._look_batch(queue.topic, batch.properties, now_ms)
         if first is None:
-            store.log.reserve(filled.size)
+            self._store.log.reserve(filled.size)
             places = self._put_batch(queue, middle, batch, filled)
             first = First(StoredAs.PLAIN, queue.partition, ordinal, places[0], position)
-            self._stage_batch(ids, first, places, batch, filled.tags, now_ms)
+            self._stage_ids(ids, first, places, batch, filled.tags, now_ms)
         else:
-            places = self._places(header.topic, first, len(batch.bodies))
-        sent = Sent(request.opaque, request.serialization, first.partition, first.ordinal, first.log_offset, places[1:])
-        self._owe(session, len(request.body), [] if request.is_oneway else [sent])
-        return None
+            places = self._places(queue.topic, first, len(batch.bodies))
+        return Sent(opaque, serialization, first.partition, first.ordinal, first.log_offset, places[1:])
 
     def _put_batch(self, queue: ConsumeQueue, middle: bytes, batch: BatchColumns, filled: FilledBatch) -> list[int]:
         """Stage the messages of a batch, for which there is room; return their log offsets."""
@@ -397,12 +403,6 @@ class SendHandler:
             places.append(store.put(queue, flags[at], body, crc, middle, text_size, tails[at], tag.hash, keys[at]))
         return places
 
-    def _batch_level(self, topic: Topic, queue: ConsumeQueue, shared: str, data: bytes) -> ConsumeQueue:
-        """Return the partition of a batch in a topic with priorities, whose messages have one. Raise ``MessageIllegal``."""
-        common = _deciding(shared)
-        several: list[Mapping[str, str]] = [common | _deciding(item.properties) for item in decode_batch(data)]
-        return self._store.queue(topic.name, one_level(several, topic.partitions, queue.partition))
-
     def _look_batch(self, topic: str, texts: list[str], now_ms: int) -> tuple[First | None, list[bytes | None]]:
         """Return the first message of the same batch that was stored before, if there is one; else the keys of all ids."""
         ident = id_in(texts[0]) if topic in self._windows else None
@@ -414,7 +414,7 @@ class SendHandler:
         others = [id_in(text) for text in texts[1:]]
         return None, [key, *(None if ident is None else self._dedupe.key(topic, ident, now_ms) for ident in others)]
 
-    def _stage_batch(
+    def _stage_ids(
         self, ids: list[bytes | None], first: First, places: list[int], batch: BatchColumns, tags: list[Tag], now_ms: int
     ) -> None:
         """Take the ids of a batch that was just staged: a message of it may be sent again alone."""
@@ -438,20 +438,6 @@ class SendHandler:
         except ColdRead:
             raise ColdIds([], read_places) from None
 
-    def _read_batch(self, shared: str, data: bytes) -> BatchColumns:
-        """Return the messages of a batch, with ``shared`` among the properties of each. Raise ``MessageIllegal``."""
-        kept = properties.as_sent(shared)
-        if kept is not None and not kept[0]:
-            shared = ""  # only meant for the broker
-        flags, bodies, texts = read_batch(data)
-        if not bodies:
-            raise MessageIllegal("the batch has no messages")
-        characters = sum(map(len, texts)) + len(texts) * len(shared)
-        if characters > MOST_BATCH_PROPERTIES:
-            limit = f"over the limit of {MOST_BATCH_PROPERTIES}"
-            raise MessageIllegal(f"the properties of a batch have {characters} characters, {limit}: send several batches")
-        return BatchColumns(flags, bodies, [f"{text}\x02{shared}" for text in texts] if shared else texts)
-
     def _fill_batch(self, queue: ConsumeQueue, batch: BatchColumns) -> FilledBatch:
         """Return what the properties of a batch become in its records. Raise ``MessageIllegal``."""
         _, bodies, texts = batch
@@ -468,7 +454,7 @@ class SendHandler:
             if name is None:
                 latest, tag = "", NO_TAG
             elif name != latest:
-                latest, tag = name, self._tag(name)
+                latest, tag = name, self._tags.of(name)
             tail = tail_writer.longer(data) if data else queue.tail
             size += HEADER_SIZE + len(bodies[at]) + len(tail) + CHECKSUM_SIZE
             if size > self._most_batch_bytes:

@@ -38,9 +38,11 @@ def frame(header: bytes, body: bytes = b"", serialization: int = JSON) -> bytes:
     return struct.pack(">iI", 4 + len(header) + len(body), serialization << 24 | len(header)) + header + body
 
 
-def send(opaque: object = 1, *, born: object = BORN, text: str = KEY, queue: int = 0, body: bytes = b"") -> bytes:
-    """Return a send as the Java client writes it."""
-    return frame((JAVA % (queue, born, text, opaque)).encode(), body)
+def send(
+    opaque: object = 1, *, born: object = BORN, text: str = KEY, queue: int = 0, body: bytes = b"", code: int = 310
+) -> bytes:
+    """Return a send as the Java client writes it; a batch has the code 320."""
+    return frame((JAVA % (queue, born, text, opaque)).replace("310", str(code), 1).encode(), body)
 
 
 def as_commands(received: list[Received]) -> list[RemotingCommand]:
@@ -72,7 +74,14 @@ def test_a_header_that_comes_again_is_not_parsed() -> None:
 def sends(draw: st.DrawFn) -> bytes:
     """A send as the Java client writes it, with values that it may have or not, and perhaps one byte changed."""
     data = bytearray(
-        send(draw(OPAQUES), born=draw(BORNS), text=draw(TEXTS), queue=draw(st.integers(0, 2)), body=draw(st.binary(max_size=9)))
+        send(
+            draw(OPAQUES),
+            born=draw(BORNS),
+            text=draw(TEXTS),
+            queue=draw(st.integers(0, 2)),
+            body=draw(st.binary(max_size=9)),
+            code=draw(st.sampled_from([310, 310, 320])),
+        )
     )
     if draw(st.integers(0, 3)) == 0:
         data[draw(st.integers(8, len(data) - 1))] = draw(st.sampled_from(b'",:{}\\019 x\x00\xff'))
@@ -86,7 +95,7 @@ def sends(draw: st.DrawFn) -> bytes:
 @settings(max_examples=1000)
 def test_it_means_what_it_means_to_the_parser(parts: list[bytes], seed: int) -> None:
     """The same requests and the same end of the stream as without known headers."""
-    data = send() + send(queue=1) + b"".join(parts)
+    data = send() + send(queue=1) + send(code=320) + b"".join(parts)
     plain, reader = FrameReader(), RequestReader({})
     expected = plain.receive(data)
     found: list[Received] = []
@@ -105,7 +114,7 @@ def test_other_sends_are_parsed() -> None:
     """Those of other clients, signed ones, and those that ask for more than to be stored."""
     fields = orjson.loads(JAVA % (0, BORN, KEY, 1))["extFields"]
     others = {
-        "another request": encode_request(Request.SEND_BATCH_MESSAGE, 1, fields),
+        "another request": encode_request(Request.SEND_MESSAGE, 1, fields),
         "compact": encode_request(Request.SEND_MESSAGE_V2, 1, fields, serialization=COMPACT),
         "signed": encode_request(Request.SEND_MESSAGE_V2, 1, {**fields, "AccessKey": "me"}),
         "a batch": encode_request(Request.SEND_MESSAGE_V2, 1, {**fields, "m": "true"}),
@@ -130,6 +139,9 @@ def test_a_request_is_a_plain_send_or_not() -> None:
         assert found is not None
         assert found.command() == request
         assert plain_send(request._replace(fields={**fields, "m": "true"})) is None
+        batch = plain_send(request._replace(code=Request.SEND_BATCH_MESSAGE, fields={**fields, "m": "true"}))
+        assert batch is not None
+        assert (batch.head.is_batch, found.head.is_batch, batch.code) == (True, False, Request.SEND_BATCH_MESSAGE)
         assert plain_send(request._replace(fields={**fields, "g": "soon"})) is None
         assert plain_send(request._replace(fields={})) is None
 
