@@ -8,7 +8,8 @@ from tests.mutants.rows_clients import CLIENT, TOOLS
 from tests.mutants.rows_cluster import BROKER, REGISTRIES, REPLICAS, USERS
 from tests.mutants.rows_console import CONSOLE
 from tests.mutants.rows_leases import LEASES
-from tests.mutants.rows_store import PROTOCOLS, STORE, TRANSACTIONS
+from tests.mutants.rows_protocols import PROTOCOLS
+from tests.mutants.rows_store import STORE, TRANSACTIONS
 
 MUTANTS: Final[list[Mutant]] = [
     *STORE,

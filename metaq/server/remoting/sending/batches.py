@@ -13,7 +13,7 @@ MOST_BATCH_PROPERTIES: Final = 1 << 20
 """Characters of properties in a batch, its shared properties counted once per message: they are parsed for each message."""
 
 
-def read_messages(shared: str, data: bytes) -> BatchColumns:
+def columns_of_batch(shared: str, data: bytes) -> BatchColumns:
     """Return the messages of a batch, with ``shared`` among the properties of each. Raise ``MessageIllegal``."""
     kept = properties.as_sent(shared)
     if kept is not None and not kept[0]:

@@ -31,7 +31,7 @@ from metaq.protocol.remoting.sending.batch import BatchColumns
 from metaq.protocol.remoting.sending.plain import PlainSend, SendHead, plain_send
 from metaq.protocol.sysflag import TRANSACTION_TYPE
 from metaq.server.access.permissions import Action, allowed, demand
-from metaq.server.remoting.sending.batches import NO_BATCH, level_of_batch, read_messages
+from metaq.server.remoting.sending.batches import NO_BATCH, columns_of_batch, level_of_batch
 from metaq.server.remoting.sending.header import draft_of, read_header
 from metaq.server.remoting.sending.outcome import RECALL_HANDLE, SENT_BYTES, SendOutcome, Sent
 from metaq.server.remoting.sending.partitions import Partitions
@@ -379,7 +379,7 @@ class SendHandler:
         ``shared`` are the properties that all its messages have.
         """
         ordinal, position = queue.next, queue.text_end
-        batch = read_messages(shared, data)
+        batch = columns_of_batch(shared, data)
         filled = self._fill_batch(queue, batch)
         first, ids = self._look_batch(queue.topic, batch.properties, now_ms)
         if first is None:
