@@ -47,7 +47,7 @@ _DIGITS: Final = [int.from_bytes(f"{number:04}"[::-1].encode()) for number in ra
 _LAST_DIGITS: Final = [int.from_bytes(f"{number:02}"[::-1].encode()) for number in range(100)]
 """The digits of numbers in the order of a checksum property, least significant first, each as a number of as many bytes."""
 _MOST_JOINED: Final = 4096
-"""Bytes of a record that is copied behind others: a larger one costs less as a part of its own."""
+"""Bytes of a record that is copied to others: a larger one costs less as a part of its own."""
 _PART_BYTES: Final = 128 * 1024
 
 GROUP_MEMBER: Final = 1 << 30

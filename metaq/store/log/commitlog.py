@@ -245,7 +245,7 @@ class CommitLog:
         self._use(self._active, self.end)
 
     def _with_zeros(self, segment: Segment, start: int, data: bytes) -> bytes:
-        """Return the data of an append with zeros behind, where none were written yet and a sync follows.
+        """Return the data of an append followed by zeros, where none were written yet and a sync comes next.
 
         A block that is allocated, and written for the first time, takes the file system a commit of its journal in the next
         sync: one of 6 KB takes 140 µs with it, and 66 without. Zeros in many blocks take one for all.
