@@ -61,7 +61,8 @@ def new_page(browser: Browser, expected: Collection[str] = (), **options: Any) -
     finally:
         context.close()
     also = (NOT_THERE, *expected)
-    assert [fault for fault in faults if not any(words in fault for words in also)] == []
+    unexpected = [fault for fault in faults if not any(words in fault for words in also)]
+    assert not unexpected, unexpected
 
 
 @cache

@@ -26,8 +26,8 @@ TOPIC: Final = "orders"
 SAID_WITHIN_MS: Final = 10_000
 DEADLINE_S: Final = 60.0
 PATIENT_S: Final = 30.0
-AWAY: Final = ("status of 503",)
-"""The report of a browser about a part that it loads while a replica changes its role."""
+AWAY: Final = ("status of 503", "Error Code 503")
+"""The reports, of a browser and of htmx, about a part that is loaded while a replica changes its role."""
 
 
 class Sender(threading.Thread):
