@@ -109,7 +109,7 @@ AsSent = tuple[bytes, str | None, tuple[str, ...], str | None]
 
 The id is ``None`` when it has to be looked for (``metaq.dedupe.records.id_in``); there may be none.
 """
-_NOTHING: Final[AsSent] = (b"", None, (), None)
+NO_PROPERTIES: Final[AsSent] = (b"", None, (), None)
 _OTHER_IDS: Final = (DEDUPE_ID, *COPIED)
 """Properties because of which the id is not the value of UNIQ_KEY."""
 
@@ -153,7 +153,7 @@ def as_sent(text: str, most: int = len(_DIFFERING)) -> AsSent | None:
 def _with_differing(text: str, at: int, name_end: int, most: int) -> AsSent | None:
     """Do the work of ``as_sent`` for properties of which the last one, at ``at``, is another one in each message."""
     value = text[name_end + 1 :].removesuffix("\x02")
-    found: AsSent | None = _NOTHING
+    found: AsSent | None = NO_PROPERTIES
     if at:
         found = as_sent(text[:at], most - 1)
     if found is None or not _is_value(value):

@@ -44,9 +44,9 @@ MOST_IN_RUN: Final = 256
 _OWN: Final = b"METAQ_"
 """The begin of the names of properties that only the broker sets."""
 _END: Final = 2
-_LENGTH_AT: Final = 84
+LENGTH_AT: Final = 84
 """The place of the body's length in a record's header."""
-_PROPERTIES_AT: Final = 1 + len(PARKS.topic) + 2
+PROPERTIES_AT: Final = 1 + len(PARKS.topic) + 2
 """Where the properties of a park begin after its body."""
 _MOST_DIGITS: Final = 18
 LATEST_MS: Final = (1 << 53) - 1
@@ -221,8 +221,8 @@ def due_of_first(data: bytes) -> int | None:
 
     Returns ``None`` where only ``event_of_park`` can say what a record means. This costs a fifth of that.
     """
-    length: int = read_i32_be(data, _LENGTH_AT)
-    text = data[HEADER_SIZE + length + _PROPERTIES_AT : len(data) - CHECKSUM_SIZE]
+    length: int = read_i32_be(data, LENGTH_AT)
+    text = data[HEADER_SIZE + length + PROPERTIES_AT : len(data) - CHECKSUM_SIZE]
     if _OWN in text:
         return None
     at = text.rfind(_OUT)

@@ -15,6 +15,7 @@ from metaq.protocol.record import (
     host_bytes,
     record_tail,
 )
+from metaq.protocol.remoting.requests import Received, RequestReader
 from metaq.protocol.text.commands import Command, Invalid
 from metaq.protocol.text.messages import Stored, encode_stored, plain_overhead
 
@@ -47,6 +48,16 @@ def slicings(data: bytes, seed: int, count: int = 5) -> Iterator[tuple[str, list
 def feed(receive: Callable[[bytes], list[Event]], pieces: list[bytes]) -> list[Event]:
     """Everything that a reader makes of the pieces, in order."""
     return [event for piece in pieces for event in receive(piece)]
+
+
+def feed_until_error(reader: RequestReader, pieces: list[bytes]) -> list[Received]:
+    """The requests of the pieces, up to one with which the reader reports an error."""
+    found: list[Received] = []
+    for piece in pieces:
+        found += reader.receive(piece)
+        if reader.error is not None:
+            break
+    return found
 
 
 def comparable(command: Command) -> object:

@@ -36,7 +36,7 @@ from metaq.protocol.record import (
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT, Stored
 from metaq.store.newrecord import Fields
 from metaq.store.queues.consumequeue import ConsumeQueue
-from metaq.timers.records import PARKS
+from metaq.timers.records import LENGTH_AT, PROPERTIES_AT
 
 OnDrop = Callable[[int, str], None]
 """Report that the message parked at a log offset is dropped, and why."""
@@ -44,12 +44,9 @@ OnDrop = Callable[[int, str], None]
 _CRC_AT: Final = 8
 _FLAG_AT: Final = 16
 _MIDDLE_AT: Final = 36
-_LENGTH_AT: Final = 84
 """Places in a record's header."""
 _MIDDLE: Final = struct.Struct(">iq8sq8si")
 """The part from the system flag to the retries (``constant_middle``)."""
-_PROPERTIES_AT: Final = 1 + len(PARKS.topic) + 2
-"""Where the properties of a park begin after its body."""
 _PLACE: Final = f"{properties.REAL_TOPIC}\x01".encode()
 _NO_PLACE: Final = b"\xff"
 """The end of no park."""
@@ -92,9 +89,9 @@ class Copying:
         """Return the copy of a park whose place is known from its last bytes; ``None`` when it has to be taken apart."""
         crc: int = read_i32_be(data, _CRC_AT)
         flag: int = read_i32_be(data, _FLAG_AT)
-        length: int = read_i32_be(data, _LENGTH_AT)
+        length: int = read_i32_be(data, LENGTH_AT)
         body_end = HEADER_SIZE + length
-        text_at, text_end = body_end + _PROPERTIES_AT, len(data) - CHECKSUM_SIZE
+        text_at, text_end = body_end + PROPERTIES_AT, len(data) - CHECKSUM_SIZE
         at = text_end - len(self._place)
         if at < text_at or data[at:text_end] != self._place:
             at = data.rfind(_PLACE, text_at, text_end)

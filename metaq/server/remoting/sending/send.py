@@ -49,7 +49,6 @@ PLAIN: Final = int(StoredAs.PLAIN)
 PUBLISH: Final = Action.PUBLISH
 _new: Final = tuple.__new__
 """Costs a third of the named tuple's own constructor."""
-NO_PROPERTIES: Final[properties.AsSent] = (b"", None, (), None)
 
 Filled = tuple[bytes | None, Tag, tuple[str, ...]]
 """The part of a record that comes from the message's properties: its tail, tag and keys."""
@@ -447,7 +446,7 @@ class SendHandler:
         tail_writer = TailWriter(queue.tail)
         size, latest, tag = 0, "", NO_TAG
         for at, text in enumerate(texts):
-            kept = properties.as_sent(text) if text else NO_PROPERTIES
+            kept = properties.as_sent(text) if text else properties.NO_PROPERTIES
             if kept is None:
                 raise MessageIllegal(NO_BATCH)
             data, name, names, _ = kept

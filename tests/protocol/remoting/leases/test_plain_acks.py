@@ -12,7 +12,7 @@ from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_
 from metaq.protocol.remoting.leases.plainacks import LONGEST_ACK, PlainAcks, plain_ack
 from metaq.protocol.remoting.requests import Received, RequestReader
 from tests.protocol.remoting.sending.test_plain import frame, send
-from tests.support.wire import feed, random_slices
+from tests.support.wire import feed, feed_until_error, random_slices
 
 JAVA: Final = (
     '{"code":200051,"extFields":{"queueId":"0","extraInfo":"40 1790000000000 60000 4711 0 broker-a 0 %s","offset":"%s",'
@@ -104,11 +104,7 @@ def test_they_mean_what_they_mean_to_the_parser(parts: list[bytes], seed: int) -
     data = ack(40) + b"".join(parts)
     plain, reader = FrameReader(), RequestReader({})
     expected = plain.receive(data)
-    found: list[Received] = []
-    for piece in random_slices(data, seed):
-        found += reader.receive(piece)
-        if reader.error is not None:
-            break
+    found = feed_until_error(reader, random_slices(data, seed))
     assert as_commands(found) == expected
     assert str(reader.error) == str(plain.error)
 

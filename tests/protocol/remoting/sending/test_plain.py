@@ -12,7 +12,7 @@ from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_
 from metaq.protocol.remoting.leases.plainacks import PlainAcks
 from metaq.protocol.remoting.requests import Received, RequestReader
 from metaq.protocol.remoting.sending.plain import HEADS_KEPT, LONGEST_HEAD, KnownHeads, PlainSend, plain_send
-from tests.support.wire import feed, random_slices
+from tests.support.wire import feed, feed_until_error, random_slices
 
 JAVA: Final = (
     '{"code":310,"extFields":{"a":"group","b":"orders","c":"TBW102","d":"4","e":"%d","f":"0","g":"%s","h":"0","i":"%s",'
@@ -98,11 +98,7 @@ def test_it_means_what_it_means_to_the_parser(parts: list[bytes], seed: int) -> 
     data = send() + send(queue=1) + send(code=320) + b"".join(parts)
     plain, reader = FrameReader(), RequestReader({})
     expected = plain.receive(data)
-    found: list[Received] = []
-    for piece in random_slices(data, seed):
-        found += reader.receive(piece)
-        if reader.error is not None:
-            break
+    found = feed_until_error(reader, random_slices(data, seed))
     assert as_commands(found) == [
         each._replace(fields={**each.fields, "g": str(int(each.fields["g"]))}) if isinstance(seen, PlainSend) else each
         for each, seen in zip(expected, found, strict=True)
