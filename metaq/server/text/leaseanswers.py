@@ -8,6 +8,7 @@ from metaq.engine.leases.keyed import records_of
 from metaq.engine.leases.leases import Leases
 from metaq.engine.leases.planning import PopRequest
 from metaq.engine.leases.popping import PopResult, count_given
+from metaq.engine.turn import Short
 from metaq.errors import MetaqError, UnknownTopic
 from metaq.leases.tokens import begun_in, bits_in
 from metaq.message import GroupPartition
@@ -16,7 +17,7 @@ from metaq.protocol.text.commands import Ack, Extend, Nack
 from metaq.protocol.text.ids import MessageId, encode_token
 from metaq.protocol.text.messages import Stored
 from metaq.protocol.text.pushed import Push, encode_pushed
-from metaq.protocol.text.replies import NOT_FOUND, OK, write_result
+from metaq.protocol.text.replies import ERROR, NOT_FOUND, OK, write_result
 from metaq.server.text.session import TextSession
 from metaq.server.wire.session import Buffer
 
@@ -89,6 +90,28 @@ def counted(command: Ack | Nack | Extend, count: int) -> bytes:
 def lease_refusal(error: MetaqError, opaque: str) -> bytes:
     """Return the reply to a command that failed. A topic that is not there is 404, which is 500 in replies to puts."""
     return write_result(NOT_FOUND if isinstance(error, UnknownTopic) else error.status, str(error), opaque)
+
+
+class SafeAnswer:
+    """The outcome of a command whose answer waits until what it has stored is as safe as a message."""
+
+    __slots__ = ("_opaque", "_reply", "_session", "size")
+
+    def __init__(self, session: TextSession, opaque: str, reply: bytes) -> None:
+        """Prepare the outcome; the session must owe the answer already."""
+        self._session = session
+        self._opaque = opaque
+        self._reply = reply
+        self.size = 0
+
+    def stored(self) -> None:
+        self._session.answer(1, 0, self._reply)
+
+    def refused(self, error: MetaqError, outcome: str) -> None:
+        self._session.answer(1, 0, lease_refusal(error, self._opaque))
+
+    def late(self, short: Short) -> None:
+        self._session.answer(1, 0, write_result(ERROR, f"stored, but not {short.lacks}", self._opaque))
 
 
 def push_others(session: TextSession, ended: Sequence[Leased]) -> None:

@@ -9,7 +9,6 @@ from metaq.engine.leases.leasing import Leasing
 from metaq.engine.leases.planning import PopRequest
 from metaq.engine.reading.filters import EVERY_MESSAGE, Filter, filter_of, parse_cached
 from metaq.engine.tables.groups import SAFE_ACKS
-from metaq.engine.writing import note
 from metaq.errors import (
     AccessDenied,
     BadRequest,
@@ -29,7 +28,7 @@ from metaq.protocol.subscription import ExpressionKind
 from metaq.protocol.text.commands import Ack, Extend, Nack, Pop, Subscribe
 from metaq.protocol.text.ids import encode_token
 from metaq.server.access.permissions import Action, demand
-from metaq.server.text.leaseanswers import Leased, counted, give_frames, lease_refusal, push_others
+from metaq.server.text.leaseanswers import Leased, SafeAnswer, counted, give_frames, lease_refusal, push_others
 from metaq.server.text.leasewaits import HeldPop, RejectionWait
 from metaq.server.text.session import TextSession
 from metaq.server.wire.reads import StoreReads
@@ -174,7 +173,7 @@ class LeaseHandler:
         reply = counted(command, count)
         known = [self.context.groups.get(name) for name in groups]
         if any(group is not None and group.lease_acks == SAFE_ACKS for group in known):
-            note(self.leases.turns, partial(_answer_safe, session, command, reply))
+            self.leases.turns.staged(SafeAnswer(session, command.opaque, reply))
             return
         session.lease_changes += 1
         self.leases.turns.after_append(partial(_answer, session, command, reply))
@@ -249,7 +248,3 @@ def _answer(session: TextSession, command: Ack | Nack | Extend, reply: bytes, er
     if error is not None and not isinstance(error, DiskFull):
         reply = lease_refusal(error, command.opaque)
     session.answer(1, 0, reply)
-
-
-def _answer_safe(session: TextSession, command: Ack | Nack | Extend, reply: bytes, error: MetaqError | None) -> None:
-    session.answer(1, 0, reply if error is None else lease_refusal(error, command.opaque))

@@ -1,19 +1,16 @@
 """Pops that wait, for the disk, for others, or in line for messages; and rejections, which read the messages first."""
 
 from collections.abc import Sequence
-from functools import partial
 
 from metaq.engine.leases.leasing import Leasing
 from metaq.engine.leases.poison import Reason
 from metaq.engine.leases.popping import PopResult
 from metaq.engine.leases.waiting import Waiting
-from metaq.engine.writing import note
-from metaq.errors import MetaqError
 from metaq.leases.events import Dead
 from metaq.leases.state import ReceiptState
 from metaq.protocol.text.commands import Nack
 from metaq.protocol.text.replies import NOT_FOUND, NOTHING_TO_POP, write_result
-from metaq.server.text.leaseanswers import Leased, counted, give_frames, push_others
+from metaq.server.text.leaseanswers import Leased, SafeAnswer, counted, give_frames, push_others
 from metaq.server.text.reads import TextRead
 from metaq.server.text.session import TextSession
 from metaq.server.wire.pops import PopRead
@@ -67,10 +64,4 @@ class RejectionWait(TextRead):
             return
         push_others(self.session, self._found)
         self.defer()
-        note(self._leases.turns, partial(self._answer, count))
-
-    def _answer(self, count: int, error: MetaqError | None) -> None:
-        if error is not None:
-            self.fail(error)
-        else:
-            self.settle(counted(self._command, count))
+        self._leases.turns.staged(SafeAnswer(self.session, self._opaque, counted(self._command, count)))

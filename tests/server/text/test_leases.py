@@ -3,16 +3,18 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 from metaq.engine.leases.leasing import Leasing
+from metaq.engine.tables.groups import Group
 from metaq.message import TopicPartition
 from metaq.server.text.get import GetHandler
 from metaq.server.text.leases import LeaseHandler
 from metaq.server.text.push import PushHandler
 from metaq.server.text.put import PutHandler
+from metaq.store.files.filecache import run_here
 from tests.support.inprocess import Parts, Text
 
 LEASE_S: Final = 60.0
@@ -21,8 +23,8 @@ LEASE_S: Final = 60.0
 class Broker:
     """A broker that leases messages of the topic ``orders``."""
 
-    def __init__(self, data: Path) -> None:
-        self.parts = Parts(data, topics={"orders": {"partitions": 4}})
+    def __init__(self, data: Path, **settings: Any) -> None:
+        self.parts = Parts(data, topics={"orders": {"partitions": 4}}, **settings)
         context = self.parts.context
         self.leasing = Leasing.open(context, self.parts.turns, self.parts.loop.timer)
         leases = LeaseHandler(context, self.leasing, self.parts.reads)
@@ -49,6 +51,17 @@ class Broker:
     def advance(self, seconds: float) -> None:
         self.parts.advance(seconds)
         self.settle()
+
+    def sync(self) -> None:
+        """Let a sync make everything safe."""
+        self.parts.store.sync(run_here)
+        self.parts.turns.release()
+        self.settle()
+
+    def make_late(self) -> None:
+        """Let the time pass that answers wait for a sync."""
+        self.parts.clock.advance(self.parts.settings.sync_timeout_ms / 1000)
+        self.parts.turns.expire()
 
     def dead_letters(self) -> int:
         queue = self.parts.store.queues.get(TopicPartition("%DLQ%billing", 0))
@@ -265,6 +278,34 @@ def test_a_new_owner_takes_a_partition_over(broker: Broker, client: Client) -> N
     broker.put("a", partition=2)
     assert client.heard() == []
     assert other.heard() == ["message 1 5 2-0 orders 2 0 1 0", "a"]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "line"),
+    [({"lease_acks": "safe"}, "ack 0-0 8"), ({"lease_acks": "safe"}, "extend 0-0 120000 8"), ({}, "nack 0-0 dead 8")],
+)
+def test_what_is_not_as_safe_as_a_message_in_time_is_said(tmp_path: Path, attributes: dict[str, str], line: str) -> None:
+    """ES-102: acks of a group with safe acks, and dead letters, are answered as puts are."""
+    broker = Broker(tmp_path / "data", durability="disk")
+    broker.parts.context.groups.put(Group("billing", attributes=attributes))
+    broker.put("hello")
+    broker.sync()
+    client = Client(broker)
+    client.say("pop orders billing 1 7")
+    assert client.say(line) == []
+    broker.make_late()
+    assert client.heard() == ["result 500 31 8", "stored, but not yet on the disk"]
+    broker.parts.close()
+
+
+def test_acks_that_need_not_be_safe_are_answered_before_the_sync(tmp_path: Path) -> None:
+    broker = Broker(tmp_path / "data", durability="disk")
+    broker.put("hello")
+    broker.sync()
+    client = Client(broker)
+    client.say("pop orders billing 1 7")
+    assert client.say("ack 0-0 8") == ["result 200 1 8", "1"]
+    broker.parts.close()
 
 
 @pytest.mark.parametrize(
