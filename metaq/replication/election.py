@@ -210,9 +210,7 @@ class Election:
         state = None if found is None or not found.data else ReplicaGroupState.decode(found.data)
         loss = self._loss(log, state)
         if loss is not None and not accept_loss:
-            raise BadRequest(
-                f"{loss}. To make it master nevertheless, and lose what it lacks: metaq cluster promote --accept-loss"
-            )
+            raise BadRequest(f"{loss}. It becomes master only if you accept the loss")
         epoch = log.epoch if state is None else max(log.epoch, state.epoch)
         self._zookeeper.make(self._state_path)
         self._zookeeper.commit([SetData(self._state_path, ReplicaGroupState(epoch, self._replica, (self._replica,)).encode())])
@@ -328,9 +326,7 @@ class Election:
         others = self._others()
         for number in leading.in_sync:
             if number != self._replica and number not in others:
-                return (
-                    f"replica {number} could be elected later, and is not there; if it is lost for good: metaq cluster promote"
-                )
+                return f"replica {number} could be elected later, and is not there; if it is lost for good, promote this one"
         for number, other in others.items():
             if other.log.epoch > leading.epoch:
                 return f"replica {number} has a log of the epoch {other.log.epoch}"
@@ -393,7 +389,7 @@ class Election:
         if state is None:
             return self._obstacle_to_the_first(log, alone_s)
         if self._replica not in state.in_sync:
-            return f"it is not in sync, {sorted(state.in_sync)} are; if they are lost for good: metaq cluster promote"
+            return f"it is not in sync, {sorted(state.in_sync)} are; if they are lost for good, promote this one"
         if state.preferred not in {0, self._replica} and self._may_come(state.preferred, alone_s):
             return f"replica {state.preferred} goes first"
         return None if log.suspect is None else self._obstacle_to_a_suspect(log, state)
@@ -409,9 +405,7 @@ class Election:
                 continue
             other = others.get(number)
             if other is None:
-                return (
-                    f"{lacks}, and replica {number} is not there; if that is lost for good: metaq cluster promote --accept-loss"
-                )
+                return f"{lacks}, and replica {number} is not there; if that is lost for good, promote this one"
             if other.version != self._version or other.log.suspect is None:
                 return f"{lacks}; replica {number} may have them"
             if other.log.is_longer(log):
@@ -436,7 +430,7 @@ class Election:
 
     def _obstacle_to_the_first(self, log: ReplicaLog, alone_s: float) -> str | None:
         if log.epoch != FIRST_EPOCH:
-            return "ZooKeeper has lost the state of the replicas; the master makes it anew, or metaq cluster promote"
+            return "ZooKeeper has lost the state of the replicas; the master makes it anew, or you promote a replica"
         if alone_s < GRACE_S:
             return "the group is new; others may still come"
         for number, other in self._others().items():

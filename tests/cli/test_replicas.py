@@ -151,14 +151,23 @@ def test_promote_by_address(cluster: Cluster) -> None:
     assert slave.status()["role"] == "master"
 
 
+def replica_view(number: int, role: str) -> Reply:
+    """The state of one of two replicas that elect their master."""
+    view = {"role": role, "replica": number, "epoch": 3, "begin": 0, "end": 10, "durable_end": 10}
+    view |= {"readable_end": 10, "in_sync": [1, 2], "min_in_sync": 2, "replication": "h:1", "master": "", "master_end": 10}
+    return Reply(body=json.dumps({**view, "problem": None, "slaves": [], "elects": True}).encode())
+
+
+def brokers_named_a(master: FakeRemoting, slave: FakeRemoting) -> Reply:
+    """What a registry answers that knows these two."""
+    broker = {"cluster": "c", "brokerName": "a", "brokerAddrs": {"0": master.address, "2": slave.address}}
+    info = {"brokerAddrTable": {"a": broker}, "clusterAddrTable": {"c": ["a"]}}
+    return Reply(body=json.dumps(info).encode())
+
+
 def test_hand_over() -> None:
     """P25, MQ-070: the master is told which slave takes its place, and the command ends when that one is master."""
     roles = {1: "master", 2: "slave"}
-
-    def stands(number: int) -> Reply:
-        view = {"role": roles[number], "replica": number, "epoch": 3, "begin": 0, "end": 10, "durable_end": 10}
-        view |= {"readable_end": 10, "in_sync": [1, 2], "min_in_sync": 2, "replication": "h:1", "master": "", "master_end": 10}
-        return Reply(body=json.dumps({**view, "problem": None, "slaves": [], "elects": True}).encode())
 
     def hand_over(request: Any) -> Reply:
         assert request.fields == {"replica": "2"}
@@ -166,20 +175,38 @@ def test_hand_over() -> None:
         return Reply()
 
     with (
-        FakeRemoting(replica_status=lambda _: stands(1), hand_over=hand_over) as master,
-        FakeRemoting(replica_status=lambda _: stands(2)) as slave,
+        FakeRemoting(replica_status=lambda _: replica_view(1, roles[1]), hand_over=hand_over) as master,
+        FakeRemoting(replica_status=lambda _: replica_view(2, roles[2])) as slave,
+        FakeRemoting(get_broker_cluster_info=lambda _: brokers_named_a(master, slave)) as registry,
     ):
-        broker = {"cluster": "c", "brokerName": "a", "brokerAddrs": {"0": master.address, "2": slave.address}}
-        info = {"brokerAddrTable": {"a": broker}, "clusterAddrTable": {"c": ["a"]}}
-        with FakeRemoting(get_broker_cluster_info=lambda _: Reply(body=json.dumps(info).encode())) as registry:
-            cli = Cli(registry.address)
-            assert "nothing was changed" in cli.run("cluster", "handover", "a").stderr
-            warned = cli.run("cluster", "promote", "a", "--replica", "2").stderr
-            assert "this replica waits until that one is gone" in warned and "two masters" not in warned
-            assert master.count(Request.HAND_OVER) == 0
-            done = cli.run("cluster", "handover", "a", "--to", "2", "--yes")
-            assert "replica 2 of a" in done.stderr and "is master now, epoch 3" in done.stderr
-            assert master.count(Request.HAND_OVER) == 1
+        cli = Cli(registry.address)
+        assert "nothing was changed" in cli.run("cluster", "handover", "a").stderr
+        warned = cli.run("cluster", "promote", "a", "--replica", "2").stderr
+        assert "this replica waits until that one is gone" in warned and "two masters" not in warned
+        assert master.count(Request.HAND_OVER) == 0
+        done = cli.run("cluster", "handover", "a", "--to", "2", "--yes")
+        assert "replica 2 of a" in done.stderr and "is master now, epoch 3" in done.stderr
+        assert master.count(Request.HAND_OVER) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "way"),
+    [
+        (("promote", "a", "--replica", "2"), "; a loss is accepted with --accept-loss"),
+        (("promote", "a", "--replica", "2", "--accept-loss"), ""),
+        (("demote", "a", "--replica", "1", "--master", "h:2"), "; metaq cluster handover a hands over"),
+    ],
+)
+def test_a_refusal_is_shown_with_the_command_that_helps(command: tuple[str, ...], way: str) -> None:
+    """SG-083: brokers name no commands, since the console shows their refusals as well."""
+    refused = Reply(Response.SYSTEM_ERROR, remark="it must not be")
+    with (
+        FakeRemoting(replica_status=lambda _: replica_view(1, "master"), change_role=lambda _: refused) as master,
+        FakeRemoting(replica_status=lambda _: replica_view(2, "slave"), change_role=lambda _: refused) as slave,
+        FakeRemoting(get_broker_cluster_info=lambda _: brokers_named_a(master, slave)) as registry,
+    ):
+        told = Cli(registry.address).run("cluster", *command, "--yes", code=4).stderr
+        assert f"it must not be{way}\n" in told
 
 
 def test_add_slave(cluster: Cluster, cli: Cli, tmp_path: Path) -> None:

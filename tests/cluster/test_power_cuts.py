@@ -57,7 +57,7 @@ def test_a_master_that_lost_power_leaves_its_slaves_what_it_lost(tmp_path: Path,
         master.start()
         master.wait_problem("replicas [2], which were in sync, have them")
         assert master.status()["suspect"] is not None
-        with connect(master) as client, pytest.raises(AssertionError, match="--accept-loss"):
+        with connect(master) as client, pytest.raises(AssertionError, match="only if you accept the loss"):
             ask(client, Request.CHANGE_ROLE, role="master")
         slave.promote()
         assert read(slave) == bodies

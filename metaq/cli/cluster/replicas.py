@@ -1,7 +1,8 @@
 """``metaq cluster status``, ``promote``, ``demote``, ``handover``: the state of replicas, and changes of master."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import click
@@ -23,7 +24,7 @@ from metaq.client import Admin
 from metaq.client.admin.replicas import ReplicaAdmin
 from metaq.client.admin.views import BrokerView, ReplicaView, SlaveView
 from metaq.diagnosis.rolechanges import NOT_IN_SYNC, ReplicaStanding, demotion_warnings, promotion_warnings
-from metaq.errors import ClientError
+from metaq.errors import ClientError, Refused
 from metaq.protocol.remoting.codes import MASTER
 
 CHANGE_S: Final = 60.0
@@ -212,6 +213,17 @@ def show_change(place: ReplicaPlace, change: str, warnings: Iterable[str], *, ye
         click.echo(NOTHING_CHANGED, err=True)
 
 
+@contextmanager
+def advising(advice: str, *, when: bool) -> Iterator[None]:
+    """Add to a refusal what its text, which other fronts show as well, does not name: the option or command that helps."""
+    try:
+        yield
+    except Refused as error:
+        if when:
+            error.add_note(advice)
+        raise
+
+
 def wait_role(replicas: ReplicaAdmin, place: ReplicaPlace, role: str) -> int:
     """Wait until a replica has a role, and return the exit code. It does not answer while its role changes."""
     deadline, problem = time.monotonic() + CHANGE_S, ""
@@ -262,7 +274,8 @@ def promote(
         show_change(place, "slave to master", warnings, yes=yes, as_json=as_json)
         if not yes:
             return 0
-        admin.replicas().promote(place.broker.address, accept_loss=accept_loss)
+        with advising("a loss is accepted with --accept-loss", when=not accept_loss):
+            admin.replicas().promote(place.broker.address, accept_loss=accept_loss)
         return wait_role(admin.replicas(), place, "master")
 
 
@@ -306,7 +319,8 @@ def demote(
         show_change(place, f"master to slave of {following}", warnings, yes=yes, as_json=as_json)
         if not yes:
             return 0
-        admin.replicas().demote(place.broker.address, following)
+        with advising(f"metaq cluster handover {name} hands over", when=place.view is not None and place.view.elects):
+            admin.replicas().demote(place.broker.address, following)
         return wait_role(admin.replicas(), place, "slave")
 
 

@@ -224,7 +224,7 @@ class ReplicaServer:
         others = f"replicas {in_sync}, which were in sync, have" if in_sync else "a replica that was in sync has"
         return (
             f"it may lack messages that were acknowledged ({self.suspicion}), and {others} them: make one of those the master, "
-            f"or this one all the same (metaq cluster promote, --accept-loss)"
+            f"or this one, and accept that they are lost"
         )
 
     def _first_role(self) -> Role:
@@ -332,8 +332,7 @@ class ReplicaServer:
         if self.suspicion is not None and not accept_loss:
             raise BadRequest(
                 f"this replica may lack messages that were acknowledged: {self.suspicion}. Better: a replica that was in sync "
-                f"and is not suspect (metaq cluster status). To make this one master nevertheless, and lose what it lacks: "
-                f"metaq cluster promote --accept-loss"
+                f"and is not suspect. This one becomes master only if you accept the loss"
             )
         self._keep(role=MASTER, master="", in_sync=(self.settings.replica_number,))
         self._change(Role(is_master=True, epoch=self._kept.epoch + 1))
@@ -344,7 +343,7 @@ class ReplicaServer:
         Raise ``BadRequest`` where masters are elected, or for a bad address.
         """
         if self._election is not None:
-            raise BadRequest("the master is elected through ZooKeeper; hand over instead (metaq cluster handover)")
+            raise BadRequest("the master is elected through ZooKeeper; hand over instead")
         try:
             parse_address(master, setting="master")
         except ConfigError as error:
