@@ -225,24 +225,9 @@ def watch_broker(call: Call, query: WatchQuery) -> Iterator[BrokerFacts | None]:
 
 def _watch(call: Call, pause_s: float) -> Iterator[BrokerFacts | None]:
     while True:
-        yield call.interior.live.facts(call)
+        call.demand(Action.INSPECT)  # a user may lose the right meanwhile
+        yield call.interior.live.value(lambda: show_broker(call), LIVE_S)
         gevent.sleep(pause_s)
-
-
-class LiveFigures:
-    """The state of the broker for all who watch it: made once for those who look within ``LIVE_S``."""
-
-    def __init__(self) -> None:
-        self._facts: BrokerFacts | None = None
-        self._until_s = 0.0
-
-    def facts(self, call: Call) -> BrokerFacts:
-        """Return the state of the broker. Raise ``AccessDenied``."""
-        call.demand(Action.INSPECT)
-        now_s = time.monotonic()
-        if self._facts is None or now_s >= self._until_s:
-            self._facts, self._until_s = show_broker(call), now_s + LIVE_S
-        return self._facts
 
 
 def show_settings(call: Call) -> SettingRows:

@@ -5,11 +5,12 @@ the handlers of the remoting protocol's requests (``Call.ask``): rights, limits,
 are then the same for all protocols.
 """
 
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import gevent
 from gevent.event import Event
@@ -38,7 +39,6 @@ from metaq.store.files.filecache import Read
 
 if TYPE_CHECKING:
     from metaq.server.registering.cluster import ClusterWatch
-    from metaq.server.services.brokers import LiveFigures
 
 ANSWER_S: Final = 30.0
 """The longest that a handler may take."""
@@ -48,8 +48,25 @@ REST_S: Final = 0.001
 """seconds; with a sleep of 0, connections would not go on."""
 HTTP: Final = "HTTP"
 """The language that requests inside of the process name."""
+Value = TypeVar("Value")
 _UNBOUNDED: Final = 1 << 30
 """Answers inside of the process are read at once, and ``metaq.server.http.bounded`` bounds how many calls there are."""
+
+
+class Recent:
+    """A value that is made once for all who ask within some time."""
+
+    def __init__(self) -> None:
+        self._value: Any = None
+        self._made_s = -math.inf
+
+    def value(self, make: Callable[[], Value], seconds: float) -> Value:
+        """Return what ``make`` returned in the last ``seconds``, or returns now; it is the same for all calls."""
+        now_s = time.monotonic()
+        if now_s - self._made_s >= seconds:
+            self._value, self._made_s = make(), now_s
+        value: Value = self._value
+        return value
 
 
 @dataclass(frozen=True)
@@ -76,6 +93,8 @@ class Interior:
     lasting: Lasting
     """The state that outlives a role."""
     leases: LeaseFigures
+    live: Recent = field(default_factory=Recent)
+    """The state of the broker, for those who watch it."""
 
     @cached_property
     def cluster(self) -> "ClusterWatch":
@@ -83,13 +102,6 @@ class Interior:
         from metaq.server.registering.cluster import ClusterWatch  # noqa: PLC0415
 
         return ClusterWatch(self.registration, self.lasting.seen)
-
-    @cached_property
-    def live(self) -> "LiveFigures":
-        """The state of the broker, for those who watch it."""
-        from metaq.server.services.brokers import LiveFigures  # noqa: PLC0415
-
-        return LiveFigures()
 
 
 class Call:
