@@ -241,15 +241,21 @@ class SeenIds:
 
     # -- the fold -----------------------------------------------------------------------------------------------------
 
-    def follow(self, seen: SeenId) -> None:
-        """Take an id of the log; the next one in its order comes with the next call. Ids of other topics do not matter."""
-        if seen.topic not in self._windows:
+    def follow(self, seen: SeenId, now_ms: int) -> None:
+        """Take an id of the log; the next one in its order comes with the next call. Ids of other topics do not matter.
+
+        A new replica reads all that its master has kept, and makes no filters for generations that are over.
+        """
+        window_ms = self._windows.get(seen.topic)
+        if window_ms is None:
             return
-        name = name_of(seen.topic, seen.ident)
-        self.meet(seen.topic, name, seen.store_ms)
-        key = self.key(seen.topic, name, seen.store_ms)
+        name, over = name_of(seen.topic, seen.ident), over_ms(seen.store_ms, window_ms)
+        if over + SET_BACK_MS <= now_ms:
+            self._pass_over(over, window_ms)
+        else:
+            self.meet(seen.topic, name, seen.store_ms)
         self._latest_ms = max(self._latest_ms, seen.store_ms)
-        self._waiting.add(key, value_of(seen.first), seen.end)
+        self._waiting.add(generation_of(over) + name, value_of(seen.first), seen.end)
         self._trim()
 
     def stage(self, key: bytes, value: bytes, end: int, now_ms: int) -> None:
@@ -340,8 +346,15 @@ class SeenIds:
             del self._filters[over]
             for window_ms in set(self._windows.values()):
                 if over % window_ms == 0:
-                    self._dropped_ms[window_ms] = max(self._dropped_ms.get(window_ms, 0), over - 2 * window_ms)
+                    self._pass_over(over, window_ms)
         if gone:
+            self._around = {}
+
+    def _pass_over(self, over: int, window_ms: int) -> None:
+        """Take note that no filter has the ids of a generation, nor of those before it."""
+        begin_ms = over - 2 * window_ms
+        if begin_ms > self._dropped_ms.get(window_ms, 0):
+            self._dropped_ms[window_ms] = begin_ms
             self._around = {}
 
     def flush(self, run: Run) -> None:

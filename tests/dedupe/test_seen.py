@@ -2,11 +2,13 @@
 
 import random
 import shutil
+import tracemalloc
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 import pytest
 
+from metaq.dedupe.filter import FIRST_BYTES
 from metaq.dedupe.records import LONGEST_NAME, First, SeenId, StoredAs, generation_of, id_in, id_of, name_of, over_ms, value_of
 from metaq.dedupe.seen import PASSED, SET_BACK_MS, SeenIds
 from metaq.protocol import properties
@@ -17,6 +19,7 @@ from tests.support.samples import seed_of_tree
 RECORD_BYTES: Final = 100
 STEPS: Final = 300
 WINDOWS: Final = {"orders": 1000, "trades": 300}
+FIRST: Final = First(StoredAs.PLAIN, 0, 0, 0, 7)
 WEIGHTS: Final = {
     "put": 30,
     "append": 12,
@@ -70,7 +73,7 @@ class Model:
         seen = SeenIds(index, cast(CommitLog, FakeLog()), WINDOWS)
         for each in self.log:
             if each.end > seen.covered:
-                seen.follow(each)
+                seen.follow(each, self.now_ms)
         return seen
 
     @property
@@ -211,6 +214,26 @@ def test_ids_that_have_entered_are_dropped_and_known(tmp_path: Path) -> None:
     for number, name in enumerate(names):
         first = seen.look(seen.keys(topic, name, now_ms))
         assert first is not None and first.ordinal == number
+    index.close()
+
+
+def test_no_filter_is_made_for_a_generation_that_is_over(tmp_path: Path) -> None:
+    """E-07: a new replica reads all that its master has kept. It asks the index should its clock be set back so far."""
+    topic, window_ms = next(iter(WINDOWS.items()))
+    index, _ = open_ordered(tmp_path / "index", "sqlite3", seldom_asked=True)
+    seen = SeenIds(index, cast(CommitLog, FakeLog()), WINDOWS)
+    now_ms = SET_BACK_MS * 100
+    long_ago_ms = now_ms - SET_BACK_MS - 2 * window_ms
+    tracemalloc.start()
+    for number in range(500):
+        stored_ms = long_ago_ms - (499 - number) * window_ms
+        seen.follow(SeenId(topic, str(number), stored_ms, FIRST, (number + 1) * RECORD_BYTES), now_ms)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken < 500 * FIRST_BYTES
+    assert not seen.is_new(topic, name_of(topic, "499"), long_ago_ms)
+    assert seen.look(seen.keys(topic, name_of(topic, "499"), long_ago_ms)) == FIRST
+    assert seen.is_new(topic, name_of(topic, "other"), now_ms)
     index.close()
 
 

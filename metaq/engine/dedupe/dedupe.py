@@ -157,8 +157,9 @@ class Dedupe:
             found = fold.next(end, self._read)
             if self._fold is not fold:  # the index was opened again meanwhile
                 return
+            now_ms = self._store.clock.now_ms()
             for each in found:
-                seen.follow(each)
+                seen.follow(each, now_ms)
             gevent.sleep(WAIT_S if fold.at == before else 0.001)
             while seen.waiting > MOST_WAITING and self._fold is fold:
                 gevent.sleep(WAIT_S)
