@@ -175,40 +175,43 @@ class RequestHandlers:
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def _send(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
+        sent = self._letter(request)
+        is_batch, is_half = request.code == Request.SEND_BATCH_MESSAGE, sent.properties.get(names.TRANSACTION) == "true"
+        letters = [sent]
+        if is_batch:
+            letters = [
+                sent._replace(body=item.body, flag=item.flag, properties={**names.parse(item.properties), **sent.properties})
+                for item in decode_batch(sent.body)
+            ]
+        letters = self._log.prioritized(letters)
+        if (is_batch or is_half) and any(name in letter.properties for name in names.TIMERS for letter in letters):
+            raise MessageIllegal("a message of a batch or a transaction cannot be delayed")
+        once = (sent.topic, letters[0].properties.get(names.DEDUPE_ID, ""))
+        if once in self._log.answers:
+            return self._log.answers[once]
+        if is_half:
+            beat = self._beats.get(session, Heartbeat("", (), ()))  # the heartbeat that names the group may still be in flight
+            self._beats[session] = beat._replace(producers=(*beat.producers, sent.properties.get(names.PRODUCER_GROUP, "")))
+        put = self._halves.put if is_half else self._log.put
+        placed = [put(letter) for letter in letters]
+        return self._log.answered(once, answer_of(letters[0], placed))
+
+    def _letter(self, request: RemotingRequest) -> Letter:
+        """Return what a request sends, a batch as one letter; its topic is made if it is not there."""
         header = decode_header(headers.SendMessage, with_names(dict(request.fields or {})))
         if header.topic not in self._log.topics:
             self._log.create(header.topic, self._partitions)
-        partition = header.queue_id if header.queue_id >= 0 else random.randrange(self._partitions)
-        common = names.parse(header.properties or "")
-        if names.REPLY_TO in common:
-            common[names.CLUSTER] = CLUSTER
-        topic, level = header.topic, common.get(names.DELAY)
-        if topic.startswith(RETRY_PREFIX) and header.reconsume_times >= (header.max_reconsume_times or _MAX_RETRIES):
-            topic, partition, level = f"{DEAD_PREFIX}{topic.removeprefix(RETRY_PREFIX)}", 0, None
-        common = {name: value for name, value in common.items() if name != names.DELAY or level}
-        first = Letter(
-            topic, partition, request.body, common, header.flag, header.sys_flag, header.born_timestamp, header.reconsume_times
-        )
-        letters = [first]
-        if request.code == Request.SEND_BATCH_MESSAGE:
-            letters = [
-                first._replace(body=item.body, flag=item.flag, properties={**names.parse(item.properties), **common})
-                for item in decode_batch(request.body)
-            ]
-        letters = self._log.prioritized(letters)
-        one_by_one = request.code != Request.SEND_BATCH_MESSAGE and common.get(names.TRANSACTION) != "true"
-        if not one_by_one and any(name in letter.properties for name in names.TIMERS for letter in letters):
-            raise MessageIllegal("a message of a batch or a transaction cannot be delayed")
-        once = (topic, letters[0].properties.get(names.DEDUPE_ID, ""))
-        if once in self._log.answers:
-            return self._log.answers[once]
-        put = self._log.put
-        if common.get(names.TRANSACTION) == "true":
-            put = self._halves.put
-            beat = self._beats.get(session, Heartbeat("", (), ()))  # the heartbeat that names the group may still be in flight
-            self._beats[session] = beat._replace(producers=(*beat.producers, common.get(names.PRODUCER_GROUP, "")))
-        placed = [put(letter) for letter in letters]
-        return self._log.answered(once, answer_of(letters[0], placed))
+        topic, partition = header.topic, header.queue_id if header.queue_id >= 0 else random.randrange(self._partitions)
+        properties = names.parse(header.properties or "")
+        if names.REPLY_TO in properties:
+            properties[names.CLUSTER] = CLUSTER
+        is_dead = topic.startswith(RETRY_PREFIX) and header.reconsume_times >= (header.max_reconsume_times or _MAX_RETRIES)
+        if is_dead:
+            topic, partition = f"{DEAD_PREFIX}{topic.removeprefix(RETRY_PREFIX)}", 0
+        if is_dead or not properties.get(names.DELAY):
+            properties.pop(names.DELAY, None)
+        flags = header.flag, header.sys_flag
+        return Letter(topic, partition, request.body, properties, *flags, header.born_timestamp, header.reconsume_times)
 
     def _cancel(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = _fields(headers.RecallMessage, request)

@@ -99,14 +99,8 @@ def debug_bundle(broker: Address, data: Path | None, log: Path | None, out: str 
     try:
         with connect_text(broker) as client:
             parts += _asked(client, problems)
-            theirs = Path(str(parse_config(client.stats(CONFIG))["metaq"]["data"]))
+            folder = folder or _folder_here(client, broker.host, problems)
         reached = True
-        if folder is None and not _is_here(broker[0]):
-            problems.append(f"disk.txt: {broker[0]} is another machine, and so is its folder {theirs}; run this command there")
-        elif folder is None and not theirs.is_absolute():
-            problems.append(f"disk.txt: {theirs} is relative to the folder in which the broker was started; give --data DIR")
-        else:
-            folder = folder or theirs
     except MetaqError as error:
         problems.append(f"broker: {error}")
     if folder is not None:
@@ -119,7 +113,8 @@ def debug_bundle(broker: Address, data: Path | None, log: Path | None, out: str 
             try:
                 _add(bundle, f"{name}/{file}", make())
             except OSError as error:
-                problems.append(f"{file}: {reason_of(error)}{f': {error.filename}' if error.filename else ''}")
+                where = f": {error.filename}" if error.filename else ""
+                problems.append(f"{file}: {reason_of(error)}{where}")
         _add(bundle, f"{name}/problems.txt", "".join(f"{problem}\n" for problem in problems))
     for problem in problems:
         click.echo(f"not collected: {problem}", err=True)
@@ -174,6 +169,18 @@ def _asked(client: TextClient, problems: list[str]) -> list[Part]:
     texts["settings.ini"] = client.stats(CONFIG)
     texts["broker-version.txt"] = client.version() + "\n"
     return [(file, partial(str, text)) for file, text in texts.items()]
+
+
+def _folder_here(client: TextClient, host: str, problems: list[str]) -> Path | None:
+    """Return the data folder of the broker, unless it cannot be found from here: ``problems`` gets the reason."""
+    folder = Path(str(parse_config(client.stats(CONFIG))["metaq"]["data"]))
+    if not _is_here(host):
+        problems.append(f"disk.txt: {host} is another machine, and so is its folder {folder}; run this command there")
+    elif not folder.is_absolute():
+        problems.append(f"disk.txt: {folder} is relative to the folder in which the broker was started; give --data DIR")
+    else:
+        return folder
+    return None
 
 
 def _versions() -> str:

@@ -11,11 +11,11 @@ from metaq.address import parse_address
 from metaq.cli.common import examples, json_option, registry_option
 from metaq.cli.doctor.doctorfacts import BrokerState, DoctorFacts, gather_facts
 from metaq.cli.doctor.findings import print_findings
+from metaq.cli.doctor.groupfacts import watch_option
 from metaq.diagnosis import brokerchecks
 from metaq.diagnosis.brokerchecks import BrokerReport
 from metaq.diagnosis.findings import Finding, Level, ok, problem, some, warning
 from metaq.diagnosis.groupchecks import diagnose
-from metaq.diagnosis.groupfacts import DEFAULT_WATCH_S
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX
 from metaq.protocol.remoting.codes import MASTER, READ, WRITE
 
@@ -257,15 +257,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     metavar="GROUP",
     help="Check this group; may be repeated.  [default: all that have members or leases now]",
 )
-@click.option(
-    "--watch",
-    "watch_s",
-    type=click.FloatRange(0, 600),
-    default=DEFAULT_WATCH_S,
-    show_default=True,
-    metavar="S",
-    help="Seconds to watch whether offsets move, for all groups together; ends early if they do.",
-)
+@watch_option(", for all groups together")
 @registry_option
 @json_option
 def doctor(topics: tuple[str, ...], groups: tuple[str, ...], watch_s: float, registry: str, as_json: bool) -> int:

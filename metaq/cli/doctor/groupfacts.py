@@ -1,16 +1,41 @@
 """The facts about a consumer group, asked for by a client."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+import click
+
+from metaq.cli.common import Decorated
 from metaq.client import Admin
 from metaq.client.admin.views import BrokerView, MemberWork
-from metaq.diagnosis.groupfacts import NEWEST, BrokerSide, GroupFacts, LeaseSide, TopicState, consumed_topics, resting
+from metaq.diagnosis.groupfacts import (
+    DEFAULT_WATCH_S,
+    NEWEST,
+    BrokerSide,
+    GroupFacts,
+    LeaseSide,
+    TopicState,
+    consumed_topics,
+    resting,
+)
 from metaq.errors import ClientError, RouteNotFound
 from metaq.message import RETRY_PREFIX
 
 _LOOK_S: Final = 0.5
+
+
+def watch_option(whose: str = "") -> Callable[[Decorated], Decorated]:
+    """Add ``--watch``; ``whose`` completes the words on offsets."""
+    return click.option(
+        "--watch",
+        "watch_s",
+        type=click.FloatRange(0, 600),
+        default=DEFAULT_WATCH_S,
+        show_default=True,
+        metavar="S",
+        help=f"Seconds to watch whether offsets move{whose}; ends early if they do.",
+    )
 
 
 def collect(admin: Admin, group: str, topic: str | None = None) -> GroupFacts:

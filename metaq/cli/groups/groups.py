@@ -19,16 +19,15 @@ from metaq.cli.common import (
     yes_option,
 )
 from metaq.cli.doctor.findings import print_findings
-from metaq.cli.doctor.groupfacts import collect, dead_letters_of, watch, work_of
+from metaq.cli.doctor.groupfacts import collect, dead_letters_of, watch, watch_option, work_of
 from metaq.cli.groups.known import known_group
 from metaq.cli.numbers import IntRange
 from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.cli.times import TIMES, When
 from metaq.client import Admin, ConsumeFrom
-from metaq.client.admin.views import GroupView, LagView, MemberView
+from metaq.client.admin.views import GroupView, LagView, MemberView, OffsetChange
 from metaq.diagnosis.groupchecks import diagnose
-from metaq.diagnosis.groupfacts import DEFAULT_WATCH_S
 from metaq.message import RETRY_PREFIX
 from metaq.protocol.remoting.attributes import GROUP_ATTRIBUTES, check_attributes
 
@@ -212,18 +211,8 @@ def reset_offset(
             for topic in names
             for change in admin.reset_offset(group, topic, chosen[0], partitions=partitions or None, apply=yes)
         ]
-    rows = [
-        {
-            "topic": change.queue.topic,
-            "broker": change.queue.broker_name,
-            "partition": change.queue.partition,
-            "before": change.before,
-            "after": change.after,
-            "change": change.after - (change.before or 0),
-        }
-        for change in changes
-    ]
-    print_rows([{**row, "applied": yes} for row in rows] if as_json else rows, as_json=as_json)
+    applied = {"applied": yes} if as_json else {}
+    print_rows([{**offset_row(change), **applied} for change in changes], as_json=as_json)
     if not changes:
         if partitions and names:
             absent = (
@@ -236,6 +225,13 @@ def reset_offset(
     if not as_json:
         click.echo(f"{len(changes)} offsets were set" if yes else NOTHING_CHANGED, err=not yes)
     return 0
+
+
+def offset_row(change: OffsetChange) -> Row:
+    """Return the change of one partition's offset as a row."""
+    queue, before, after = change
+    place = {"topic": queue.topic, "broker": queue.broker_name, "partition": queue.partition}
+    return {**place, "before": before, "after": after, "change": after - (before or 0)}
 
 
 @group.command(
@@ -327,15 +323,7 @@ def delete(group: str, yes: bool, registry: str, as_json: bool) -> int:
     epilog=examples("metaq why-not-consuming billing", "metaq why-not-consuming billing --topic orders --json"),
 )
 @click.option("--topic", metavar="TOPIC", help="Only in this topic.  [default: all that it subscribes to, or has offsets in]")
-@click.option(
-    "--watch",
-    "watch_s",
-    type=click.FloatRange(0, 600),
-    default=DEFAULT_WATCH_S,
-    show_default=True,
-    metavar="S",
-    help="Seconds to watch whether offsets move; ends early if they do.",
-)
+@watch_option()
 @one_group
 def why_not_consuming(group: str, topic: str | None, watch_s: float, registry: str, as_json: bool) -> int:
     """Check everything that can keep GROUP from consuming, and advise what to do.

@@ -167,29 +167,32 @@ def put(
     if delay is not None and at is not None:
         raise click.UsageError("give either --delay or --at")
     with connect_text(broker) as client:
-        if lines_file is None:
-            assert body is not None
-            try:
-                sent = client.put(
-                    topic, os.fsencode(body), partition=partition, attribute=attribute, delay=delay, deliver_at=at
-                )
-            except Refused:
-                absent = None if partition == BROKER_CHOOSES else find_missing(client, topic, partition)
-                if absent is None:
-                    raise
-                click.echo(f"metaq: {absent.text}", err=True)
-                return REFUSED
-            if as_json:
-                print_json({"topic": topic, **{name: value for name, value in sent._asdict().items() if value is not None}})
-            elif sent.handle is None:
-                click.echo(f"stored in {topic}-{sent.partition} at {sent.position}, id {sent.id}")
-            else:
-                click.echo(f"stored for {topic}-{sent.partition} for later, id {sent.id}, handle {sent.handle}")
+        if lines_file is not None:
+            put_file(client, topic, lines_file, partition, attribute, as_json=as_json)
             return 0
-        lines = Lines(lines_file)
-        size = size_of(lines_file)
-        with progress("storing", "lines") as bar:
-            first = put_lines(client, topic, lines, partition, attribute, lambda stored: bar.reach(stored, lines.share(size)))
+        assert body is not None
+        try:
+            sent = client.put(topic, os.fsencode(body), partition=partition, attribute=attribute, delay=delay, deliver_at=at)
+        except Refused:
+            absent = None if partition == BROKER_CHOOSES else find_missing(client, topic, partition)
+            if absent is None:
+                raise
+            click.echo(f"metaq: {absent.text}", err=True)
+            return REFUSED
+    if as_json:
+        print_json({"topic": topic, **{name: value for name, value in sent._asdict().items() if value is not None}})
+    elif sent.handle is None:
+        click.echo(f"stored in {topic}-{sent.partition} at {sent.position}, id {sent.id}")
+    else:
+        click.echo(f"stored for {topic}-{sent.partition} for later, id {sent.id}, handle {sent.handle}")
+    return 0
+
+
+def put_file(client: TextClient, topic: str, file: BinaryIO, partition: int, attribute: str | None, *, as_json: bool) -> None:
+    """Store each line of a file, and print where they are."""
+    lines, size = Lines(file), size_of(file)
+    with progress("storing", "lines") as bar:
+        first = put_lines(client, topic, lines, partition, attribute, lambda stored: bar.reach(stored, lines.share(size)))
     if not lines.ends_with_newline:
         click.echo("metaq: the last line has no newline; get --no-final-newline prints it the same way", err=True)
     if as_json:
@@ -199,7 +202,6 @@ def put(
         click.echo("nothing was stored: there are no lines")
     else:
         click.echo(f"stored {lines.count} messages in {topic}-{first.partition} from {first.position} on")
-    return 0
 
 
 class Writer:

@@ -1,6 +1,5 @@
 """``metaq message``: single messages of all brokers, which are found through the registry."""
 
-import base64
 import heapq
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ import click
 
 from metaq.address import parse_address
 from metaq.cli.common import FAILED, connect_registry, examples, json_line, json_option, print_json, registry_option
+from metaq.cli.messages.lines import body_fields
 from metaq.cli.numbers import IntRange
 from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import Row, local_time, one_line, print_record, print_rows
@@ -62,11 +62,7 @@ def describe(found: ReceivedMessage) -> dict[str, Any]:
     }
     if found.error is not None:
         row["error"] = str(found.error)
-    try:
-        row["body"] = found.body.decode()
-    except UnicodeDecodeError:
-        row["body_base64"] = base64.b64encode(found.body).decode()
-    return row
+    return row | body_fields(found.body)
 
 
 def print_messages(found: list[ReceivedMessage], *, as_json: bool) -> None:
@@ -245,13 +241,10 @@ def query(
     print_messages(list(filter(matches, found)), as_json=as_json)
     brokers = ", ".join(sorted(data.broker_name for data in route.queues))
     what = f"key {key!r}" if key is not None else f"id {message_id}" if message_id is not None else "time"
-    span = "".join(
-        f", {word} {local_time(round(when.timestamp() * 1000))}"
-        for word, when in (("stored from", begin), ("before", end))
-        if when is not None
-    )
+    since = "" if begin is None else f", stored from {local_time(round(begin.timestamp() * 1000))}"
+    until = "" if end is None else f", before {local_time(round(end.timestamp() * 1000))}"
     kept = f"its oldest message was stored {local_time(oldest_ms)}" if oldest_ms else "it has no messages"
-    click.echo(f"{len(found)} found; searched {topic} on {brokers} by {what}{span}; {kept}", err=True)
+    click.echo(f"{len(found)} found; searched {topic} on {brokers} by {what}{since}{until}; {kept}", err=True)
     return 0 if found else FAILED
 
 
