@@ -5,7 +5,7 @@ time at most, and reads off the hub what is not in the page cache. All rows of o
 state when its turn came.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
@@ -98,18 +98,12 @@ class OffsetExporter:
         groups that the look from the start has read. While ZooKeeper does not answer, parts with a ``problem`` and no rows
         stand in for its groups.
         """
-        subjects = [Subject(Kind.REMOTING, *names) for names in self._remoting()]
         silent = self._list_zookeeper() if after == FIRST else None
         if silent is not None:
             yield SubjectRows(after, [], silent)
-        else:
-            subjects += [Subject(Kind.ZOOKEEPER, *names) for names in self._of_zookeeper]
         slices = _Slices(self._store.clock.monotonic)
         observed = self._context.observed.table(slices.rest_when_due)
-        subjects += [Subject(Kind.OBSERVED, *names) for names in observed if names not in self._of_zookeeper]
-        # groups that ZooKeeper does not list now still count
-        read = {subject.topic for subject in subjects} | {topic for _, topic in self._of_zookeeper}
-        subjects += [Subject(Kind.TOPIC, "", topic.name) for topic in self._context.topics.of_users() if topic.name not in read]
+        subjects = self._subjects(observed)
         for subject in sorted(subject for subject in subjects if subject > after and len(subject.group) <= LONGEST):
             if silent is not None and subject.kind == Kind.ZOOKEEPER:
                 continue
@@ -124,6 +118,16 @@ class OffsetExporter:
                 rows.append(encode_row(self._row(subject, number, standing, ts_ms)))
                 slices.rest_when_due()
             yield SubjectRows(subject, rows)
+
+    def _subjects(self, observed: Iterable[tuple[str, str]]) -> list[Subject]:
+        """Return all subjects, with the groups that ZooKeeper has listed last."""
+        zookeeper = self._of_zookeeper
+        groups = [Subject(Kind.REMOTING, *names) for names in self._remoting()]
+        groups += [Subject(Kind.ZOOKEEPER, *names) for names in zookeeper]
+        groups += [Subject(Kind.OBSERVED, *names) for names in observed if names not in zookeeper]
+        read = {group.topic for group in groups}
+        topics = (topic.name for topic in self._context.topics.of_users())
+        return groups + [Subject(Kind.TOPIC, "", topic) for topic in topics if topic not in read]
 
     # -- groups -------------------------------------------------------------------------------------------------------
 

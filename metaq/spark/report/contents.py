@@ -156,12 +156,7 @@ def gather(shelf: Shelf, sampling: Sampling, limits: Limits) -> Contents:
     return Contents(
         sampling=sampling,
         findings=findings,
-        groups=[
-            GroupRow(
-                by_pair[pair], grid.values(pair, "lag"), colours.get(pair), [one for one in findings if _about(one) == pair]
-            )
-            for pair in shown
-        ],
+        groups=[_group_row(by_pair[pair], grid, colours.get(pair), findings) for pair in shown],
         unread=[UnreadRow(row, grid.values(_pair(row), "produced_per_s")) for row in unread[:MOST_GROUPS]],
         counts={
             "unread": len(unread),
@@ -181,6 +176,11 @@ def gather(shelf: Shelf, sampling: Sampling, limits: Limits) -> Contents:
         skew=[_skew(shelf, one.topic) for one in findings if one.kind == SKEW and one.topic][:MOST_SKEWED],
         retention=_retention(groups, {_about(one) for one in findings if one.kind in {LOST, RETENTION}}),
     )
+
+
+def _group_row(row: Row, grid: "_Grid", colour: int | None, findings: Iterable[OffsetFinding]) -> GroupRow:
+    pair = _pair(row)
+    return GroupRow(row, grid.values(pair, "lag"), colour, [one for one in findings if _about(one) == pair])
 
 
 def _pair(row: Row) -> Pair:

@@ -196,22 +196,15 @@ def _recover(store: MessageStore, recovery: Recovery, tell: Tell, *, rebuild: bo
     _load_queues(store, partitions, tell)
     live = read_live(disk, store.directory)
     failed = live is not None and live.mark == FAILED
-    if failed:
-        live = None
-        if not store.settings.durability.on_disk:
-            store.suspicion.rise("a write or a sync failed, and what it was for may be gone from the page cache", log.owed.do)
-    elif live is not None and live.units != _units_before(store, live.mark, tell):
-        recovery.problems.append(f"the queue files do not hold the {live.units} units of {LIVE_NAME}: rebuilt from the log")
-        live = None
-        store.drop_live_mark()
+    if failed and not store.settings.durability.on_disk:
+        store.suspicion.rise("a write or a sync failed, and what it was for may be gone from the page cache", log.owed.do)
+    live = None if live is None or failed else _confirmed(store, recovery, live, tell)
     mark = max(log.begin if checkpoint is None else checkpoint.mark, log.begin if live is None else live.mark)
     mark = min(mark, log.segments[-1].end)
     if rebuild:
         store.drop_live_mark()
-        trusted = {queue: _aged_out(store, queue) for queue in telling(list(store.queues.values()), CHECKING, tell)}
-    else:
-        queues = telling(list(store.queues.values()), CHECKING, tell)
-        trusted = {queue: _trusted(store, queue, checkpoint, live) for queue in queues}
+    queues = telling(list(store.queues.values()), CHECKING, tell)
+    trusted = {queue: _aged_out(store, queue) if rebuild else _trusted(store, queue, checkpoint, live) for queue in queues}
     partitions = _admit_short(store, checkpoint, trusted)
     cuts = telling(list(trusted.items()), CHECKING, tell)
     starts = [_cut(store, queue, count, partitions, mark, live) for queue, count in cuts]
@@ -220,12 +213,7 @@ def _recover(store: MessageStore, recovery: Recovery, tell: Tell, *, rebuild: bo
     recovery.end = max(mark, _walk(store, recovery, mark, Ranges(listed), tell))
     _suspect(store, recovery, listed)
     log.start_at(recovery.end)
-    for key, progress in partitions.items():
-        queue = store.queue(*key)
-        if queue.next == queue.base < progress.next:  # no unit at all: acknowledged messages have aged out, or are being copied
-            queue.reset(progress.next, 0)
-        queue.fill(progress.next)  # an acknowledged message keeps its ordinal even when its record is gone
-        queue.text_end = max(queue.text_end, progress.text_end)
+    _reach(store, partitions)
     _quarantine(store, recovery, listed)
     store.durable_end = log.begin if checkpoint is None else min(checkpoint.mark, recovery.end)
     recovery.right_end = max(log.begin, min([store.durable_end, *(start for start, _ in recovery.damaged)]))
@@ -266,6 +254,15 @@ def _load_queues(store: MessageStore, partitions: dict[tuple[str, int], Partitio
                 store.queue(topic, int(partition)).load()
     for key in partitions:
         store.queue(*key)
+
+
+def _confirmed(store: MessageStore, recovery: Recovery, live: Live, tell: Tell) -> Live | None:
+    """Return the live mark if the queue files hold the units that it counts; drop it otherwise."""
+    if live.units == _units_before(store, live.mark, tell):
+        return live
+    recovery.problems.append(f"the queue files do not hold the {live.units} units of {LIVE_NAME}: rebuilt from the log")
+    store.drop_live_mark()
+    return None
 
 
 def _units_before(store: MessageStore, mark: int, tell: Tell) -> int:
@@ -425,6 +422,16 @@ def dispatch(store: MessageStore, stored: Stored, *, kept: bool = True) -> None:
     enter(queue, stored, whose, kept=kept)
     if queue.pending_bytes >= WRITE_AT:
         store.write_units(queue)
+
+
+def _reach(store: MessageStore, partitions: dict[tuple[str, int], PartitionProgress]) -> None:
+    """Let each queue reach as far as it had by the checkpoint."""
+    for key, progress in partitions.items():
+        queue = store.queue(*key)
+        if queue.next == queue.base < progress.next:  # no unit at all: acknowledged messages have aged out, or are being copied
+            queue.reset(progress.next, 0)
+        queue.fill(progress.next)  # an acknowledged message keeps its ordinal even when its record is gone
+        queue.text_end = max(queue.text_end, progress.text_end)
 
 
 def _listed(store: MessageStore) -> set[tuple[int, int]]:
