@@ -15,6 +15,7 @@ or ``refused``; a master with users first asks the slave to prove who it is (``m
 
 import struct
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, Final, NamedTuple, Self
 
 import orjson
@@ -69,20 +70,26 @@ class Hello(NamedTuple):
         content = _object(body, "hello")
         try:
             hello = cls(**content)
-            epochs = [number for epoch in hello.epochs for number in epoch]
-            numbers = (hello.broker_number, hello.replica, hello.segment_bytes, hello.begin, hello.end, *epochs)
-            names = (hello.cluster, hello.broker_name, hello.text)
-            right = all(type(number) is int for number in numbers) and all(isinstance(name, str) for name in names)
-            right = right and len(hello.epochs) > 0 and all(len(epoch) == 3 for epoch in hello.epochs)
-            right = right and 0 <= hello.begin <= hello.end and 1 <= hello.replica <= MOST_REPLICA
-            right = right and type(hello.proved) is int
-            right = right and (hello.proved == -1 or are_ranges(hello.ranges, hello.proved, hello.end))
-            right = right and (hello.last is None or [type(part) for part in hello.last] == [int, int, str])
+            is_right = hello._is_right()
         except (TypeError, ValueError) as error:
             raise ProtocolError(f"the fields of a hello must be {', '.join(cls._fields)}") from error
-        if not right:
+        if not is_right:
             raise ProtocolError("a value of the hello has the wrong type")
         return hello
+
+    def _is_right(self) -> bool:
+        """Return whether all values may be those of a slave. Raise ``TypeError`` or ``ValueError`` for some that may not."""
+        numbers = self.broker_number, self.replica, self.segment_bytes, self.begin, self.end, self.proved
+        return (
+            all(type(number) is int for number in (*numbers, *chain.from_iterable(self.epochs)))
+            and all(isinstance(name, str) for name in (self.cluster, self.broker_name, self.text))
+            and len(self.epochs) > 0
+            and all(len(epoch) == 3 for epoch in self.epochs)
+            and 0 <= self.begin <= self.end
+            and 1 <= self.replica <= MOST_REPLICA
+            and (self.proved == -1 or are_ranges(self.ranges, self.proved, self.end))
+            and (self.last is None or [type(part) for part in self.last] == [int, int, str])
+        )
 
 
 def hello_length(head: bytes) -> int:

@@ -14,7 +14,7 @@ Keys; integers are unsigned and big-endian::
 
 import enum
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from metaq.errors import IndexFailed
@@ -225,12 +225,7 @@ class TimerIndex:
             batch.operations.append(SetKey(BEGIN, _NUMBER.pack(self.known_from)))
         for event in events:
             self._enter(batch, event, definitions)
-        for base in batch.segments.keys() | self.segments.keys():
-            count = batch.segments.get(base)
-            if count is None:
-                batch.operations.append(DeleteKey(SEGMENT + _NUMBER.pack(base)))
-            elif count != self.segments.get(base):
-                batch.operations.append(SetKey(SEGMENT + _NUMBER.pack(base), _NUMBER.pack(count)))
+        batch.operations += self._changes_of(batch.segments)
         if batch.reached != self.packs.reached:
             batch.operations.append(SetKey(REACHED, batch.reached))
         end, packed = events[-1].end, list(batch.packed)
@@ -248,6 +243,17 @@ class TimerIndex:
         for key in batch.removed:
             self.packs.remove(key)
         return True
+
+    def _changes_of(self, segments: Mapping[int, int]) -> list[Operation]:
+        """Return what makes the index count so many pending timers in each segment of the log."""
+        operations: list[Operation] = []
+        for base in segments.keys() | self.segments.keys():
+            count = segments.get(base)
+            if count is None:
+                operations.append(DeleteKey(SEGMENT + _NUMBER.pack(base)))
+            elif count != self.segments.get(base):
+                operations.append(SetKey(SEGMENT + _NUMBER.pack(base), _NUMBER.pack(count)))
+        return operations
 
     def _apply(self, operations: Sequence[Operation], covered: Covered) -> bool:
         is_applied = self.ordered.apply(operations, covered, self.run)

@@ -129,12 +129,8 @@ def status_row(place: ReplicaPlace, places: Iterable[ReplicaPlace]) -> Row:
         return _row(broker, broker.broker_id or None, role, broker.address, state)
     masters = [other for other in places if other.is_master and other.broker.name == broker.name]
     seen = [slave for other in masters if other.view for slave in other.view.slaves if slave.replica == view.replica]
-    state = (
-        view.problem
-        or (view.suspect and f"suspect: {view.suspect}")
-        or (f"follows {view.master}" if view.master else "follows nobody")
-    )
-    row = _row(broker, view.replica, view.role, broker.address, "answers" if place.is_master else state)
+    state = "answers" if place.is_master else _state_of_slave(view)
+    row = _row(broker, view.replica, view.role, broker.address, state)
     row.update(epoch=view.epoch, end=view.end, durable_end=view.durable_end, readable_end=view.readable_end)
     row.update(in_sync=seen[0].in_sync if seen else place.is_in_sync)
     if place.is_master:
@@ -144,6 +140,14 @@ def status_row(place: ReplicaPlace, places: Iterable[ReplicaPlace]) -> Row:
     else:
         row.update(lag_bytes=max(0, view.master_end - view.end))
     return row
+
+
+def _state_of_slave(view: ReplicaView) -> str:
+    if view.problem:
+        return view.problem
+    if view.suspect:
+        return f"suspect: {view.suspect}"
+    return f"follows {view.master or 'nobody'}"
 
 
 def stranger_row(broker: BrokerView, slave: SlaveView) -> Row:

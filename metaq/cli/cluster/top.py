@@ -178,6 +178,8 @@ def _summary(whole: BrokerTraffic) -> "Text":
     from rich.text import Text  # noqa: PLC0415
 
     stall = whole.longest_stall_s
+    stalls = f"stalls ≤ {stall:g} s" if stall < math.inf else "stalls of many seconds"
+    lacks_replicas = whole.role == "master" and whole.in_sync < whole.min_in_sync
     words = [
         (whole.role, ""),
         ("writable", GOOD) if whole.writable else ("not writable", DOUBTFUL if whole.role == "slave" else BAD),
@@ -185,14 +187,8 @@ def _summary(whole: BrokerTraffic) -> "Text":
         (f"out {whole.out_per_s:,.1f}/s", ""),
         (f"held pulls {whole.held_pulls:,}", ""),
         (f"connections {whole.connections:,}", ""),
-        (
-            "no stall" if not stall else f"stalls ≤ {stall:g} s" if stall < math.inf else "stalls of many seconds",
-            DOUBTFUL if stall > STALL_S else "",
-        ),
-        (
-            f"replicas in sync {whole.in_sync} (needed {whole.min_in_sync})",
-            BAD if whole.role == "master" and whole.in_sync < whole.min_in_sync else "",
-        ),
+        (stalls if stall else "no stall", DOUBTFUL if stall > STALL_S else ""),
+        (f"replicas in sync {whole.in_sync} (needed {whole.min_in_sync})", BAD if lacks_replicas else ""),
         (f"replica lag {whole.replica_lag_bytes:,} bytes", ""),
     ]
     return Text("  ").join(Text(text, style=style) for text, style in words)

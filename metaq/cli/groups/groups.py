@@ -66,17 +66,14 @@ def summary(admin: Admin, view: GroupView) -> Row:
     lags = admin.group_lag(view.name)
     leased = [lag.leased for lag in lags if lag.leased is not None]
     topics = {lag.queue.topic for lag in lags} | set(() if online is None else online.subscriptions)
+    figures = {"in_flight": sum(lag.in_flight for lag in leased), "delayed": sum(lag.delayed for lag in leased)}
     return {
         "group": view.name,
         "members": 0 if online is None else len(online.members),
         "model": "" if online is None else online.model.lower(),
         "topics": sorted(topic for topic in topics if not topic.startswith(RETRY_PREFIX)),
         "lag": sum(lag.lag for lag in lags) if lags else None,
-        **(
-            {}
-            if not leased
-            else {"in_flight": sum(lag.in_flight for lag in leased), "delayed": sum(lag.delayed for lag in leased)}
-        ),
+        **(figures if leased else {}),
         "enabled": view.consume_enable,
     }
 

@@ -1,6 +1,6 @@
 """Batch reads that are reduced by the query's own conditions; only for PySpark from ``metaq.spark.versions.FILTERS`` on."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -52,21 +52,25 @@ def _bounds(condition: Filter) -> tuple[str, Bounds | None]:
         known = isinstance(condition, EqualTo | In) and all(isinstance(value, str) for value in values)
         return column, Bounds(among=frozenset(values)) if known else None
     convert = _micros if column == "timestamp" else _whole
-    numbers = [convert(value) for value in values]
-    whole = [number for number in numbers if number is not None]
-    if not whole or len(whole) != len(numbers):
-        return column, None
-    value = whole[0]
-    makers: dict[type[Filter], Callable[[], Bounds]] = {
-        EqualTo: lambda: Bounds(among=frozenset(whole)),
-        In: lambda: Bounds(among=frozenset(whole)),
-        GreaterThan: lambda: Bounds(low=value + 1),
-        GreaterThanOrEqual: lambda: Bounds(low=value),
-        LessThan: lambda: Bounds(high=value),
-        LessThanOrEqual: lambda: Bounds(high=value + 1),
-    }
-    make = makers.get(type(condition))
-    return column, None if make is None else make()
+    numbers = [number for value in values if (number := convert(value)) is not None]
+    return column, _within(condition, numbers) if numbers and len(numbers) == len(values) else None
+
+
+def _within(condition: Filter, numbers: Sequence[int]) -> Bounds | None:
+    """Return what a condition on a number allows; ``numbers`` are its values, of which most conditions have one."""
+    match condition:
+        case EqualTo() | In():
+            return Bounds(among=frozenset(numbers))
+        case GreaterThan():
+            return Bounds(low=numbers[0] + 1)
+        case GreaterThanOrEqual():
+            return Bounds(low=numbers[0])
+        case LessThan():
+            return Bounds(high=numbers[0])
+        case LessThanOrEqual():
+            return Bounds(high=numbers[0] + 1)
+        case _:
+            return None
 
 
 def _whole(value: Any) -> int | None:
