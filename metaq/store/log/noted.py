@@ -70,7 +70,7 @@ def records_at(log: CommitLog, key: TopicPartition, places: Sequence[int], run: 
 def _read_cold(log: CommitLog, key: TopicPartition, places: list[int], run: Run, found: dict[int, Stored]) -> None:
     windows = _windows(log, places)
     read = read_through(run)
-    for window, data in zip(windows, run(lambda: [each.file.read(each.size, each.at) for each in windows]), strict=True):
+    for window, data in zip(windows, _data(windows, run), strict=True):
         view = memoryview(data)
         for place in window.places:
             at = place - window.base
@@ -81,6 +81,19 @@ def _read_cold(log: CommitLog, key: TopicPartition, places: list[int], run: Run,
                 stored = Stored(view, at, size, place) if is_intact(view[at : at + size], place) else None
             if stored is not None and identity(stored.buffer[stored.at : stored.at + stored.size])[:2] == key:
                 found[place] = stored
+
+
+def _data(windows: list[_Window], run: Run) -> list[bytes]:
+    """Return the bytes of windows. Those that are in the page cache are read here: in a thread of the pool, each read would wait
+    for the interpreter's lock, and the loop with it. The others are read in one wait for the disk.
+    """
+    found = [each.file.read_cached(each.size, each.at) for each in windows]
+    cold = [at for at, data in enumerate(found) if data is None]
+    if cold:
+        read = run(lambda: [windows[at].file.read(windows[at].size, windows[at].at) for at in cold])
+        for at, data in zip(cold, read, strict=True):
+            found[at] = data
+    return [data for data in found if data is not None]
 
 
 def _windows(log: CommitLog, places: list[int]) -> list[_Window]:
