@@ -1,7 +1,7 @@
 """PURE: the keys of many timers in their order: a heap of spans of time, each with a heap of its own.
 
-One heap of 300,000 keys costs 2 µs for each, as every step down in it misses the processor's cache; this costs 1.0 to 1.3. Spans of a
-millisecond would be quicker only where hundreds of keys are in each: with one or two in each they cost more than one heap of all.
+One heap of 300,000 keys costs 2 µs for each, as every step down in it misses the processor's cache; this costs 1.0 to 1.3.
+Spans of a millisecond would be quicker only where each has hundreds of keys; with one or two they cost more than one heap.
 """
 
 from heapq import heappop, heappush
