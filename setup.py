@@ -154,6 +154,7 @@ COMPILED = [
     "metaq/store/recordgroups.py",
     "metaq/store/runs.py",
     "metaq/timers/definitions.py",
+    "metaq/timers/dueorder.py",
     "metaq/timers/entering.py",
     "metaq/timers/fold.py",
     "metaq/timers/handles.py",

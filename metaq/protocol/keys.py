@@ -17,7 +17,8 @@ def keys_of(topic: str, sys_flag: int, properties: bytes) -> tuple[str, ...]:
     Messages of the broker's internal topics and messages that were rolled back have no keys. ``properties`` are in the form of
     a record.
     """
-    if b"KEYS\x01" not in properties and b"UNIQ_KEY\x01" not in properties:
+    # by ``in`` it would take twice as long: that first tries to take the name for a number
+    if properties.find(b"KEYS\x01") < 0 and properties.find(b"UNIQ_KEY\x01") < 0:
         return ()
     if sys_flag & TRANSACTION_ROLLBACK == TRANSACTION_ROLLBACK or topic in INTERNAL_TOPICS:
         return ()

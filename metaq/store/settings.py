@@ -21,8 +21,11 @@ class StoreSettings:
 
     Syncing a queue on its own takes at least two calls of a millisecond or more each.
     """
-    slice_ms: int = 5
-    """How long a sweep or a checkpoint of many queues works before it lets others go on, again and again."""
+    slice_ms: int = 2
+    """How long a sweep or a checkpoint of many queues works before it lets others go on, again and again.
+
+    A message for a consumer that waits may come at its begin, and must reach it within 5 ms (N-15).
+    """
     durability: Durability = Durability.DISK
     replicated: bool = False
     """Acknowledged messages are on other replicas too: recovery ends the log at its first gap, and the rest is copied again."""

@@ -29,6 +29,7 @@ from metaq.store.files.filecache import Run, run_here
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.ordered.ordered import Ordered
 from metaq.timers.definitions import Definitions
+from metaq.timers.dueorder import DueOrder
 from metaq.timers.entering import PACK_FROM, SLICE, Counter, IndexStep, TimerIndex, TimerState, add
 from metaq.timers.records import (
     Cancelled,
@@ -98,7 +99,7 @@ class Pending:
         self._waiting: deque[TimerEvent] = deque()  # safe, and not yet in the index
         self._waiting_size = 0  # their records
         self._near: dict[Key, int] = {}  # to the places
-        self._heap: list[Key] = []
+        self._order = DueOrder()  # of these, and of some that are near no more
         self._taken: dict[Key, int] = {}
         self._far: dict[Key, int] = {}  # beyond the horizon, and not yet in the index
         self._far_heap: list[tuple[Key, list[Key]]] = []  # these, some together, with the least of them, and what entered since
@@ -141,10 +142,10 @@ class Pending:
     @property
     def first(self) -> Key | None:
         """The least key that is pending below the horizon and that nobody has taken."""
-        heap = self._heap
-        while heap and heap[0] not in self._near:
-            heappop(heap)
-        return heap[0] if heap else None
+        order = self._order
+        while (first := order.first) is not None and first not in self._near:
+            order.pop()
+        return first
 
     def oldest(self) -> int | None:
         """Return the base of the oldest segment that holds a pending timer, or the place of an older definition or the secret.
@@ -213,7 +214,7 @@ class Pending:
     def _put(self, key: Key, place: int) -> None:
         if key < self.horizon:
             if key not in self._near:
-                heappush(self._heap, key)
+                self._order.add(key)
             self._near[key] = place
         else:
             self._split()
@@ -249,8 +250,8 @@ class Pending:
 
     def _delivered(self, event: Delivered) -> None:
         to = event.to
-        while self._heap and self._heap[0] <= to:
-            self._near.pop(heappop(self._heap), None)
+        while (first := self._order.first) is not None and first <= to:
+            self._near.pop(self._order.pop(), None)
         self._pop_far(to + b"\0")
         ended = [key for key in self._taken if key <= to]
         if len(ended) == len(self._taken):
@@ -355,10 +356,10 @@ class Pending:
         for key, place in found:
             if key not in self._cancelled and key not in self._taken and key not in self._far:
                 self._near[key] = place
-                heappush(self._heap, key)
+                self._order.add(key)
         for key, place in self._pop_far(horizon).items():
             self._near[key] = place
-            heappush(self._heap, key)
+            self._order.add(key)
         self.horizon = horizon
         return IndexStep.DONE if horizon == until else IndexStep.MORE
 
@@ -371,9 +372,9 @@ class Pending:
         if barrier is not None and barrier < end:
             end = barrier
         taken: list[tuple[Key, int]] = []
-        heap, near = self._heap, self._near
-        while heap and heap[0] < end and len(taken) < most:
-            key = heappop(heap)
+        order, near = self._order, self._near
+        while len(taken) < most and (key := order.first) is not None and key < end:
+            order.pop()
             place = near.pop(key, -1)
             if place >= 0:  # else it was cancelled or taken
                 self._taken[key] = place
@@ -443,7 +444,7 @@ class Pending:
         place = self._taken.pop(key)
         if key < self.horizon:
             self._near[key] = place
-            heappush(self._heap, key)
+            self._order.add(key)
         else:
             self._far[key] = place
             self._push_far(key, [key])

@@ -223,7 +223,7 @@ def due_of_first(data: bytes) -> int | None:
     """
     length: int = read_i32_be(data, LENGTH_AT)
     text = data[HEADER_SIZE + length + PROPERTIES_AT : len(data) - CHECKSUM_SIZE]
-    if _OWN in text:
+    if text.find(_OWN) >= 0:  # by ``in`` it would take twice as long: that first tries a number
         return None
     at = text.rfind(_OUT)
     if at < 0 or (at > 0 and text[at - 1] != _END):

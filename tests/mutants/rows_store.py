@@ -25,8 +25,8 @@ STORE: Final = [
     M(
         "timers",
         "engine/timers/copying.py",
-        "_UNUSUAL[1] in text",
-        "False",
+        '(b"METAQ_", b"QUEUE_MS\\x01", _PLACE)',
+        '(b"METAQ_", _PLACE)',
         "engine/test_copying.py::test_both_ways_make_the_same_copy",
     ),
     M(

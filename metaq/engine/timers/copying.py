@@ -99,10 +99,10 @@ class Copying:
                 return None
             self._go_to(data[at:text_end])
         target, text = self._target, data[text_at:at]
-        if target is None or _UNUSUAL[0] in text or _UNUSUAL[1] in text or _UNUSUAL[2] in text:
+        if target is None or _has_any(text, _UNUSUAL):
             return None
         tag, tag_size, keys = 0, 0, tuple[str, ...]()
-        if _LOOKED_UP[0] in text or _LOOKED_UP[1] in text or _LOOKED_UP[2] in text:
+        if _has_any(text, _LOOKED_UP):
             name = decode_properties(text).get(TAGS)
             if name is not None:
                 tag, tag_size = java_hash(name), 4 + len(name.encode())
@@ -159,6 +159,14 @@ class Copying:
         except MetaqError as error:
             on_drop(record.log_offset, str(error))
             return []
+
+
+def _has_any(text: bytes, names: tuple[bytes, ...]) -> bool:
+    """Return whether one of some names is in a text. Asking by ``in`` takes twice as long: it first tries a number."""
+    for name in names:  # noqa: SIM110 - compiled, a generator costs more than all else
+        if text.find(name) >= 0:
+            return True
+    return False
 
 
 def size_of(copy: Fields) -> int:

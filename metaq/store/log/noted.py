@@ -1,4 +1,4 @@
-"""Reading records at places that the broker has noted itself, many at once: in the map, or in one wait for the disk.
+"""Reading records at places that the broker has noted itself, many at once: in the map, in the page cache or on the disk.
 
 ::
 
@@ -17,7 +17,7 @@ from metaq.message import TopicPartition
 from metaq.protocol.record import BLANK, MAGIC, identity, is_intact
 from metaq.protocol.text.messages import Stored
 from metaq.store.files.disk import File
-from metaq.store.files.filecache import Run, read_through
+from metaq.store.files.filecache import Run, through_cache
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.log.segments import SMALLEST_RECORD, Segment
 
@@ -69,8 +69,8 @@ def records_at(log: CommitLog, key: TopicPartition, places: Sequence[int], run: 
 
 def _read_cold(log: CommitLog, key: TopicPartition, places: list[int], run: Run, found: dict[int, Stored]) -> None:
     windows = _windows(log, places)
-    read = read_through(run)
-    for window, data in zip(windows, run(lambda: [each.file.read(each.size, each.at) for each in windows]), strict=True):
+    read = through_cache(run)
+    for window, data in zip(windows, _data(windows, run), strict=True):
         view = memoryview(data)
         for place in window.places:
             at = place - window.base
@@ -81,6 +81,20 @@ def _read_cold(log: CommitLog, key: TopicPartition, places: list[int], run: Run,
                 stored = Stored(view, at, size, place) if is_intact(view[at : at + size], place) else None
             if stored is not None and identity(stored.buffer[stored.at : stored.at + stored.size])[:2] == key:
                 found[place] = stored
+
+
+def _data(windows: list[_Window], run: Run) -> list[bytes]:
+    """Return the bytes of windows: those that are in the page cache at once, the others in one wait for the disk.
+
+    In a thread of the pool each read gives up the interpreter's lock, and waits for it again beside a busy loop.
+    """
+    found = [each.file.read_cached(each.size, each.at) for each in windows]
+    cold = [at for at, data in enumerate(found) if data is None]
+    if cold:
+        read = run(lambda: [windows[at].file.read(windows[at].size, windows[at].at) for at in cold])
+        for at, data in zip(cold, read, strict=True):
+            found[at] = data
+    return [data for data in found if data is not None]
 
 
 def _windows(log: CommitLog, places: list[int]) -> list[_Window]:
