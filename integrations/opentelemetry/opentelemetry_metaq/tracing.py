@@ -56,26 +56,19 @@ class Tracing(Interceptor):
         if len(messages) > 1:
             return self._sending_batch(client, topic, messages)
         message = messages[0]
-        name, shared = _of_sends(client, topic)
-        # the id is known at once, and costs a third here of what it costs later
-        attributes = {**shared, names.MESSAGE_ID: message[UNIQUE_KEY]}
-        given = None
-        if len(message) > 1:  # besides the id
-            _describe(attributes, message)
-            given = _creation(message)
+        name, attributes = _of_sends(topic)
+        given = _creation(message) if len(message) > 1 else None  # besides the id
         if given is None:
-            span = self._tracer.start_span(name, current, SpanKind.PRODUCER, attributes)
+            span = self._tracer.start_span(name, current, SpanKind.PRODUCER, attributes.copy())
             self._inject(message, span, current)
         else:
-            span = self._tracer.start_span(name, current, SpanKind.CLIENT, attributes, [Link(given)])
-        if not span.is_recording():
-            return _nothing
-        return _SendEnd(span)
+            span = self._tracer.start_span(name, current, SpanKind.CLIENT, attributes.copy(), [Link(given)])
+        return _SendEnd(span, client, message) if span.is_recording() else _nothing
 
     def written(self, sent: Sent, queue: MessageQueue) -> None:
-        """Name the partition while the answer is awaited; the result mostly names the same one."""
+        """Set what samplers do not need while the answer is awaited; the result mostly names the same partition."""
         if isinstance(sent, _SendEnd):
-            sent.name_queue(queue)
+            sent.describe(queue)
 
     def _sending_batch(self, client: str, topic: str, messages: Sequence[MutableMapping[str, str]]) -> Sent:
         links = []
@@ -188,9 +181,9 @@ def _attributes(name: str, kind: str, client: str, topic: str) -> Attributes:
 
 
 @lru_cache(_KNOWN)
-def _of_sends(client: str, topic: str) -> tuple[str, Attributes]:
-    """Return the name that the spans of sends to a topic have, and the attributes that all of them have; not to be changed."""
-    return f"send {topic}", _attributes("send", "send", client, topic)
+def _of_sends(topic: str) -> tuple[str, Attributes]:
+    """Return the name that the spans of sends to a topic have, and the attributes that samplers get; not to be changed."""
+    return f"send {topic}", _attributes("send", "send", "", topic)
 
 
 def _describe(attributes: Attributes, properties: Mapping[str, str]) -> None:
@@ -257,27 +250,36 @@ def _nothing(outcome: object) -> None:
 
 
 class _SendEnd:
-    """The end of the span of a send."""
+    """The end of the span of a send, and the attributes that it gets after its begin."""
 
-    __slots__ = ("_queue", "_span")
+    __slots__ = ("_client", "_message", "_queue", "_span")
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: Span, client: str = "", message: Mapping[str, str] | None = None) -> None:
+        """Take a span that has what samplers need; without a message, all but the partition."""
         self._span = span
+        self._client = client
+        self._message = message
         self._queue: MessageQueue | None = None
 
-    def name_queue(self, queue: MessageQueue) -> None:
-        """Say which queue the messages go to."""
-        if queue != self._queue:
+    def describe(self, queue: MessageQueue | None) -> None:
+        """Set the attributes that are missing, and the queue that the messages go to."""
+        attributes: Attributes = {}
+        if self._message is not None:
+            attributes[names.CLIENT_ID] = self._client
+            attributes[names.MESSAGE_ID] = self._message[UNIQUE_KEY]
+            _describe(attributes, self._message)
+            self._message = None
+        if queue is not None:
+            attributes[names.PARTITION_ID] = f"{queue.broker_name}-{queue.partition}"
             self._queue = queue
-            self._span.set_attribute(names.PARTITION_ID, f"{queue.broker_name}-{queue.partition}")
+        self._span.set_attributes(attributes)
 
     def __call__(self, outcome: Sequence[SendResult] | BaseException) -> None:
-        if isinstance(outcome, BaseException):
-            _end(self._span, outcome)
-            return
-        if outcome:
-            self.name_queue(outcome[0].queue)
-        self._span.end()
+        error = outcome if isinstance(outcome, BaseException) else None
+        queue = outcome[0].queue if error is None and outcome else self._queue
+        if queue != self._queue or self._message is not None:
+            self.describe(queue)
+        _end(self._span, error)
 
 
 def _end(span: Span, error: BaseException | None) -> None:
