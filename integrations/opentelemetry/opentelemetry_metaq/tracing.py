@@ -5,8 +5,8 @@ All spans of its consumers link to it. A ``process`` or ``settle`` span of one m
 current.
 """
 
-from collections.abc import Mapping, MutableMapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from functools import lru_cache, partial
 from typing import Final
 
 from opentelemetry import baggage, context, propagate, trace
@@ -15,7 +15,7 @@ from opentelemetry.context import Context
 from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.propagators.composite import CompositePropagator
 from opentelemetry.propagators.textmap import TextMapPropagator
-from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from metaq import Interceptor, ReceivedMessage, SendResult
@@ -25,6 +25,7 @@ from metaq.message import MessageQueue
 from metaq.protocol.properties import KEYS, TRACE_PARENT, UNIQUE_KEY
 from metaq.protocol.record import TAGS
 from opentelemetry_metaq import names
+from opentelemetry_metaq.late import late_tracer
 
 SYSTEM: Final = "metaq"
 _EMPTY: Final = Context()
@@ -42,6 +43,7 @@ class Tracing(Interceptor):
     def __init__(self, tracer: Tracer, *, create_spans: bool) -> None:
         """Make spans with a tracer; ``create_spans`` says whether each message of a batch gets one of its own."""
         self._tracer = tracer
+        self._late = late_tracer(tracer)
         self._create_spans = create_spans
         self._w3c: TextMapPropagator | None = None
         """The propagator that was last found to write W3C trace context and baggage."""
@@ -56,19 +58,28 @@ class Tracing(Interceptor):
         if len(messages) > 1:
             return self._sending_batch(client, topic, messages)
         message = messages[0]
-        name, attributes = _of_sends(topic)
-        given = _creation(message) if len(message) > 1 else None  # besides the id
-        if given is None:
-            span = self._tracer.start_span(name, current, SpanKind.PRODUCER, attributes.copy())
-            self._inject(message, span, current)
+        name, shared = _of_sends(client, topic)
+        # the id is known at once, and costs a third here of what it costs later
+        attributes = {**shared, names.MESSAGE_ID: message[UNIQUE_KEY]}
+        given = None
+        if len(message) > 1:  # besides the id
+            _describe(attributes, message)
+            given = _creation(message)
+        if given is not None:
+            span = self._tracer.start_span(name, current, SpanKind.CLIENT, attributes, [Link(given)])
+        elif self._late is not None:
+            chosen = self._late.choose(name, current, attributes)
+            self._inject(message, chosen.context, current)
+            return _SendEnd(partial(self._late.make, chosen)) if chosen.is_recording else _nothing
         else:
-            span = self._tracer.start_span(name, current, SpanKind.CLIENT, attributes.copy(), [Link(given)])
-        return _SendEnd(span, client, message) if span.is_recording() else _nothing
+            span = self._tracer.start_span(name, current, SpanKind.PRODUCER, attributes)
+            self._inject(message, span.get_span_context(), current)
+        return _SendEnd(lambda: span) if span.is_recording() else _nothing
 
     def written(self, sent: Sent, queue: MessageQueue) -> None:
-        """Set what samplers do not need while the answer is awaited; the result mostly names the same partition."""
+        """Make the span and name the partition while the answer is awaited; the result mostly names the same one."""
         if isinstance(sent, _SendEnd):
-            sent.describe(queue)
+            sent.name_queue(queue)
 
     def _sending_batch(self, client: str, topic: str, messages: Sequence[MutableMapping[str, str]]) -> Sent:
         links = []
@@ -86,14 +97,14 @@ class Tracing(Interceptor):
         span = self._start(f"send {topic}", SpanKind.PRODUCER if without else SpanKind.CLIENT, attributes, links=links)
         current = context.get_current()
         for message in without:
-            self._inject(message, span, current)
-        return _SendEnd(span)
+            self._inject(message, span.get_span_context(), current)
+        return _SendEnd(lambda: span)
 
     def _create(self, client: str, topic: str, message: MutableMapping[str, str]) -> SpanContext:
         attributes = _attributes("create", "create", client, topic)
         _describe(attributes, message)
         span = self._start(f"create {topic}", SpanKind.PRODUCER, attributes)
-        self._inject(message, span, context.get_current())
+        self._inject(message, span.get_span_context(), context.get_current())
         span.end()
         return span.get_span_context()
 
@@ -143,7 +154,7 @@ class Tracing(Interceptor):
     ) -> Span:
         return self._tracer.start_span(name, parent, kind, attributes, links)
 
-    def _inject(self, message: MutableMapping[str, str], span: Span, current: Context) -> None:
+    def _inject(self, message: MutableMapping[str, str], own: SpanContext, current: Context) -> None:
         """Put the context of a span into a message, and the program's baggage.
 
         Without baggage that is mostly one text. OpenTelemetry's own way to it makes a context and asks two propagators, which
@@ -152,13 +163,13 @@ class Tracing(Interceptor):
         propagator = propagate.get_global_textmap()
         if propagator is not self._w3c:
             if not _is_w3c(propagator):
-                propagate.inject(message, trace.set_span_in_context(span))
+                propagate.inject(message, trace.set_span_in_context(NonRecordingSpan(own)))
                 return
             self._w3c = propagator
         if current and baggage.get_all(current):
-            propagate.inject(message, trace.set_span_in_context(span))
+            propagate.inject(message, trace.set_span_in_context(NonRecordingSpan(own)))
             return
-        trace_id, span_id, _, flags, state, is_valid = span.get_span_context()
+        trace_id, span_id, _, flags, state, is_valid = own
         if is_valid:
             message[TRACE_PARENT] = "00-%032x-%016x-%02x" % (trace_id, span_id, flags)  # noqa: UP031 - a third of an f-string
             if state:
@@ -181,9 +192,9 @@ def _attributes(name: str, kind: str, client: str, topic: str) -> Attributes:
 
 
 @lru_cache(_KNOWN)
-def _of_sends(topic: str) -> tuple[str, Attributes]:
-    """Return the name that the spans of sends to a topic have, and the attributes that samplers get; not to be changed."""
-    return f"send {topic}", _attributes("send", "send", "", topic)
+def _of_sends(client: str, topic: str) -> tuple[str, Attributes]:
+    """Return the name that the spans of sends to a topic have, and the attributes that all of them have; not to be changed."""
+    return f"send {topic}", _attributes("send", "send", client, topic)
 
 
 def _describe(attributes: Attributes, properties: Mapping[str, str]) -> None:
@@ -250,36 +261,33 @@ def _nothing(outcome: object) -> None:
 
 
 class _SendEnd:
-    """The end of the span of a send, and the attributes that it gets after its begin."""
+    """The end of the span of a send, which is made before it: at once, or when it is first needed."""
 
-    __slots__ = ("_client", "_message", "_queue", "_span")
+    __slots__ = ("_make", "_queue", "_span")
 
-    def __init__(self, span: Span, client: str = "", message: Mapping[str, str] | None = None) -> None:
-        """Take a span that has what samplers need; without a message, all but the partition."""
-        self._span = span
-        self._client = client
-        self._message = message
+    def __init__(self, make: Callable[[], Span]) -> None:
+        self._make = make
+        self._span: Span | None = None
         self._queue: MessageQueue | None = None
 
-    def describe(self, queue: MessageQueue | None) -> None:
-        """Set the attributes that are missing, and the queue that the messages go to."""
-        attributes: Attributes = {}
-        if self._message is not None:
-            attributes[names.CLIENT_ID] = self._client
-            attributes[names.MESSAGE_ID] = self._message[UNIQUE_KEY]
-            _describe(attributes, self._message)
-            self._message = None
-        if queue is not None:
-            attributes[names.PARTITION_ID] = f"{queue.broker_name}-{queue.partition}"
+    def _made(self) -> Span:
+        if self._span is None:
+            self._span = self._make()
+        return self._span
+
+    def name_queue(self, queue: MessageQueue) -> None:
+        """Say which queue the messages go to."""
+        if queue != self._queue:
             self._queue = queue
-        self._span.set_attributes(attributes)
+            self._made().set_attribute(names.PARTITION_ID, f"{queue.broker_name}-{queue.partition}")
 
     def __call__(self, outcome: Sequence[SendResult] | BaseException) -> None:
-        error = outcome if isinstance(outcome, BaseException) else None
-        queue = outcome[0].queue if error is None and outcome else self._queue
-        if queue != self._queue or self._message is not None:
-            self.describe(queue)
-        _end(self._span, error)
+        if isinstance(outcome, BaseException):
+            _end(self._made(), outcome)
+            return
+        if outcome:
+            self.name_queue(outcome[0].queue)
+        self._made().end()
 
 
 def _end(span: Span, error: BaseException | None) -> None:

@@ -15,7 +15,7 @@ from opentelemetry.propagators.textmap import CarrierT, Setter, TextMapPropagato
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Decision, SamplingResult, StaticSampler
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.semconv._incubating.attributes import messaging_attributes
 from opentelemetry.semconv.attributes import error_attributes
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, StatusCode, TraceFlags, TraceState
@@ -218,35 +218,6 @@ def test_a_send_that_is_not_sampled(client: metaq.Client) -> None:
     assert not flags & TraceFlags.SAMPLED
 
 
-class Choosing(StaticSampler):
-    """Takes all spans, and writes down the attributes that it is given."""
-
-    def __init__(self) -> None:
-        super().__init__(Decision.RECORD_AND_SAMPLE)
-        self.given: list[dict[str, Any]] = []
-
-    def should_sample(self, *given: Any, **named: Any) -> SamplingResult:
-        self.given.append(dict(given[4]))
-        return super().should_sample(*given, **named)
-
-
-def test_samplers_get_what_the_conventions_say(client: metaq.Client) -> None:
-    """Of a send, all that is known before it and matters to them."""
-    sampler = Choosing()
-    MetaqInstrumentor().instrument(tracer_provider=TracerProvider(sampler=sampler))
-    try:
-        client.producer().send("orders", b"1", tag="paid")
-    finally:
-        MetaqInstrumentor().uninstrument()
-    expected = {
-        names.SYSTEM: "metaq",
-        names.OPERATION_NAME: "send",
-        names.OPERATION_TYPE: "send",
-        names.DESTINATION_NAME: "orders",
-    }
-    assert sampler.given == [expected]
-
-
 def test_the_other_ways_to_send(spans: Spans, client: metaq.Client) -> None:
     """Each message has the context of its own send, also those that linger and go together."""
     with client.producer(linger_ms=1000) as producer:
@@ -271,16 +242,6 @@ def test_a_send_that_fails(spans: Spans, client: metaq.Client) -> None:
     assert span.status.status_code is StatusCode.ERROR
     assert attributes(span)["error.type"] == "metaq.errors.BadRequest"
     assert [event.name for event in span.events] == ["exception"]
-
-
-def test_a_send_that_is_not_written(spans: Spans) -> None:
-    """It says of which message it is, although no broker was found."""
-    message = {"UNIQ_KEY": "id", "TAGS": "paid"}
-    Tracing(spans.tracer, create_spans=False).sending("c", "g", "orders", [message])(metaq.ClientError("no route"))
-    found = attributes(spans.one("send orders"))
-    assert (found[names.CLIENT_ID], found[names.MESSAGE_ID], found[names.MESSAGE_TAG]) == ("c", "id", "paid")
-    assert found[names.ERROR_TYPE] == "metaq.errors.ClientError"
-    assert names.PARTITION_ID not in found
 
 
 def test_a_context_that_the_program_gives(spans: Spans, client: metaq.Client) -> None:
