@@ -6,10 +6,9 @@ while the sender waits for the broker. Samplers get all attributes, and the span
 """
 
 import copy
-import threading
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -20,79 +19,64 @@ if TYPE_CHECKING:  # programs may have another implementation of the API
     from opentelemetry.sdk.trace.sampling import SamplingResult
 
 
-class ChosenSpan(NamedTuple):
-    """What is settled of a span before it is made."""
+class ChosenSpan:
+    """The span of a producer, sampled and with its ids, but not made yet.
 
-    name: str
-    parent: Context
-    began_ns: int
-    sampling: "SamplingResult"
-    context: SpanContext
+    To the tracer that makes it, it is the sampler and the generator of ids.
+    """
 
-    @property
-    def is_recording(self) -> bool:
-        """Whether there is a span to be made."""
-        return self.sampling.decision.is_recording()
+    __slots__ = ("_began_ns", "_name", "_parent", "_sampling", "_tracer", "context", "is_recording")
 
-
-class LateTracer:
-    """A maker of the spans of producers in two steps. Thread-safe."""
-
-    def __init__(self, tracer: "SdkTracer") -> None:
-        """Take what a tracer samples with and has its ids from; the tracer stays as it is."""
-        self._sampler = tracer.sampler
-        self._ids = tracer.id_generator
-        self._answers = _Answers()
-        maker: Any = copy.copy(tracer)
-        maker.sampler = maker.id_generator = self._answers
-        self._maker: SdkTracer = maker
-
-    def choose(self, name: str, parent: Context, attributes: Mapping[str, str | int]) -> ChosenSpan:
-        """Begin a span: sample it, and choose its ids, as ``start_span`` of the SDK does."""
-        began_ns = time.time_ns()
+    def __init__(self, tracer: "SdkTracer", name: str, parent: Context, attributes: Mapping[str, str | int]) -> None:
+        """Begin the span: sample it, and choose its ids, as ``start_span`` of the SDK does."""
+        self._tracer = tracer
+        self._name = name
+        self._parent = parent
+        self._began_ns = time.time_ns()
+        ids = tracer.id_generator
         above = trace.get_current_span(parent).get_span_context()
         if above.is_valid:
             trace_id, is_random = above.trace_id, above.trace_flags.random_trace_id
         else:
-            trace_id, is_random = self._ids.generate_trace_id(), self._ids.is_trace_id_random()
-        sampling = self._sampler.should_sample(parent, trace_id, name, SpanKind.PRODUCER, attributes, ())
-        flags = TraceFlags.SAMPLED if sampling.decision.is_sampled() else TraceFlags.DEFAULT
+            trace_id, is_random = ids.generate_trace_id(), ids.is_trace_id_random()
+        sampling = tracer.sampler.should_sample(parent, trace_id, name, SpanKind.PRODUCER, attributes, ())
+        self._sampling = sampling
+        is_sampled: bool = sampling.decision.is_sampled()
+        flags = TraceFlags.SAMPLED if is_sampled else TraceFlags.DEFAULT
         if is_random:
             flags |= TraceFlags.RANDOM_TRACE_ID
-        span_id = self._ids.generate_span_id()
-        own = SpanContext(trace_id, span_id, is_remote=False, trace_flags=TraceFlags(flags), trace_state=sampling.trace_state)
-        return ChosenSpan(name, parent, began_ns, sampling, own)
+        self.context = SpanContext(trace_id, ids.generate_span_id(), False, TraceFlags(flags), sampling.trace_state)
+        self.is_recording: bool = is_sampled or sampling.decision.is_recording()
+        """Whether there is a span to be made."""
 
-    def make(self, chosen: ChosenSpan) -> Span:
-        """Make a span that was chosen, on any thread."""
-        self._answers.chosen = chosen
-        return self._maker.start_span(chosen.name, chosen.parent, SpanKind.PRODUCER, start_time=chosen.began_ns)
+    def make(self) -> Span:
+        """Make the span, on any thread.
 
-
-class _Answers(threading.local):
-    """What the SDK asks of a sampler and a generator of ids, for the span that a thread makes."""
-
-    chosen: ChosenSpan
+        The tracer's copy is of this moment: after a fork the tracer has another resource.
+        """
+        maker: Any = copy.copy(self._tracer)
+        maker.sampler = maker.id_generator = self
+        span: Span = maker.start_span(self._name, self._parent, SpanKind.PRODUCER, start_time=self._began_ns)
+        return span
 
     def should_sample(self, *_: object, **__: object) -> "SamplingResult":
-        return self.chosen.sampling
+        return self._sampling
 
     def generate_trace_id(self) -> int:
-        return self.chosen.context.trace_id
+        return self.context.trace_id
 
     def generate_span_id(self) -> int:
-        return self.chosen.context.span_id
+        return self.context.span_id
 
     def is_trace_id_random(self) -> bool:
-        return self.chosen.context.trace_flags.random_trace_id
+        return self.context.trace_flags.random_trace_id
 
 
-def late_tracer(tracer: trace.Tracer) -> LateTracer | None:
-    """Return the two steps of a tracer of the SDK; ``None`` for any other one, and of an SDK without the random flag."""
+def sdk_tracer(tracer: trace.Tracer) -> "SdkTracer | None":
+    """Return a tracer whose spans can be chosen first; ``None`` for others, and for SDKs without the random flag."""
     try:
         from opentelemetry.sdk.trace import Tracer  # noqa: PLC0415 - it need not be installed
     except ImportError:
         return None
-    if type(tracer) is not Tracer or not hasattr(tracer.id_generator, "is_trace_id_random"):
-        return None
-    return LateTracer(tracer)
+    # a subclass may make spans in another way
+    return tracer if type(tracer) is Tracer and hasattr(tracer.id_generator, "is_trace_id_random") else None

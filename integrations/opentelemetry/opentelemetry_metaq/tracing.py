@@ -6,7 +6,7 @@ current.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Final
 
 from opentelemetry import baggage, context, propagate, trace
@@ -25,7 +25,7 @@ from metaq.message import MessageQueue
 from metaq.protocol.properties import KEYS, TRACE_PARENT, UNIQUE_KEY
 from metaq.protocol.record import TAGS
 from opentelemetry_metaq import names
-from opentelemetry_metaq.late import late_tracer
+from opentelemetry_metaq.late import ChosenSpan, sdk_tracer
 
 SYSTEM: Final = "metaq"
 _EMPTY: Final = Context()
@@ -43,7 +43,7 @@ class Tracing(Interceptor):
     def __init__(self, tracer: Tracer, *, create_spans: bool) -> None:
         """Make spans with a tracer; ``create_spans`` says whether each message of a batch gets one of its own."""
         self._tracer = tracer
-        self._late = late_tracer(tracer)
+        self._sdk_tracer = sdk_tracer(tracer)
         self._create_spans = create_spans
         self._w3c: TextMapPropagator | None = None
         """The propagator that was last found to write W3C trace context and baggage."""
@@ -67,10 +67,10 @@ class Tracing(Interceptor):
             given = _creation(message)
         if given is not None:
             span = self._tracer.start_span(name, current, SpanKind.CLIENT, attributes, [Link(given)])
-        elif self._late is not None:
-            chosen = self._late.choose(name, current, attributes)
+        elif self._sdk_tracer is not None:
+            chosen = ChosenSpan(self._sdk_tracer, name, current, attributes)
             self._inject(message, chosen.context, current)
-            return _SendEnd(partial(self._late.make, chosen)) if chosen.is_recording else _nothing
+            return _SendEnd(chosen.make) if chosen.is_recording else _nothing
         else:
             span = self._tracer.start_span(name, current, SpanKind.PRODUCER, attributes)
             self._inject(message, span.get_span_context(), current)
