@@ -1,7 +1,6 @@
 """The seam for tracing: an interceptor is called before and after a message is sent, processed and settled."""
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from functools import partial
 from typing import Protocol
 
 from metaq.client.message import ReceivedMessage, SendResult
@@ -126,9 +125,10 @@ def sending(client: str, group: str, topic: str, messages: Sequence[MutableMappi
     return _nothing if _current is None or not messages else _current.sending(client, group, topic, messages)
 
 
-def written(sent: Sent) -> Callable[[MessageQueue], None] | None:
-    """Return what tells the interceptor to which queue messages were written; ``None`` if there is none."""
-    return None if _current is None else partial(_current.written, sent)
+def written(sent: Sent, queue: MessageQueue) -> None:
+    """Tell the interceptor to which queue messages were written."""
+    if _current is not None:
+        _current.written(sent, queue)
 
 
 def received(client: str, group: str, messages: Sequence[ReceivedMessage]) -> None:

@@ -5,7 +5,7 @@ All spans of its consumers link to it. A ``process`` or ``settle`` span of one m
 current.
 """
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -15,7 +15,7 @@ from opentelemetry.context import Context
 from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.propagators.composite import CompositePropagator
 from opentelemetry.propagators.textmap import TextMapPropagator
-from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from metaq import Interceptor, ReceivedMessage, SendResult
@@ -25,6 +25,7 @@ from metaq.message import MessageQueue
 from metaq.protocol.properties import KEYS, TRACE_PARENT, UNIQUE_KEY
 from metaq.protocol.record import TAGS
 from opentelemetry_metaq import names
+from opentelemetry_metaq.late import ChosenSpan, sdk_tracer
 
 SYSTEM: Final = "metaq"
 _EMPTY: Final = Context()
@@ -42,6 +43,7 @@ class Tracing(Interceptor):
     def __init__(self, tracer: Tracer, *, create_spans: bool) -> None:
         """Make spans with a tracer; ``create_spans`` says whether each message of a batch gets one of its own."""
         self._tracer = tracer
+        self._sdk_tracer = sdk_tracer(tracer)
         self._create_spans = create_spans
         self._w3c: TextMapPropagator | None = None
         """The propagator that was last found to write W3C trace context and baggage."""
@@ -63,17 +65,19 @@ class Tracing(Interceptor):
         if len(message) > 1:  # besides the id
             _describe(attributes, message)
             given = _creation(message)
-        if given is None:
-            span = self._tracer.start_span(name, current, SpanKind.PRODUCER, attributes)
-            self._inject(message, span, current)
-        else:
+        if given is not None:
             span = self._tracer.start_span(name, current, SpanKind.CLIENT, attributes, [Link(given)])
-        if not span.is_recording():
-            return _nothing
-        return _SendEnd(span)
+        elif self._sdk_tracer is not None:
+            chosen = ChosenSpan(self._sdk_tracer, name, current, attributes)
+            self._inject(message, chosen.context, current)
+            return _SendEnd(chosen.make) if chosen.is_recording else _nothing
+        else:
+            span = self._tracer.start_span(name, current, SpanKind.PRODUCER, attributes)
+            self._inject(message, span.get_span_context(), current)
+        return _SendEnd(lambda: span) if span.is_recording() else _nothing
 
     def written(self, sent: Sent, queue: MessageQueue) -> None:
-        """Name the partition while the answer is awaited; the result mostly names the same one."""
+        """Make the span and name the partition while the answer is awaited; the result mostly names the same one."""
         if isinstance(sent, _SendEnd):
             sent.name_queue(queue)
 
@@ -93,14 +97,14 @@ class Tracing(Interceptor):
         span = self._start(f"send {topic}", SpanKind.PRODUCER if without else SpanKind.CLIENT, attributes, links=links)
         current = context.get_current()
         for message in without:
-            self._inject(message, span, current)
-        return _SendEnd(span)
+            self._inject(message, span.get_span_context(), current)
+        return _SendEnd(lambda: span)
 
     def _create(self, client: str, topic: str, message: MutableMapping[str, str]) -> SpanContext:
         attributes = _attributes("create", "create", client, topic)
         _describe(attributes, message)
         span = self._start(f"create {topic}", SpanKind.PRODUCER, attributes)
-        self._inject(message, span, context.get_current())
+        self._inject(message, span.get_span_context(), context.get_current())
         span.end()
         return span.get_span_context()
 
@@ -150,7 +154,7 @@ class Tracing(Interceptor):
     ) -> Span:
         return self._tracer.start_span(name, parent, kind, attributes, links)
 
-    def _inject(self, message: MutableMapping[str, str], span: Span, current: Context) -> None:
+    def _inject(self, message: MutableMapping[str, str], own: SpanContext, current: Context) -> None:
         """Put the context of a span into a message, and the program's baggage.
 
         Without baggage that is mostly one text. OpenTelemetry's own way to it makes a context and asks two propagators, which
@@ -159,13 +163,13 @@ class Tracing(Interceptor):
         propagator = propagate.get_global_textmap()
         if propagator is not self._w3c:
             if not _is_w3c(propagator):
-                propagate.inject(message, trace.set_span_in_context(span))
+                propagate.inject(message, trace.set_span_in_context(NonRecordingSpan(own)))
                 return
             self._w3c = propagator
         if current and baggage.get_all(current):
-            propagate.inject(message, trace.set_span_in_context(span))
+            propagate.inject(message, trace.set_span_in_context(NonRecordingSpan(own)))
             return
-        trace_id, span_id, _, flags, state, is_valid = span.get_span_context()
+        trace_id, span_id, _, flags, state, is_valid = own
         if is_valid:
             message[TRACE_PARENT] = "00-%032x-%016x-%02x" % (trace_id, span_id, flags)  # noqa: UP031 - a third of an f-string
             if state:
@@ -257,27 +261,33 @@ def _nothing(outcome: object) -> None:
 
 
 class _SendEnd:
-    """The end of the span of a send."""
+    """The end of the span of a send, which is made before it: at once, or when it is first needed."""
 
-    __slots__ = ("_queue", "_span")
+    __slots__ = ("_make", "_queue", "_span")
 
-    def __init__(self, span: Span) -> None:
-        self._span = span
+    def __init__(self, make: Callable[[], Span]) -> None:
+        self._make = make
+        self._span: Span | None = None
         self._queue: MessageQueue | None = None
+
+    def _made(self) -> Span:
+        if self._span is None:
+            self._span = self._make()
+        return self._span
 
     def name_queue(self, queue: MessageQueue) -> None:
         """Say which queue the messages go to."""
         if queue != self._queue:
             self._queue = queue
-            self._span.set_attribute(names.PARTITION_ID, f"{queue.broker_name}-{queue.partition}")
+            self._made().set_attribute(names.PARTITION_ID, f"{queue.broker_name}-{queue.partition}")
 
     def __call__(self, outcome: Sequence[SendResult] | BaseException) -> None:
         if isinstance(outcome, BaseException):
-            _end(self._span, outcome)
+            _end(self._made(), outcome)
             return
         if outcome:
             self.name_queue(outcome[0].queue)
-        self._span.end()
+        self._made().end()
 
 
 def _end(span: Span, error: BaseException | None) -> None:

@@ -230,6 +230,8 @@ def test_the_other_ways_to_send(spans: Spans, client: metaq.Client) -> None:
     assert carried == set(ids(*sends))
     assert {span.kind for span in sends} == {SpanKind.PRODUCER}
     assert [names.PARTITION_ID in attributes(span) for span in sends] == [True, True, True, False]
+    assert len({attributes(span)[names.MESSAGE_ID] for span in sends}) == 4
+    assert {attributes(span)[names.CLIENT_ID] for span in sends} == {client.id}
 
 
 def test_a_send_that_fails(spans: Spans, client: metaq.Client) -> None:

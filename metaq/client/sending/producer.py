@@ -9,6 +9,7 @@ from typing import Any, Final, Generic, TypedDict
 
 from metaq.client import checks, intercepting
 from metaq.client.connecting.core import Core
+from metaq.client.intercepting import Sent
 from metaq.client.message import (
     CORRELATION_ID,
     MESSAGE_TYPE,
@@ -35,7 +36,6 @@ from metaq.client.sending.sending import (
     Outgoing,
     QueueChoice,
     Sending,
-    Written,
     check_size,
     compose,
     deliver,
@@ -301,7 +301,7 @@ class Producer(GroupProducer, Generic[Body]):
         sent = intercepting.sending(self._core.id, self.group, topic, pairs)
         try:
             outgoing = compose_batch(self.group, topic, batch, self._core.unique_ids)
-            results = [] if outgoing is None else self._send(outgoing, deadline, intercepting.written(sent))
+            results = [] if outgoing is None else self._send(outgoing, deadline, sent)
         except BaseException as error:
             sent(error)
             raise
@@ -473,17 +473,17 @@ class Producer(GroupProducer, Generic[Body]):
         sent = intercepting.sending(self._core.id, self.group, topic, (pairs,))
         try:
             outgoing = compose(self.group, topic, body, pairs, code=code, ordering_key=ordering_key, once=once)
-            results = self._send(outgoing, deadline, intercepting.written(sent))
+            results = self._send(outgoing, deadline, sent)
         except BaseException as error:
             sent(error)
             raise
         sent(results)
         return results[0]
 
-    def _send(self, outgoing: Outgoing, deadline: float, written: Written | None = None) -> list[SendResult]:
+    def _send(self, outgoing: Outgoing, deadline: float, sent: Sent | None = None) -> list[SendResult]:
         if self._gatherer is not None:
             self._gatherer.flush(outgoing.topic)
-        return deliver(self._core.transport, self._choice, outgoing, deadline, written)
+        return deliver(self._core.transport, self._choice, outgoing, deadline, sent if intercepting.is_intercepted() else None)
 
 
 def _own(level: int, delay: timedelta | None, deliver_at: datetime | None, priority: int | None) -> Mapping[str, str]:

@@ -8,12 +8,13 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from metaq.client.connecting.health import BrokerHealth
 from metaq.client.connecting.routing import DEFAULT_QUEUES, Routes
 from metaq.client.connecting.transport import Outcome, RemotingRequest, Transport, refusal
+from metaq.client.intercepting import Sent, written
 from metaq.client.message import SendResult, SendStatus, compressed, properties_text
 from metaq.client.retries import Backoff, Retry
 from metaq.errors import (
@@ -69,9 +70,6 @@ _STALE_ROUTE: Final = frozenset(
         Response.SYSTEM_ERROR,  # of a partition that the topic no longer has
     }
 )
-
-Written = Callable[[MessageQueue], None]
-"""What is called when an attempt was written, with its queue, while the answer is awaited."""
 
 
 class Once(NamedTuple):
@@ -331,12 +329,15 @@ def _of_key(key: str, queues: Sequence[MessageQueue]) -> MessageQueue:
 
 
 def deliver(
-    transport: Transport, choice: QueueChoice, outgoing: Outgoing, deadline: float, written: Written | None = None
+    transport: Transport, choice: QueueChoice, outgoing: Outgoing, deadline: float, sent: Sent | None = None
 ) -> list[SendResult]:
-    """Make attempts until one succeeds, and return one result for each message. It raises the errors of ``Producer.send``."""
+    """Make attempts until one succeeds, and return one result for each message. It raises the errors of ``Producer.send``.
+
+    The interceptor that has given ``sent`` is told of each attempt while the answer is awaited.
+    """
     sending = Sending(outgoing, choice, deadline)
     try:
-        return _delivered(transport, sending, deadline, written)
+        return _delivered(transport, sending, deadline, sent)
     except ClientError as error:
         sending.describe(error)
         raise
@@ -360,13 +361,13 @@ def add_context(error: ClientError, outgoing: Outgoing, attempt: int, broker: st
         error.add_note(str(error.context))
 
 
-def _delivered(transport: Transport, sending: Sending, deadline: float, written: Written | None) -> list[SendResult]:
+def _delivered(transport: Transport, sending: Sending, deadline: float, sent: Sent | None) -> list[SendResult]:
     while True:
         attempt = sending.attempt()
         if attempt is None:
             time.sleep(sending.pause_s)
             continue
-        meanwhile = None if written is None else functools.partial(written, attempt.queue)
+        meanwhile = None if sent is None else functools.partial(written, sent, attempt.queue)
         outcome: Outcome
         try:
             outcome = transport.call(attempt.address, attempt.request, deadline, meanwhile)
