@@ -53,9 +53,11 @@ class _Slave:
     heard_at: float
     """When its last report came, by the monotonic clock."""
     held_end: int = 0
+    had_end: int = 0
+    """The greatest log offset before which it has reported that it held everything."""
     connected: bool = True
     complete: bool = True
-    """True unless its log has lost something that it had reported."""
+    """True unless its log has lost something that it had reported, or that readers may see."""
 
 
 @dataclass(slots=True)
@@ -143,19 +145,23 @@ class InSync:
 
     def joined(self, replica: int, address: str, text: str, held_end: int) -> None:
         """Note that a slave has connected, and where its log ends; its reports say how much of that is as safe as promised."""
-        before, complete = self._slaves.get(replica), held_end >= self.held_end
-        heard_at = self._began if before is None else before.heard_at
+        before = self._slaves.get(replica)
+        heard_at, had_end = (self._began, 0) if before is None else (before.heard_at, before.had_end)
+        # what it had reported may have been acknowledged by the master before, of which this one knows no more than held_before
+        complete = held_end >= max(self.held_end, had_end)
         if before is not None and replica in self._required and complete:
-            self._slaves[replica] = _Slave(address, text, before.caught_up_at, heard_at, min(held_end, before.held_end))
+            held = min(held_end, before.held_end)
+            self._slaves[replica] = _Slave(address, text, before.caught_up_at, heard_at, held, had_end)
         else:  # it is new, or has lost something: it must not learn that it is in sync before it has caught up
             self.members -= {replica}
-            self._slaves[replica] = _Slave(address, text, -math.inf, heard_at, complete=complete)
+            self._slaves[replica] = _Slave(address, text, -math.inf, heard_at, had_end=had_end, complete=complete)
 
     def reported(self, replica: int, held_end: int) -> None:
         """Take a slave's report that it holds everything before a log offset, as safely as promised."""
         slave = self._slaves[replica]
         slave.held_end, slave.heard_at = held_end, self.monotonic()
-        slave.complete = slave.complete or held_end >= self.held_end
+        slave.had_end = max(slave.had_end, held_end)
+        slave.complete = slave.complete or held_end >= max(self.held_end, slave.had_end)
         if replica in self._required:
             self.changed()
 

@@ -98,6 +98,22 @@ def test_who_has_lost_its_log_is_not_eligible() -> None:
     assert case.in_sync.eligible == {1, 3} == case.in_sync.members
 
 
+def test_who_has_lost_what_the_master_before_acknowledged_is_not_in_sync() -> None:
+    """F-FAIL: a new master that could not agree on anything yet does not know how much that is, but what it was reported."""
+    case = Case(2, frozenset((1, 2, 3)))
+    case.answers = False
+    case.follow(2)
+    assert case.standing() == ([1, 2], [1, 2, 3]) and case.in_sync.held_end == 0
+    case.in_sync.left(2)
+    case.in_sync.joined(2, "h:1", "h:2", 500)
+    case.in_sync.reported(2, 500)
+    case.in_sync.tick()
+    assert case.standing() == ([1], [1, 2, 3])
+    assert case.agreed[-1] == {1, 3}
+    case.hear(2)
+    assert case.standing() == ([1, 2], [1, 2, 3])
+
+
 @pytest.mark.parametrize("minimum", [1, 2])
 def test_a_new_master_acknowledges_nothing_that_the_next_one_could_lack(minimum: int) -> None:
     """F-FAIL: as long as one of those that were eligible before may be elected, it is waited for."""
