@@ -365,6 +365,7 @@ class Dedupe:
         """
         if len(self._asked) >= MOST_ASKED:
             raise Overloaded(f"{MOST_ASKED} messages wait for the index of ids", retry_after_ms=RETRY_MS)
+        self._again = False  # if this is asked once more, those after it have to wait for it
         self._asked.append((cold, again))
         if self._asking is None:
             self._asking = gevent.spawn(self._ask_all)
@@ -394,12 +395,18 @@ class Dedupe:
             self._asking = None
 
     def _handle(self, portion: list[tuple[ColdIds, Callable[[], None]]]) -> None:
-        """Handle requests again, before anything else is done."""
+        """Handle requests again, before anything else is done.
+
+        One may have to ask once more: the index, which has written a file meanwhile, may not exclude its id any more. It goes
+        before those that came since, and with it the rest of the portion.
+        """
+        later, self._asked = self._asked, deque()
         self._again = True
         try:
             for _, again in portion:
                 again()
         finally:
+            self._asked += later
             self._again, self._found, self._absent = False, {}, frozenset()
 
     # -- figures ------------------------------------------------------------------------------------------------------
