@@ -141,9 +141,16 @@ REPLICAS: Final = [
     M(
         "replication",
         "replication/insync.py",
-        "heard_at, complete=complete)",
-        "heard_at, complete=True)",
+        "had_end=had_end, complete=complete)",
+        "had_end=had_end, complete=True)",
         "replication/test_insync.py::test_who_has_lost_its_log_is_not_eligible",
+    ),
+    M(
+        "replication",
+        "replication/insync.py",
+        "complete = held_end >= max(self.held_end, had_end)",
+        "complete = held_end >= self.held_end",
+        "replication/test_insync.py::test_who_has_lost_what_the_master_before_acknowledged_is_not_in_sync",
     ),
     M(
         "replication",

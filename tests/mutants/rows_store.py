@@ -10,6 +10,20 @@ SEEN: Final = "dedupe/test_seen.py"
 STORE: Final = [
     M(
         "ids",
+        "engine/dedupe/dedupe.py",
+        "self._again = False  # if this is asked once more, those after it have to wait for it",
+        "",
+        "engine/test_dedupe_order.py::test_who_asks_once_more_keeps_its_place",
+    ),
+    M(
+        "ids",
+        "engine/dedupe/dedupe.py",
+        "later, self._asked = self._asked, deque()",
+        "later: list[Any] = []",
+        "engine/test_dedupe_order.py::test_who_asks_once_more_keeps_its_place",
+    ),
+    M(
+        "ids",
         "dedupe/seen.py",
         "self._staged = _Line()\n        if self._staged_known:",
         "if self._staged_known:",
