@@ -162,6 +162,10 @@ def lateness(taken: Rounds, sizes: Sizes) -> None:
         alone = run_load("remoting-send", server.port, paced).p99_us / 1000
     taken.add(f"{PACED:,} sends a second, p99 ms", alone)
     with broker(taken.bench) as (server, _):
+        others = LoadPlan(16, 1, BODY_BYTES, seconds, 1.5, topic=TOPIC, rate=BESIDE)
+        sent = run_loads(server.port, ("remoting-send", paced), ("remoting-send", others))[0].p99_us / 1000
+    taken.add(f"the same beside {BESIDE:,} other sends a second, p99 ms", sent)  # what any second load takes of the machine
+    with broker(taken.bench) as (server, _):
         plan = LoadPlan(16, 1, BODY_BYTES, seconds, 1.5, topic=TOPIC, rate=BESIDE, delay_ms=1000)
         beside = run_loads(server.port, ("remoting-send", paced), ("remoting-park", plan))[0].p99_us / 1000
     taken.add(f"the same beside {BESIDE:,} parks and deliveries a second, p99 ms", beside)
