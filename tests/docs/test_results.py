@@ -14,7 +14,7 @@ from tests.crash.long import HEADER, RUNS, TABLE, row
 
 pytestmark = pytest.mark.partner("git")
 
-TO_BE_RUN_AGAIN: Final[frozenset[str]] = frozenset({"failovers"})
+TO_BE_RUN_AGAIN: Final[frozenset[str]] = frozenset()
 """The names of results that wait for another run, which takes them out of here."""
 
 
