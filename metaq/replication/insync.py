@@ -150,8 +150,7 @@ class InSync:
         # what it had reported may have been acknowledged by the master before, of which this one knows no more than held_before
         complete = held_end >= max(self.held_end, had_end)
         if before is not None and replica in self._required and complete:
-            held = min(held_end, before.held_end)
-            self._slaves[replica] = _Slave(address, text, before.caught_up_at, heard_at, held, had_end)
+            self._slaves[replica] = _Slave(address, text, before.caught_up_at, heard_at, before.held_end, had_end)
         else:  # it is new, or has lost something: it must not learn that it is in sync before it has caught up
             self.members -= {replica}
             self._slaves[replica] = _Slave(address, text, -math.inf, heard_at, had_end=had_end, complete=complete)

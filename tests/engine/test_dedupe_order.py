@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import gevent
 import pytest
@@ -12,7 +13,7 @@ from metaq.engine.timers.timers import Timers
 from metaq.store.files.filecache import Read, run_here
 from tests.support.inprocess import Parts
 
-TOPIC = "once"
+TOPIC: Final = "once"
 
 
 @pytest.fixture
