@@ -356,8 +356,8 @@ def milliseconds(delay: timedelta) -> int:
 
 
 def unix_ms(time: datetime) -> int:
-    """Return a time in Unix milliseconds, rounded up; 0 for one before 1970."""
-    return max(0, milliseconds(time - _EPOCH))
+    """Return a time in Unix milliseconds, rounded up; 0 for one before 1970. A time without a zone is local."""
+    return max(0, milliseconds((time if time.tzinfo else time.astimezone()) - _EPOCH))
 
 
 def properties_text(properties: Mapping[str, str]) -> str:

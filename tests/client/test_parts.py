@@ -4,6 +4,7 @@ import struct
 import threading
 import time
 import zlib
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,7 +20,7 @@ from metaq.client.consuming.fetching import QUEUE_BYTES
 from metaq.client.consuming.offsets import LocalOffsets
 from metaq.client.consuming.progress import Progress
 from metaq.client.consuming.records import decode_messages
-from metaq.client.message import RESERVED, compressed, message_properties, properties_text
+from metaq.client.message import RESERVED, compressed, message_properties, properties_text, unix_ms
 from metaq.errors import BadRequest, ChecksumMismatch, ClientError, StreamLost
 from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol.inflating import inflated
@@ -120,6 +121,16 @@ def test_properties_go_there_and_back(given_properties: dict[str, str], tag: str
     pairs = message_properties("id", tag, keys, given_properties, {"DELAY": "3"})
     expected = {**given_properties, "UNIQ_KEY": "id", "TAGS": tag, "DELAY": "3"} | ({"KEYS": " ".join(keys)} if keys else {})
     assert parse(properties_text(pairs)) == expected
+
+
+@given(st.datetimes(datetime(1970, 1, 2), datetime(2200, 1, 1)), st.integers(-720, 720))
+def test_a_time_in_milliseconds_is_never_before_it(when: datetime, minutes: int) -> None:
+    """A reader that begins at a time sees nothing older, and no timer fires early. Without a zone it is local time."""
+    aware = when.replace(tzinfo=timezone(timedelta(minutes=minutes)))
+    begin = datetime(1970, 1, 1, tzinfo=UTC)
+    assert timedelta() <= begin + timedelta(milliseconds=unix_ms(aware)) - aware < timedelta(milliseconds=1)
+    assert unix_ms(when) == unix_ms(when.astimezone())
+    assert unix_ms(datetime(1969, 12, 31, tzinfo=UTC)) == 0
 
 
 # -- progress ---------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import Row, local_time, one_line, print_record, print_rows
 from metaq.cli.times import TIMES, When, later_options
 from metaq.client import Admin, Client, ReceivedMessage
+from metaq.client.message import unix_ms
 from metaq.diagnosis.tracks import track_of
 from metaq.errors import BadRequest, RouteNotFound
 from metaq.protocol.ids import decode_offset_id
@@ -241,8 +242,8 @@ def query(
     print_messages(list(filter(matches, found)), as_json=as_json)
     brokers = ", ".join(sorted(data.broker_name for data in route.queues))
     what = f"key {key!r}" if key is not None else f"id {message_id}" if message_id is not None else "time"
-    since = "" if begin is None else f", stored from {local_time(round(begin.timestamp() * 1000))}"
-    until = "" if end is None else f", before {local_time(round(end.timestamp() * 1000))}"
+    since = "" if begin is None else f", stored from {local_time(unix_ms(begin))}"
+    until = "" if end is None else f", before {local_time(unix_ms(end))}"
     kept = f"its oldest message was stored {local_time(oldest_ms)}" if oldest_ms else "it has no messages"
     click.echo(f"{len(found)} found; searched {topic} on {brokers} by {what}{since}{until}; {kept}", err=True)
     return 0 if found else FAILED

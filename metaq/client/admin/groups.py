@@ -26,6 +26,7 @@ from metaq.client.admin.views import (
 )
 from metaq.client.connecting.transport import RemotingRequest, successful
 from metaq.client.consuming.beginning import ConsumeFrom
+from metaq.client.message import unix_ms
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue
 from metaq.protocol.remoting import headers
 from metaq.protocol.remoting.attributes import GROUP_ATTRIBUTES, check_attributes
@@ -314,7 +315,7 @@ class GroupAdmin(TopicAdmin):
 
     def _target(self, queue: MessageQueue, to: ConsumeFrom | datetime | int, deadline: float) -> int:
         if isinstance(to, datetime):
-            return self._ends.at_time(queue, round(to.timestamp() * 1000), deadline)
+            return self._ends.at_time(queue, unix_ms(to), deadline)
         if isinstance(to, int):
             return min(max(to, self._ends.begin(queue, deadline)), self._ends.end(queue, deadline))
         return self._ends.begin(queue, deadline) if to is ConsumeFrom.FIRST else self._ends.end(queue, deadline)
@@ -322,7 +323,7 @@ class GroupAdmin(TopicAdmin):
     def _reset_topic(self, group: str, topic: str, to: ConsumeFrom | datetime, changes: list[OffsetChange]) -> None:
         """Reset all partitions of each broker with one request; this is the only form that RocketMQ 4.x brokers know."""
         edges = {ConsumeFrom.FIRST: 0, ConsumeFrom.LAST: _END}
-        time_ms = round(to.timestamp() * 1000) if isinstance(to, datetime) else edges[to]
+        time_ms = unix_ms(to) if isinstance(to, datetime) else edges[to]
         for broker_name in sorted({change.queue.broker_name for change in changes}):
             header = headers.ResetOffset(topic, group, time_ms, is_force=True)
             self._reset(broker_name, header, [change for change in changes if change.queue.broker_name == broker_name])

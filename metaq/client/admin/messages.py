@@ -12,7 +12,7 @@ from metaq.client.admin.views import read_object
 from metaq.client.connecting.transport import RemotingRequest, successful
 from metaq.client.consuming.pull import PullConsumer
 from metaq.client.consuming.records import decode_messages
-from metaq.client.message import ReceivedMessage, SendResult, properties_text
+from metaq.client.message import ReceivedMessage, SendResult, properties_text, unix_ms
 from metaq.client.sending.sending import Outgoing, QueueChoice, deliver, send_fields
 from metaq.errors import BadRequest, ClientError, RouteNotFound
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue
@@ -271,4 +271,4 @@ class MessageAdmin(TopicAdmin):
 
 
 def _ms(when: datetime | None, otherwise: int) -> int:
-    return otherwise if when is None else round(when.timestamp() * 1000)
+    return otherwise if when is None else unix_ms(when)

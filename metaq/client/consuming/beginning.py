@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Final
 
 from metaq.client.consuming.offsets import QueueEnds
+from metaq.client.message import unix_ms
 from metaq.message import RETRY_PREFIX, MessageQueue, QueueOffset
 
 _FROM_TIME: Final = "CONSUME_FROM_TIMESTAMP"
@@ -37,5 +38,5 @@ class Beginning:
         if queue.topic.startswith(RETRY_PREFIX) or self._consume_from is ConsumeFrom.FIRST:
             return self._ends.begin(queue, deadline)
         if isinstance(self._consume_from, datetime):
-            return self._ends.at_time(queue, round(self._consume_from.timestamp() * 1000), deadline)
+            return self._ends.at_time(queue, unix_ms(self._consume_from), deadline)
         return self._ends.end(queue, deadline)

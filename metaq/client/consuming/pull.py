@@ -12,7 +12,7 @@ from metaq.client.connecting.forks import MADE_BEFORE, renewed_in_children
 from metaq.client.consuming.consumer import Inbox
 from metaq.client.consuming.fetching import Budget, FetchContext, Fetcher, PulledBatch, subscription_to
 from metaq.client.consuming.offsets import BrokerOffsets, QueueEnds
-from metaq.client.message import ReceivedMessage
+from metaq.client.message import ReceivedMessage, unix_ms
 from metaq.client.serializers import Serializer, check_serializer, decoded
 from metaq.errors import BadRequest, ClientClosed
 from metaq.message import MessageQueue, QueueOffset
@@ -133,7 +133,8 @@ class PullConsumer:
             ConnectionFailed: a broker cannot be reached.
             RequestTimeout: no answer in time.
         """
-        return self._ends.at_time(queue, _ms(when), self._core.deadline())
+        checks.time("when", when)
+        return self._ends.at_time(queue, unix_ms(when), self._core.deadline())
 
     def committed(self, queue: MessageQueue) -> QueueOffset | None:
         """Return the offset that was last committed for the group in a queue; ``None`` when there is none.
@@ -381,8 +382,3 @@ class PullConsumer:
         for fetcher in self._fetchers.values():
             fetcher.stop()
         self._inbox.close()
-
-
-def _ms(when: datetime) -> int:
-    checks.time("when", when)
-    return round(when.timestamp() * 1000)
