@@ -22,7 +22,7 @@ from typing import Final
 from metaq.protocol.properties import UNIQUE_KEY
 from metaq.protocol.remoting.codes import Request, Response
 from tests.crash.command import expect
-from tests.crash.lives import Life, main, one_life, run_lives
+from tests.crash.lives import Life, await_answers, main, one_life, run_lives
 from tests.support.broker import wait_until
 from tests.support.messages import pairs_of, records, send, send_header
 from tests.support.remoting import ConnectionEnded, RemotingClient
@@ -74,7 +74,8 @@ class IdLife(Life):
             threads = [threading.Thread(target=self._send, args=(n, seeds[n], False)) for n in range(SENDERS)]
             for thread in threads:
                 thread.start()
-            time.sleep(self._rng.uniform(0.02, 0.4))
+            await_answers(lambda: self.counts["sent"], lambda: bool(self._wrong))
+            time.sleep(self._rng.uniform(0, 0.4))
             self._kill()
             for thread in threads:
                 thread.join()

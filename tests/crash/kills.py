@@ -16,7 +16,7 @@ from typing import Final
 from metaq.client import TextClient
 from tests.crash.command import expect
 from tests.crash.history import CREATED, LARGEST_TEXT_BODY, History
-from tests.crash.lives import Life, main, one_life, run_lives
+from tests.crash.lives import ANSWERS, Life, main, one_life, run_lives
 from tests.crash.load import put_and_get
 from tests.support.broker import SOCKET_TIMEOUT_S
 
@@ -79,7 +79,7 @@ class LoadLife(Life):
             with self._client() as client:
                 self._history.check(client, self._rng, whole=False)
         seconds = self._rng.uniform(0, 0.02) if at_once else 0.02 + 0.38 * self._rng.random() ** 2
-        put_and_get(self.broker, self._history, self._rng, seconds)
+        put_and_get(self.broker, self._history, self._rng, seconds, 0 if at_once else ANSWERS)
         self._count("kills at once" if at_once else "kills under load")
 
     def _end(self) -> None:

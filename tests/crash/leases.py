@@ -30,6 +30,7 @@ from metaq.store.recovery.verify import verify
 from tests.crash.command import Result, expect
 from tests.crash.driver import CaseFailed
 from tests.crash.leasejournal import GROUPS, MOST_TIMES, PARTITIONS, TOPIC, Consumer, Journal, Place
+from tests.crash.lives import await_answers
 from tests.support.admin import ask, connect, create_topic
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.messages import send as send_message
@@ -103,7 +104,7 @@ class Life:
         saved = self.broker.data / "config" / "subscriptionGroup.json"
         wait_until(lambda: saved.exists() and all(group in saved.read_text() for group in GROUPS), DEADLINE_S, "saved tables")
         for _ in range(kills):
-            self._work(self._rng.uniform(0.05, 0.8))
+            self._work(self._rng.uniform(0, 0.8))
             self.counts["kills"] += 1
             self.broker.start()
             with connect(self.broker) as client:
@@ -129,6 +130,7 @@ class Life:
         for thread in threads:
             thread.start()
         if seconds is not None:
+            await_answers(lambda: self.journal.counts["acked"], lambda: bool(failures))
             time.sleep(seconds)
             expect(self.broker.running, "the broker lives", self.broker.stderr()[-2000:])
             self.broker.kill()

@@ -9,17 +9,27 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from metaq.store.recovery.verify import Report, verify
 from metaq.timers.inspecting import TimerInspection
 from tests.crash.command import Result, expect
 from tests.crash.driver import CaseFailed
 from tests.support.broker import BrokerProcess, wait_until
+
+ANSWERS: Final = 15
+"""Answers that a load has got before its broker is killed under it, however slow the machine is."""
+ANSWERED_S: Final = 60.0
+
+
+def await_answers(count: Callable[[], int], has_failed: Callable[[], bool]) -> None:
+    """Return when there are ``ANSWERS`` more answers than now, or the load has failed."""
+    enough = count() + ANSWERS
+    wait_until(lambda: count() >= enough or has_failed(), ANSWERED_S, f"{ANSWERS} answers")
 
 
 class Life(ABC):

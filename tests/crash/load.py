@@ -20,6 +20,7 @@ GROUP: Final = "kills"
 OPAQUE: Final = 7
 """Of all gets: one at a time is asked."""
 NEXT_ANSWER_S: Final = 0.05
+ANSWERED_S: Final = 60.0
 EITHER: Final = selectors.EVENT_READ | selectors.EVENT_WRITE
 
 
@@ -120,16 +121,17 @@ class Consumer(Link):
         self._position = messages[-1].next_position
 
 
-def put_and_get(broker: BrokerProcess, history: History, rng: random.Random, seconds: float) -> None:
-    """Load the broker for so long, then kill it and take in what it had answered until then."""
+def put_and_get(broker: BrokerProcess, history: History, rng: random.Random, seconds: float, least: int) -> None:
+    """Load the broker for so long, and until so many puts are acknowledged; then kill it and take in what it had answered."""
     makers: list[type[Link]] = [Producer] * rng.randint(1, 4) + [Consumer] * rng.randint(0, 2)
     links = [maker(broker.connect(), history, rng) for maker in makers]
     with selectors.DefaultSelector() as selector:
         for link in links:
             selector.register(link.connection, EITHER, link)
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            for key, events in selector.select(left):
+        end, enough = time.monotonic() + seconds, history.acknowledged + least
+        while (left := end - time.monotonic()) > 0 or history.acknowledged < enough:
+            expect(left > -ANSWERED_S, "puts are answered", enough - history.acknowledged)
+            for key, events in selector.select(left if left > 0 else NEXT_ANSWER_S):
                 link = key.data
                 if events & selectors.EVENT_READ and not link.receive():
                     raise Violation(f"the broker closed a connection: {broker.stderr()[-2000:]}")

@@ -48,6 +48,7 @@ class Journal:
         self._lock = threading.Lock()
         self._rng = rng
         self.timers: list[Timer] = []
+        self.acknowledged = 0
         self._open: list[int] = []  # numbers that were acknowledged and, as far as is known, neither delivered nor cancelled
 
     def begin(self, least_due_ms: int) -> int:
@@ -57,6 +58,7 @@ class Journal:
 
     def parked(self, number: int, handle: str) -> None:
         with self._lock:
+            self.acknowledged += 1
             self.timers[number].handle = handle
             self._open.append(number)
 
@@ -110,7 +112,7 @@ class Journal:
 
     def counts(self) -> dict[str, int]:
         return {
-            "parked": sum(timer.handle is not None for timer in self.timers),
+            "parked": self.acknowledged,
             "delivered": sum(bool(timer.copies) for timer in self.timers),
             "cancelled": sum(CANCELLED in timer.answers for timer in self.timers),
             "cancelled too late": sum(DELIVERED in timer.answers for timer in self.timers),

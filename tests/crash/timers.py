@@ -26,7 +26,7 @@ from metaq.client import TextClient
 from metaq.errors import ConnectionFailed
 from metaq.protocol.remoting.codes import Request
 from tests.crash.command import expect
-from tests.crash.lives import Life, main, one_life, run_lives
+from tests.crash.lives import Life, await_answers, main, one_life, run_lives
 from tests.crash.timerjournal import CANCELLED, DELIVERED, HOUR_MS, TOPIC, Connection, Journal
 from tests.support.admin import ask, connect
 from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess, wait_until
@@ -128,6 +128,8 @@ class TimerLife(Life):
         threads.append(threading.Thread(target=self._guarded, args=(self._read, failures, 0), daemon=True))
         for thread in threads:
             thread.start()
+        if not at_once:
+            await_answers(lambda: self.journal.acknowledged, lambda: bool(failures))
         time.sleep(seconds)
         self._kill("kills at once" if at_once else "kills under load")
         for thread in threads:
