@@ -34,11 +34,6 @@ def token_of(secret: bytes, group: str, topic: str, pop_ms: int) -> int:
     return max(LEAST_TOKEN, int.from_bytes(code, "big") & MOST_TOKEN)
 
 
-def bits_of(secret: bytes, group: str, topic: str, partition: int, ordinal: int, pop_ms: int) -> int:
-    """Return the token of one message that was pushed to a group at ``pop_ms``: 30 bits."""
-    return bits_in(begun_in(secret, group, topic, partition), ordinal, pop_ms)
-
-
 @lru_cache(256)
 def begun_in(secret: bytes, group: str, topic: str, partition: int) -> Begun:
     """Return what ``bits_in`` needs for messages of one partition."""
@@ -46,7 +41,7 @@ def begun_in(secret: bytes, group: str, topic: str, partition: int) -> Begun:
 
 
 def bits_in(begun: Begun, ordinal: int, pop_ms: int) -> int:
-    """Return the token of a message as ``bits_of`` does, with what ``begun_in`` has returned for its partition."""
+    """Return the token of one message that was pushed to a group at ``pop_ms``: 30 bits; see ``begun_in``."""
     code = begun.copy()
     code.update(b"%d\0%d" % (ordinal, pop_ms))
     return int.from_bytes(code.digest(), "big") >> 34

@@ -8,7 +8,6 @@ from typing import Final
 
 import pytest
 
-from metaq.clock import ManualClock
 from metaq.engine.leases.clocks import KEPT_S, MOST, SHOWN, ConsumerClocks
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import Int32, encode_header
@@ -16,6 +15,7 @@ from metaq.protocol.remoting.leases.pop import ALL_QUEUES, PopMessage
 from tests.support.admin import connect, create_topic
 from tests.support.broker import BrokerProcess
 from tests.support.cli import Cli
+from tests.support.manualclock import ManualClock
 
 LEASE_MS: Final = 60_000
 

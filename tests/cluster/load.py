@@ -17,11 +17,12 @@ from metaq.message import TopicPartition
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import Int32, QueryConsumerOffset, UpdateConsumerOffset, encode_header, with_letters
 from metaq.protocol.remoting.sending.batch import BatchItem, encode_batch
-from metaq.protocol.text.replies import OK, UNAVAILABLE, Reply, ReplyReader
+from metaq.protocol.text.replies import OK, UNAVAILABLE, Reply
 from metaq.protocol.text.writing import write_put
 from tests.cluster.history import PARTITIONS, History, Progress
 from tests.support.messages import send_header
 from tests.support.remoting import ConnectionEnded, RemotingClient, check_open
+from tests.support.talk import ReplyReader
 
 ANSWER_S: Final = 5.0
 """Longer than a put waits for replicas; after that the outcome is unknown."""

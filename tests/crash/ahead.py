@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
-from metaq.clock import ManualClock
 from metaq.engine.offsets.offsetlog import OffsetLog, load_offsets
 from metaq.engine.schedule import Schedule, source_of
 from metaq.engine.tables.offsets import OffsetTable
@@ -45,6 +44,7 @@ from metaq.tx.openbranches import Room
 from tests.crash.command import Result, expect, main, run_until
 from tests.crash.driver import case
 from tests.support.faultydisk import DATA, FaultyDisk
+from tests.support.manualclock import ManualClock
 
 T = TypeVar("T")
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Final, TypeVar
 
-from metaq.clock import ManualClock
 from metaq.errors import DiskFull
 from metaq.message import Durability, TopicPartition
 from metaq.store.expiry import delete_expired
@@ -22,6 +21,7 @@ from metaq.store.settings import StoreSettings
 from tests.crash.command import expect
 from tests.crash.model import KEYS, MARKS, Model, Put, compare, random_message
 from tests.support.faultydisk import DATA, EMPTY, FaultyDisk
+from tests.support.manualclock import ManualClock
 
 T = TypeVar("T")
 

@@ -25,11 +25,12 @@ from metaq.protocol.text.codec import CommandReader, TextLimits
 from metaq.protocol.text.commands import Command, Get, Invalid, Put, Quit, Stats, Transaction, Version
 from metaq.protocol.text.lines import TRANSACTION_TYPES
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT, decode_text_messages
-from metaq.protocol.text.replies import MOVED, NOT_FOUND, OK, VALUE, Reply, ReplyReader
+from metaq.protocol.text.replies import MOVED, NOT_FOUND, OK, VALUE, Reply
 from metaq.protocol.text.writing import write_get, write_line, write_offset, write_put
 from tests.crash.attack import SETTLE_DEADLINE_S, Attack, Chance, converse, hang_up, main, send_some
 from tests.crash.command import Result, Violation
 from tests.support.broker import BrokerProcess, FreshBroker, wait_until
+from tests.support.talk import ReplyReader
 from tests.support.wire import random_slices
 from tests.wire.corpus import read_corpus
 

@@ -11,7 +11,6 @@ import random
 import zlib
 from typing import Final, NamedTuple
 
-from metaq.clock import ManualClock
 from metaq.message import Durability, TopicPartition
 from metaq.protocol.properties import HALF
 from metaq.protocol.record import (
@@ -31,6 +30,7 @@ from metaq.tx.halves import HALVES, IMMUNITY, OPS, SNAPSHOT, Half, Halves, Origi
 from tests.crash.command import Result, expect, main, run_until
 from tests.crash.driver import case
 from tests.support.faultydisk import DATA, FaultyDisk
+from tests.support.manualclock import ManualClock
 
 CHECK_AFTER_MS: Final = 6000
 CONFIG: Final = DATA / "config"

@@ -9,11 +9,12 @@ from typing import Final
 
 from metaq.protocol.text.commands import BROKER_CHOOSES
 from metaq.protocol.text.messages import decode_text_messages
-from metaq.protocol.text.replies import NOT_FOUND, VALUE, Reply, ReplyReader
+from metaq.protocol.text.replies import NOT_FOUND, VALUE, Reply
 from metaq.protocol.text.writing import write_get
 from tests.crash.command import Violation, expect
 from tests.crash.history import PARTITIONS, History
 from tests.support.broker import BrokerProcess
+from tests.support.talk import ReplyReader
 
 RECEIVE_BYTES: Final = 256 * 1024
 GROUP: Final = "kills"

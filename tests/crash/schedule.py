@@ -17,7 +17,6 @@ from typing import Any, Final, TypeVar
 
 import orjson
 
-from metaq.clock import ManualClock
 from metaq.errors import DiskFull
 from metaq.message import Durability, TopicPartition
 from metaq.protocol.properties import MESSAGE_ID
@@ -38,6 +37,7 @@ from tests.crash.branchmodel import Act, Flight, Logged, Message, Model, Table
 from tests.crash.command import expect
 from tests.crash.driver import NEARLY_FULL
 from tests.support.faultydisk import DATA, EMPTY, FaultyDisk
+from tests.support.manualclock import ManualClock
 
 T = TypeVar("T")
 

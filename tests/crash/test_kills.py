@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from metaq.client import TextClient
-from metaq.protocol.text.replies import OK, UNAVAILABLE, Reply, ReplyReader
+from metaq.protocol.text.replies import OK, UNAVAILABLE, Reply
 from tests.crash.command import Violation
 from tests.crash.history import CREATED, LARGEST_TEXT_BODY, History
 from tests.crash.kills import run
 from tests.support.broker import BrokerProcess
 from tests.support.samples import seed_of_tree
+from tests.support.talk import ReplyReader
 
 STREAM = 1
 

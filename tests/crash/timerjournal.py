@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from metaq.protocol.text.replies import OK, Reply, ReplyReader
+from metaq.protocol.text.replies import OK, Reply
 from metaq.protocol.text.writing import write_line
 from tests.crash.command import expect
 from tests.support.broker import BrokerProcess
+from tests.support.talk import ReplyReader
 
 TOPIC: Final = "later"
 HOUR_MS: Final = 3_600_000

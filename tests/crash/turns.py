@@ -26,12 +26,12 @@ from metaq.protocol.remoting.codes import PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, 
 from metaq.protocol.remoting.frames import FrameReader, encode_request, encode_response
 from metaq.protocol.remoting.headers import encode_header
 from metaq.protocol.sysflag import TRANSACTION_PREPARED
-from metaq.protocol.text.replies import ReplyReader
 from metaq.protocol.text.writing import write_get, write_line, write_offset, write_put
 from tests.crash.command import Result, Violation, run_until
 from tests.support.admin import fields_of
 from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess
 from tests.support.messages import send_header
+from tests.support.talk import ReplyReader
 
 TURNS: Final = 60
 """With one broker."""

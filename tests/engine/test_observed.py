@@ -1,10 +1,10 @@
 """The table of text readers and the remembered store times are bounded."""
 
-from metaq.clock import ManualClock
 from metaq.engine.offsets.offsetexport import MOST_TIMES, StoreTimes
 from metaq.engine.tables.observed import FORGOTTEN_S, LONGEST_GROUP, MOST_PLACES, OWNS_S, Observed
 from metaq.protocol.text.commands import Get
 from metaq.store.files.filecache import go_on
+from tests.support.manualclock import ManualClock
 
 READER = ("10.0.0.7", 4711)
 

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import pytest
 
-from metaq.clock import ManualClock
 from metaq.config import Settings
 from metaq.engine.offsets.offsetlog import MOST_BACK_S, OffsetLog
 from metaq.engine.role import NoReplicas, RoleParts
@@ -22,6 +21,7 @@ from metaq.store.files.filecache import run_here
 from metaq.store.messagestore import MessageStore
 from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
+from tests.support.manualclock import ManualClock
 
 STORE: Final = StoreSettings(segment_bytes=1 << 16, queue_file_bytes=256, durability=Durability.MEMORY)
 

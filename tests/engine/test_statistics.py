@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from metaq.clock import ManualClock
 from metaq.engine.figures import statistics
 from metaq.engine.figures.counters import Counters
 from metaq.engine.figures.statistics import DAY_MS, OTHERS, SAMPLE_S, Statistics
@@ -15,6 +14,7 @@ from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.store.files.disk import RealDisk
 from metaq.store.files.filecache import FileCache
 from metaq.store.queues.consumequeue import ConsumeQueue
+from tests.support.manualclock import ManualClock
 
 MIDNIGHT_MS = 20_000 * DAY_MS
 

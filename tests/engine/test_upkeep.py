@@ -4,11 +4,11 @@ from typing import Any, Final, cast
 
 import gevent
 
-from metaq.clock import ManualClock
 from metaq.engine.timers.upkeep import WORK_S, Upkeep
 from metaq.timers.entering import IndexStep
 from metaq.timers.pending import Pending
 from metaq.timers.records import key_of
+from tests.support.manualclock import ManualClock
 
 STEPS: Final = 5
 

@@ -3,12 +3,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.leases.tokens import LEAST_TOKEN, MOST_TOKEN, bits_of, token_of
+from metaq.leases.tokens import LEAST_TOKEN, MOST_TOKEN, begun_in, bits_in, token_of
 
 SECRET = bytes(range(32))
 
 texts = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=20)
 times = st.integers(0, (1 << 53) - 1)
+
+
+def bits_of(secret: bytes, group: str, topic: str, partition: int, ordinal: int, pop_ms: int) -> int:
+    return bits_in(begun_in(secret, group, topic, partition), ordinal, pop_ms)
 
 
 def test_values_are_as_written() -> None:

@@ -26,8 +26,9 @@ from metaq.protocol.text.commands import (
     Version,
 )
 from metaq.protocol.text.messages import decode_text_messages, join_attribute, split_attribute
-from metaq.protocol.text.replies import VALUE, Reply, ReplyReader, write_result, write_value_head
+from metaq.protocol.text.replies import VALUE, Reply, write_result, write_value_head
 from metaq.protocol.text.writing import write_get, write_line, write_offset, write_put
+from tests.support.talk import ReplyReader
 from tests.support.wire import feed, slicings, stored_record, text_form
 
 HEX: Final = {

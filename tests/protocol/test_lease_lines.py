@@ -33,14 +33,12 @@ from metaq.protocol.text.leaselines import COUNT, DELAY, INVISIBLE, PARTITION, R
 from metaq.protocol.text.tokens import INT32, INT64, OPAQUE
 from metaq.protocol.text.writing import (
     write_ack,
-    write_create,
     write_extend,
     write_nack,
     write_pop,
     write_put,
     write_ready,
     write_subscribe,
-    write_unsubscribe,
 )
 from tests.support.wire import feed, random_slices, slicings
 
@@ -351,10 +349,11 @@ frames: st.SearchStrategy[Frame] = st.one_of(
     acks.map(lambda command: (write_ack(command), command)),
     nacks.map(lambda command: (write_nack(command), command)),
     extends.map(lambda command: (write_extend(command), command)),
-    st.tuples(words, words, opaques).map(lambda t: (write_unsubscribe(*t), Unsubscribe(t[0], t[1], str(t[2])))),
-    st.tuples(opaques, st.booleans()).map(
-        lambda t: (write_create("orders", 4, t[0], priority=t[1]), Create("orders", 4, t[1], str(t[0])))
+    st.tuples(words, words, opaques).map(
+        lambda t: (f"unsubscribe {t[0]} {t[1]} {t[2]}\r\n".encode(), Unsubscribe(t[0], t[1], str(t[2])))
     ),
+    opaques.map(lambda opaque: (b"create orders 4 %d\r\n" % opaque, Create("orders", 4, False, str(opaque)))),
+    opaques.map(lambda opaque: (b"create orders 4 priority=yes %d\r\n" % opaque, Create("orders", 4, True, str(opaque)))),
     st.tuples(options.filter(lambda drawn: drawn != PutOptions()), opaques).map(
         lambda t: (
             write_put("orders", 0, 0, BODY, t[1], options=t[0], old=True),

@@ -17,8 +17,9 @@ from metaq.protocol.record import TAGS, encode_properties
 from metaq.protocol.text.ids import DIGITS, MessageId
 from metaq.protocol.text.messages import Stored, join_attribute, split_attribute
 from metaq.protocol.text.pushed import MOST_COPIED, Push, Pushed, PushedHead, encode_pushed, read_pushed_line
-from metaq.protocol.text.replies import VALUE, Reply, ReplyReader, TextReader, write_result, write_value_head
+from metaq.protocol.text.replies import VALUE, Reply, TextReader, write_result, write_value_head
 from metaq.protocol.text.tokens import INT32, INT64, OPAQUE
+from tests.support.talk import ReplyReader
 from tests.support.wire import feed, random_slices, slicings, stored_record
 
 ID: Final = MessageId(0, 17, "4q9zk2")

@@ -29,9 +29,10 @@ from metaq.protocol.text.commands import (
     Version,
 )
 from metaq.protocol.text.lines import TRANSACTION_TYPES
-from metaq.protocol.text.replies import VALUE, Reply, ReplyReader, write_result, write_value_head
+from metaq.protocol.text.replies import VALUE, Reply, write_result, write_value_head
 from metaq.protocol.text.tokens import INT32, INT64, OPAQUE, is_option
 from metaq.protocol.text.writing import write_get, write_line, write_offset, write_put
+from tests.support.talk import ReplyReader
 from tests.support.wire import comparable, feed, random_slices
 
 Frame = tuple[bytes, list[Command]]

@@ -17,9 +17,10 @@ from metaq.checksum import body_crc
 from metaq.client import TextClient, parse_stats
 from metaq.errors import Refused
 from metaq.message import Message
-from metaq.protocol.text.replies import MOVED, NOT_FOUND, OK, VALUE, Reply, ReplyReader
+from metaq.protocol.text.replies import MOVED, NOT_FOUND, OK, VALUE, Reply
 from metaq.protocol.text.writing import write_get, write_put
 from tests.support.broker import BrokerProcess, wait_until
+from tests.support.talk import ReplyReader
 
 DEADLINE_S: Final = 60.0
 SMALL_FILES: Final = ("--segment-bytes", "65536", "--max-body-bytes", "4096", "--queue-file-bytes", "256")

@@ -17,13 +17,14 @@ from metaq.client import TextClient
 from metaq.client.text.textclient import parse_stats
 from metaq.errors import Refused
 from metaq.protocol.text.commands import NO_OPAQUE
-from metaq.protocol.text.replies import BAD_REQUEST, ERROR, NOT_FOUND, OK, UNAVAILABLE, VALUE, Reply, ReplyReader
+from metaq.protocol.text.replies import BAD_REQUEST, ERROR, NOT_FOUND, OK, UNAVAILABLE, VALUE, Reply
 from metaq.protocol.text.writing import write_get, write_put
 from metaq.store.files.disk import RealDisk
 from metaq.store.files.documents import read_document, write_document
 from metaq.store.recovery.recovery import FORMAT_VERSION, IDENTITY
 from tests.support.broker import BrokerFailed, BrokerProcess, wait_until
 from tests.support.slowdisk import SMALL, Controlled
+from tests.support.talk import ReplyReader
 
 DEADLINE_S: Final = 60.0
 LEVELS: Final = ("memory", "disk")

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from metaq.checksum import body_crc
-from metaq.clock import ManualClock
 from metaq.errors import AgedOut, StoreError, UnknownTopic, UnknownVersion
 from metaq.message import TopicPartition
 from metaq.protocol.properties import KEYS, UNIQUE_KEY
@@ -43,6 +42,7 @@ from metaq.store.settings import StoreSettings
 from tests.support.admin import ask
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.halves import COMMIT, ROLLBACK, Producer
+from tests.support.manualclock import ManualClock
 from tests.support.messages import records, send, send_header, sent
 from tests.support.remoting import RemotingClient
 from tests.support.talk import Talk

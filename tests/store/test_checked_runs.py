@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.clock import ManualClock
 from metaq.protocol.record import add_closed, checksum_property
 from metaq.store.files.filecache import read_here
 from metaq.store.messagestore import MessageStore
@@ -16,6 +15,7 @@ from metaq.store.queues.consumequeue import UNIT
 from metaq.store.recovery.recovery import open_store
 from tests.store.test_store_features import SETTINGS, put
 from tests.support.faultydisk import DATA, FaultyDisk
+from tests.support.manualclock import ManualClock
 
 COUNT: Final = 120
 TOPICS: Final = ("t", "others")

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from metaq.clock import ManualClock
 from metaq.store.files.filecache import read_here
 from metaq.store.queues.consumequeue import UNIT, UNIT_SIZE
 from metaq.store.recovery.recovery import open_store
 from tests.store.test_store_features import SEGMENT, SETTINGS, put
+from tests.support.manualclock import ManualClock
 
 
 def test_a_hot_read_crosses_from_file_to_file_to_memory(tmp_path: Path) -> None:

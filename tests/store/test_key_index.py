@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from metaq.clock import ManualClock
 from metaq.errors import DiskFull, Overloaded
 from metaq.message import INTERNAL_TOPICS
 from metaq.protocol.keys import KEYS, UNIQ_KEY, KeyHasher, key_hash, keys_of
@@ -31,6 +30,7 @@ from metaq.store.recovery.verify import repair, verify
 from metaq.store.settings import StoreSettings
 from tests.store.keyed_writer import stage
 from tests.support.faultydisk import DATA, FaultyDisk, Stopped
+from tests.support.manualclock import ManualClock
 
 HOST: Final = host_bytes("127.0.0.1", 10911)
 Waited = TypeVar("Waited")

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from metaq.clock import ManualClock
 from metaq.message import TopicPartition
 from metaq.store.files.filecache import run_here
 from metaq.store.log.noted import MOST_BYTES, TAIL, records_at
 from metaq.store.messagestore import MessageStore
 from metaq.store.recovery.recovery import open_store
 from tests.store.test_store_features import SEGMENT, SETTINGS, put
+from tests.support.manualclock import ManualClock
 
 KEY = TopicPartition("t", 1)
 

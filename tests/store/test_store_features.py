@@ -11,7 +11,6 @@ from typing import Final
 
 import pytest
 
-from metaq.clock import ManualClock
 from metaq.config import load
 from metaq.errors import WrongBroker
 from metaq.message import Durability, TopicPartition
@@ -37,6 +36,7 @@ from metaq.store.settings import StoreSettings
 from tests.store.test_key_index import found as found_by_key
 from tests.store.test_key_index import put as put_keyed
 from tests.support.faultydisk import DATA, FaultyDisk
+from tests.support.manualclock import ManualClock
 
 SEGMENT: Final = 16 * 1024
 SETTINGS: Final = StoreSettings(

@@ -7,7 +7,6 @@ from typing import Final
 
 import pytest
 
-from metaq.clock import ManualClock
 from metaq.message import Durability
 from metaq.protocol.record import HEADER_SIZE, constant_middle, host_bytes
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
@@ -16,6 +15,7 @@ from metaq.store.files.filecache import read_here, run_here
 from metaq.store.messagestore import MessageStore
 from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
+from tests.support.manualclock import ManualClock
 
 HOST: Final = host_bytes("127.0.0.1", 10911)
 SETTINGS: Final = StoreSettings(segment_bytes=16 * 1024, queue_file_bytes=256, hot_bytes=0, durability=Durability.MEMORY)

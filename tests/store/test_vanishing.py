@@ -9,7 +9,6 @@ from typing import Final
 
 import pytest
 
-from metaq.clock import ManualClock
 from metaq.store.bulk import BulkReader
 from metaq.store.copies.applying import piece
 from metaq.store.expiry import delete_expired
@@ -20,6 +19,7 @@ from metaq.store.queues.consumequeue import UNIT, UNIT_SIZE
 from metaq.store.recovery.recovery import open_store
 from tests.store.test_store_features import SETTINGS, put
 from tests.support.faultydisk import DATA, FaultyDisk
+from tests.support.manualclock import ManualClock
 
 MESSAGES: Final = 60
 TOPIC: Final = "t"

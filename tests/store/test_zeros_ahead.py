@@ -6,7 +6,6 @@ from typing import Final
 
 import pytest
 
-from metaq.clock import ManualClock
 from metaq.message import Durability
 from metaq.store.files.filecache import read_here
 from metaq.store.log.commitlog import MOST_BEFORE_ZEROS, ZEROS_AHEAD
@@ -14,6 +13,7 @@ from metaq.store.messagestore import LOG, MessageStore
 from metaq.store.recovery.recovery import open_store
 from tests.store.test_store_features import SETTINGS, put
 from tests.support.faultydisk import DATA, SECTOR, FaultyDisk
+from tests.support.manualclock import ManualClock
 
 SEGMENT: Final = ZEROS_AHEAD + 64 * 1024
 

@@ -15,7 +15,6 @@ from typing import Any, Final, cast
 
 import gevent
 
-from metaq.clock import ManualClock
 from metaq.config import Settings
 from metaq.engine.context import Context
 from metaq.engine.figures.counters import Counters
@@ -39,6 +38,7 @@ from metaq.store.copies.epochs import Epochs
 from metaq.store.files.disk import Disk
 from metaq.store.files.filecache import run_here
 from metaq.store.recovery.recovery import open_store
+from tests.support.manualclock import ManualClock
 
 ADDRESS: Final = ("127.0.0.1", 40_000)
 SMALL: Final = {"segment_bytes": 8 << 20, "durability": "memory"}

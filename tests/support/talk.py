@@ -5,10 +5,12 @@ from itertools import count
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from metaq.errors import StreamLost
 from metaq.message import Message
 from metaq.protocol.text.commands import END_OF_LOG
 from metaq.protocol.text.messages import decode_text_messages, join_attribute
-from metaq.protocol.text.replies import NOT_FOUND, OK, VALUE, Reply, ReplyReader
+from metaq.protocol.text.pushed import Pushed
+from metaq.protocol.text.replies import MAX_BODY_BYTES, NOT_FOUND, OK, VALUE, Reply, TextReader
 from metaq.protocol.text.writing import write_get, write_line, write_offset, write_put
 from tests.support.broker import BrokerProcess
 
@@ -22,6 +24,22 @@ class Placed(NamedTuple):
     id: int
     partition: int
     position: int
+
+
+class ReplyReader:
+    """The parser of a client that never subscribes or pops, and so is sent replies only."""
+
+    def __init__(self, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+        self._reader = TextReader(max_body_bytes)
+
+    def receive(self, data: bytes) -> list[Reply]:
+        """Return the replies that are complete now; ``StreamLost`` when the bytes are not replies."""
+        replies: list[Reply] = []
+        for frame in self._reader.receive(data):
+            if isinstance(frame, Pushed):
+                raise StreamLost(f"the message {frame.head.id} was pushed, though nothing is subscribed")
+            replies.append(frame)
+        return replies
 
 
 class Talk:

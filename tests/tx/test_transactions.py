@@ -10,7 +10,6 @@ from typing import Any, Final
 import orjson
 import pytest
 
-from metaq.clock import ManualClock
 from metaq.protocol.properties import MESSAGE_ID
 from metaq.protocol.record import decode_properties, decode_record, host_bytes
 from metaq.store.expiry import delete_expired
@@ -27,6 +26,7 @@ from metaq.tx.states import Decision
 from metaq.tx.steps import Step
 from metaq.tx.xacodes import XaCode, XaError
 from tests.crash.driver import quiet
+from tests.support.manualclock import ManualClock
 
 SEGMENT: Final = 4096
 HOST: Final = host_bytes("127.0.0.1", 8123)

@@ -9,7 +9,8 @@ import pytest
 from metaq.errors import StreamLost
 from metaq.protocol.text.codec import CommandReader, PutHead
 from metaq.protocol.text.commands import Command, Invalid
-from metaq.protocol.text.replies import Reply, ReplyReader
+from metaq.protocol.text.replies import Reply
+from tests.support.talk import ReplyReader
 from tests.support.wire import feed, slicings
 from tests.wire.corpus import Case, Refusal, read_corpus
 

@@ -46,8 +46,6 @@ class Poison:
         self._leases = leases
         self._turns = turns
         self._complaint = ""
-        self.given_up = 0
-        """Messages since the start."""
 
     def give_up(self, place: GroupPartition, ordinal: int, record: bytes, reason: Reason) -> None:
         """Move an open message to the dead letters of its group; if that fails now, it stays open, which is logged."""
@@ -87,7 +85,6 @@ class Poison:
         if failure is not None:
             self._complain(place, ordinal, failure)
             return
-        self.given_up += 1
         self._complaint = ""
 
     def _complain(self, place: GroupPartition, ordinal: int, error: MetaqError) -> None:

@@ -23,11 +23,6 @@ class Filter(NamedTuple):
     matches: Expression | None = None
     """An SQL92 expression over the properties."""
 
-    @property
-    def takes_everything(self) -> bool:
-        """True when it accepts every message."""
-        return self.codes is None and self.matches is None
-
 
 EVERY_MESSAGE: Final = Filter()
 

@@ -48,8 +48,6 @@ class OffsetTable:
         self._resets: dict[GroupPartition, float] = {}  # until when each stands
         self.version = 0
         """A number that rises with every change."""
-        self.ignored = 0
-        """The number of commits since the start that were lower than the known offset."""
         self.owner: OffsetOwner | None = None
         """Set once, when the leases are known."""
 
@@ -103,7 +101,6 @@ class OffsetTable:
                 known,
             )
         elif offset < known:
-            self.ignored += 1
             logger.info(
                 "commit of a lower offset ignored group=%s topic=%s partition=%d offset=%d known=%d", *place, offset, known
             )

@@ -106,19 +106,3 @@ def _read_line(line: bytes) -> _ReplyHead:
     if match is None:
         raise StreamLost(f"it answered {line[:80].decode('ascii', 'backslashreplace')!r}")
     return _ReplyHead(int(match[1] or VALUE), int(match[2]), int(match[3]))
-
-
-class ReplyReader:
-    """The parser of a client that never subscribes or pops, and so is sent replies only."""
-
-    def __init__(self, max_body_bytes: int = MAX_BODY_BYTES) -> None:
-        self._reader = TextReader(max_body_bytes)
-
-    def receive(self, data: bytes) -> list[Reply]:
-        """Return the replies that are complete now; ``StreamLost`` when the bytes are not replies."""
-        replies: list[Reply] = []
-        for frame in self._reader.receive(data):
-            if isinstance(frame, Pushed):
-                raise StreamLost(f"the message {frame.head.id} was pushed, though nothing is subscribed")
-            replies.append(frame)
-        return replies

@@ -51,11 +51,6 @@ def write_line(*tokens: str | int) -> bytes:
     return (" ".join(map(str, tokens)) + "\r\n").encode("ascii")
 
 
-def write_create(topic: str, partitions: int, opaque: int, *, priority: bool = False) -> bytes:
-    """Return a create; with ``priority`` the partitions are levels of priority."""
-    return f"create {topic} {partitions}{' priority=yes' if priority else ''} {opaque}\r\n".encode()
-
-
 def write_subscribe(command: Subscribe) -> bytes:
     """Return a subscribe as it was read, here and below."""
     options = _options(
@@ -69,11 +64,6 @@ def write_subscribe(command: Subscribe) -> bytes:
         crc="yes" if command.with_crc else None,
     )
     return f"subscribe {command.topic} {command.group}{options} {command.opaque}\r\n".encode()
-
-
-def write_unsubscribe(topic: str, group: str, opaque: int) -> bytes:
-    """Return an unsubscribe."""
-    return f"unsubscribe {topic} {group} {opaque}\r\n".encode()
 
 
 def write_ready(command: Ready) -> bytes:

@@ -81,8 +81,6 @@ class Registration:
         self._masters: dict[Address, str] = {}  # registry → the address for slaves that its master has there
         self._members = [] if registry is not None else [_Member(self, address) for address in parse_registries(settings)]
         self._greenlets: list[Any] = []
-        self.advertised_problem: str | None = None
-        """The problem with the advertised address, as far as this broker can see it, or ``None``."""
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -187,7 +185,7 @@ class Registration:
 
     def _check_advertised(self) -> None:
         """Connect to the advertised address, and log a warning when something other than this broker answers there."""
-        problem = self.advertised_problem = self._problem_with(self._advertised)
+        problem = self._problem_with(self._advertised)
         if problem is None:
             logger.debug("advertised address is right address=%s", self._advertised)
         else:

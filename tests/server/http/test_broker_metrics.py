@@ -10,7 +10,6 @@ from typing import Any, Final, cast
 
 import pytest
 
-from metaq.clock import ManualClock
 from metaq.engine.context import Context
 from metaq.engine.figures.counters import Counters
 from metaq.engine.figures.history import History
@@ -29,6 +28,7 @@ from metaq.server.http.brokermetrics import BrokerMetrics
 from metaq.store.files.disk import RealDisk
 from metaq.store.files.filecache import FileCache, run_here
 from metaq.store.queues.consumequeue import ConsumeQueue
+from tests.support.manualclock import ManualClock
 
 GROUPS: Final = 40
 PARTITIONS: Final = 128

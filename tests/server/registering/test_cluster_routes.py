@@ -6,11 +6,11 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from metaq.clock import ManualClock
 from metaq.errors import ConnectionFailed, MetaqError
 from metaq.protocol.remoting.routes import QueueData, TopicRoute
 from metaq.server.registering import clusterroutes
 from metaq.server.registering.clusterroutes import KEEP_S, ClusterRoutes
+from tests.support.manualclock import ManualClock
 
 TOPIC: Final = "orders"
 

@@ -15,11 +15,12 @@ from metaq.protocol.remoting.headers import Int32, PullMessage, encode_header
 from metaq.protocol.remoting.sending.batch import BatchItem, encode_batch
 from metaq.protocol.sysflag import COMPRESSED
 from metaq.protocol.text.messages import COMPRESSED_FLAG, EPOCH_SHIFT, join_attribute
-from metaq.protocol.text.replies import OK, ReplyReader
+from metaq.protocol.text.replies import OK
 from metaq.protocol.text.writing import write_put
 from tests.support.broker import BrokerProcess
 from tests.support.messages import count, pairs_of, records, send, send_header, sent
 from tests.support.remoting import RemotingClient
+from tests.support.talk import ReplyReader
 
 ALL_BITS: Final = -1 & ~COMPRESSED_FLAG
 """Of a flag; the compressed ones show in bit 16 of a text reader's flag what they are."""
