@@ -18,6 +18,9 @@ from tests.support.remoting import RemotingClient
 TOPIC: Final = "once"
 WINDOW_MS: Final = 600_000
 DEADLINE_S: Final = 60.0
+MANY: Final = 8000
+"""As many sends at once as do not fit one turn of the loop."""
+NEW: Final = 3000
 ENGINES: Final = pytest.mark.parametrize("engine", ["rocksdict", "sqlite3"])
 
 
@@ -93,12 +96,12 @@ def test_what_waits_for_the_index_keeps_its_order(tmp_path: Path, engine: str) -
         broker.restart(same_port=True)
         with RemotingClient(broker.host, broker.port) as client:
             assert put(client, "known 0") == first[0]
-            ids = [f"known {n % 20}" if n % 2 else f"new {n % 300}" for n in range(400)]
+            ids = [f"known {n % 20}" if n % 2 else f"new {n % (2 * NEW)}" for n in range(MANY)]
             opaques = [send(client, send_header(TOPIC, f"UNIQ_KEY\x01{each}\x02"), b"x") for each in ids]
             answers = [sent(client, opaque) for opaque in opaques]
-            assert answers[1::2] == [first[number % 20] for number in range(1, 400, 2)]
-            assert [int(answer["queueOffset"]) for answer in answers[0::2]] == [20 + n % 150 for n in range(200)]
-            assert count(client, TOPIC) == 20 + 150
+            assert answers[1::2] == [first[number % 20] for number in range(1, MANY, 2)]
+            assert [int(answer["queueOffset"]) for answer in answers[0::2]] == [20 + n % NEW for n in range(MANY // 2)]
+            assert count(client, TOPIC) == 20 + NEW
 
 
 def test_batches_halves_and_delayed_ones(tmp_path: Path) -> None:

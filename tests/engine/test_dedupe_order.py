@@ -1,6 +1,6 @@
 """Requests that wait for the index of ids keep their order, also those that ask once more, without sockets."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -14,6 +14,10 @@ from metaq.store.files.filecache import Read, run_here
 from tests.support.inprocess import Parts
 
 TOPIC: Final = "once"
+
+
+def _nothing() -> None:
+    """Answer nobody."""
 
 
 @pytest.fixture
@@ -30,27 +34,55 @@ def dedupe(tmp_path: Path) -> Iterator[Dedupe]:
     parts.close()
 
 
+class Sender:
+    """Sends messages by name; the names of those that were stored are in ``stored``."""
+
+    def __init__(self, dedupe: Dedupe) -> None:
+        self._dedupe = dedupe
+        self.stored: list[str] = []
+
+    def send(self, name: str) -> None:
+        """Store a message, now or once the index was asked."""
+        try:
+            self._dedupe.look(TOPIC, name, 1_000_000)
+        except ColdIds as cold:
+            self._dedupe.ask(cold, partial(self.again, name))
+        else:
+            self.stored.append(name)
+
+    def again(self, name: str, answered: Callable[[], None] = _nothing) -> Callable[[], None]:
+        """Handle a message again; return what happens with its answer."""
+        self.send(name)
+        return answered
+
+
 def test_who_asks_once_more_keeps_its_place(dedupe: Dedupe) -> None:
     """D-2: those after it wait for it, and those that came while the index was asked come last."""
-    done: list[str] = []
+    sender = Sender(dedupe)
 
-    def store(name: str) -> None:
-        try:
-            dedupe.look(TOPIC, name, 1_000_000)
-        except ColdIds as cold:
-            dedupe.ask(cold, partial(store, name))
-        else:
-            done.append(name)
-
-    def ask_once_more() -> None:
+    def ask_once_more() -> Callable[[], None]:
         """Do what a request does whose id the index excluded before, and excludes no more."""
-        dedupe.ask(ColdIds([b"key"]), partial(store, "first"))
+        dedupe.ask(ColdIds([b"key"]), partial(sender.again, "first"))
+        return _nothing
 
     def come_meanwhile(_: Read) -> None:
-        store("last")
+        sender.send("last")
 
     dedupe.ask(ColdIds([], come_meanwhile), ask_once_more)
-    store("second")
-    store("third")
+    sender.send("second")
+    sender.send("third")
     gevent.wait(timeout=10.0)
-    assert done == ["first", "second", "third", "last"]
+    assert sender.stored == ["first", "second", "third", "last"]
+
+
+def test_what_comes_with_an_answer_comes_last(dedupe: Dedupe) -> None:
+    """D-2: a session goes on with its backlog when it is answered, and the rest of the backlog may wait already."""
+    sender = Sender(dedupe)
+
+    def come_meanwhile(_: Read) -> None:
+        sender.send("third")
+
+    dedupe.ask(ColdIds([], come_meanwhile), partial(sender.again, "first", partial(sender.send, "last")))
+    sender.send("second")
+    gevent.wait(timeout=10.0)
+    assert sender.stored == ["first", "second", "third", "last"]

@@ -24,6 +24,13 @@ STORE: Final = [
     ),
     M(
         "ids",
+        "engine/dedupe/dedupe.py",
+        "answers = [again() for _, again in portion]",
+        "answers: list[Callable[[], None]] = []\n            for _, again in portion:\n                again()()",
+        "engine/test_dedupe_order.py::test_what_comes_with_an_answer_comes_last",
+    ),
+    M(
+        "ids",
         "dedupe/seen.py",
         "self._staged = _Line()\n        if self._staged_known:",
         "if self._staged_known:",

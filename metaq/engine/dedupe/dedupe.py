@@ -46,6 +46,10 @@ _new: Final = tuple.__new__
 WAIT_S: Final = 0.05
 """Pause of a slave that has read all of its log."""
 
+Again = Callable[[], Callable[[], None]]
+"""Handles a request again, and returns what sends the answer; neither raises. With an answer the client may send more, so none
+is sent before all that waited have been handled."""
+
 
 class ColdIds(Exception):
     """Memory does not know whether an id was stored, and the asker may not wait for the disk."""
@@ -86,7 +90,7 @@ class Dedupe:
         self._failure: type[StoreError] | None = None  # why the index is opened again; an error itself would hold its files
         self._noted = -1
         self._flushed = self._mark = 0
-        self._asked: deque[tuple[ColdIds, Callable[[], None]]] = deque()
+        self._asked: deque[tuple[ColdIds, Again]] = deque()
         self._asking: Any = None
         self._again = False  # a request is handled again
         self._found: dict[bytes, First] = {}  # what the index has of what it asks for
@@ -358,8 +362,8 @@ class Dedupe:
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
-    def ask(self, cold: ColdIds, again: Callable[[], None]) -> None:
-        """Have the index asked, and call ``again``, which does not raise: what it asks then is known.
+    def ask(self, cold: ColdIds, again: Again) -> None:
+        """Have the index asked, and call ``again``: what it asks then is known.
 
         Raises ``Overloaded`` when too many wait already.
         """
@@ -394,8 +398,8 @@ class Dedupe:
         finally:
             self._asking = None
 
-    def _handle(self, portion: list[tuple[ColdIds, Callable[[], None]]]) -> None:
-        """Handle requests again, before anything else is done.
+    def _handle(self, portion: list[tuple[ColdIds, Again]]) -> None:
+        """Handle requests again, before anything else is done; then have them answered.
 
         One may have to ask once more: the index, which has written a file meanwhile, may not exclude its id any more. It goes
         before those that came since, and with it the rest of the portion.
@@ -403,11 +407,12 @@ class Dedupe:
         later, self._asked = self._asked, deque()
         self._again = True
         try:
-            for _, again in portion:
-                again()
+            answers = [again() for _, again in portion]
         finally:
             self._asked += later
             self._again, self._found, self._absent = False, {}, frozenset()
+        for answer in answers:
+            answer()
 
     # -- figures ------------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from metaq.engine.tables.connections import Answered
@@ -191,7 +192,11 @@ class RemotingSession(Session):
 
     def pay(self, kept: Kept, answer: Answer) -> None:
         """Answer a request that was owed."""
-        self.answer(1, kept.size, *(() if kept.flag & ONEWAY_FLAG else _encoded(kept, answer)))
+        self.payment(kept, answer)()
+
+    def payment(self, kept: Kept, answer: Answer) -> Callable[[], None]:
+        """Return what answers a request that was owed."""
+        return partial(self.answer, 1, kept.size, *(() if kept.flag & ONEWAY_FLAG else _encoded(kept, answer)))
 
     def pay_all(self, answers: Sequence[tuple[Kept, Answer]]) -> None:
         """Answer requests that were owed, in one piece; the answers have no bodies."""

@@ -73,14 +73,14 @@ class LaterHandler:
     def _ask(self, session: TextSession, command: PutWith, cold: ColdIds) -> None:
         """Have the index asked for the id of a message, and handle its command again."""
 
-        def handle_again() -> None:
+        def handle_again() -> Callable[[], None]:
             try:
                 self.put(session, command)
-                session.answer(1, 0)  # it is owed once more, or refused
             except AssertionError:
                 raise  # the broker's own state is wrong: the process ends
             except Exception:  # noqa: BLE001 - logged with its trace; see break_off
                 session.break_off()
+            return partial(session.answer, 1, 0)  # it is owed once more, or refused
 
         try:
             self._dedupe.ask(cold, handle_again)

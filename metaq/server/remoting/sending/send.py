@@ -9,7 +9,7 @@ from metaq.config import Settings
 from metaq.dedupe.records import First, StoredAs, id_in, pack_first
 from metaq.engine.context import Context
 from metaq.engine.deadletters import most_retries
-from metaq.engine.dedupe.dedupe import ColdIds, Dedupe
+from metaq.engine.dedupe.dedupe import Again, ColdIds, Dedupe
 from metaq.engine.halfmessages import HalfMessages, is_half, is_transactional
 from metaq.engine.placing import place
 from metaq.engine.priorities.levels import prioritize
@@ -121,24 +121,23 @@ class SendHandler:
             context.topic_counters(request.fields.get("b") or request.fields.get("topic", "")).put_failed.add(1)
             raise
 
-    def _again(self, handle: RequestHandler, session: RemotingSession, request: RemotingCommand) -> Callable[[], None]:
+    def _again(self, handle: RequestHandler, session: RemotingSession, request: RemotingCommand) -> Again:
         """Make a send owed, and return what handles it once the index of ids has answered."""
         kept = session.owe(request, len(request.body))
 
-        def handle_again() -> None:
+        def handle_again() -> Callable[[], None]:
             try:
                 try:
                     answer = self._counted(handle, session, request)
                 except MetaqError as error:
                     answer = failure(error)
                 if answer is not None:
-                    session.pay(kept, answer)
-                else:  # it is owed once more
-                    session.answer(1, kept.size)
+                    return session.payment(kept, answer)
             except AssertionError:
                 raise  # the broker's own state is wrong: the process ends
             except Exception:  # noqa: BLE001 - logged with its trace; see break_off
                 session.break_off()
+            return partial(session.answer, 1, kept.size)  # it is owed once more, or nobody is there
 
         return handle_again
 
