@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import math
+import time
 from typing import Final, cast
 
 import pytest
@@ -11,7 +12,7 @@ from metaq.client.connecting import core
 from metaq.client.connecting.core import Core
 from metaq.client.connecting.routing import Routes
 from metaq.client.connecting.transport import RemotingRequest, Transport
-from metaq.errors import NotConnected, RouteNotFound
+from metaq.errors import NotConnected, RequestTimeout, RouteNotFound
 from metaq.protocol.remoting.codes import JSON, RESPONSE_FLAG, VERSION, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from tests.support.broker import wait_until
@@ -74,3 +75,26 @@ def test_an_outage_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         with contextlib.suppress(RouteNotFound):
             assert routes.refresh("orders", math.inf) is None
     assert [record.msg.partition(" address")[0] for record in caplog.records] == ["registry does not answer"] * 2
+
+
+class Mute:
+    """A transport to registries that never answer; it notes how long each had, in seconds."""
+
+    def __init__(self) -> None:
+        self.had: list[float] = []
+
+    def call(self, address: str, request: RemotingRequest, deadline: float) -> RemotingCommand:
+        self.had.append(deadline - time.monotonic())
+        raise RequestTimeout(f"no answer from {address}")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_last_registry_has_the_rest_of_the_time(count: int) -> None:
+    """Others have some seconds; a slow one is better than none."""
+    transport = Mute()
+    routes = Routes([f"127.0.0.1:{number}" for number in range(1, count + 1)], cast(Transport, transport))
+    with pytest.raises(RouteNotFound, match="no answer"):
+        routes.refresh("orders", time.monotonic() + DEADLINE_S)
+    *others, last = transport.had
+    assert len(others) == count - 1
+    assert max(others, default=0) < 5 < DEADLINE_S - 5 < last

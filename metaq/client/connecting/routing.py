@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_QUEUES: Final = 4
 _REGISTRY_TIMEOUT_S: Final = 3.0
+"""The time that a registry has to answer while there is another one to ask; the last one has the rest of the call's time."""
 _PROVISIONAL_S: Final = 1.0
 """The time for which a template route is used: a topic that is being created has its own route soon."""
 
@@ -87,10 +88,11 @@ class Routes:
             details = "ZooKeeper has named none; is it running, and a broker with the setting zookeeper?"
             raise RouteNotFound(topic, RouteProblem.REGISTRY_UNREACHABLE, details)
         failures = []
+        last = len(self.registries) - 1
         for turn in range(len(self.registries)):
             with self._guard:
                 address = self._chosen
-            limit = min(deadline, time.monotonic() + _REGISTRY_TIMEOUT_S)
+            limit = deadline if turn == last else min(deadline, time.monotonic() + _REGISTRY_TIMEOUT_S)
             try:
                 answer = self._transport.call(address, request, limit)
             except ClientError as error:
