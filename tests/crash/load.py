@@ -13,6 +13,7 @@ from metaq.protocol.text.replies import NOT_FOUND, VALUE, Reply
 from metaq.protocol.text.writing import write_get
 from tests.crash.command import Violation, expect
 from tests.crash.history import PARTITIONS, History
+from tests.crash.lives import ANSWERED_S
 from tests.support.broker import BrokerProcess
 from tests.support.talk import ReplyReader
 
@@ -21,7 +22,6 @@ GROUP: Final = "kills"
 OPAQUE: Final = 7
 """Of all gets: one at a time is asked."""
 NEXT_ANSWER_S: Final = 0.05
-ANSWERED_S: Final = 60.0
 EITHER: Final = selectors.EVENT_READ | selectors.EVENT_WRITE
 
 

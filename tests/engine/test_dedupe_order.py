@@ -76,7 +76,7 @@ def test_who_asks_once_more_keeps_its_place(dedupe: Dedupe) -> None:
 
 
 def test_what_comes_with_an_answer_comes_last(dedupe: Dedupe) -> None:
-    """D-2: a session goes on with its backlog when it is answered, and the rest of the backlog may wait already."""
+    """D-2: a session goes on with its backlog when it is answered, while what it sent before may still wait."""
     sender = Sender(dedupe)
 
     def come_meanwhile(_: Read) -> None:

@@ -192,11 +192,11 @@ class RemotingSession(Session):
 
     def pay(self, kept: Kept, answer: Answer) -> None:
         """Answer a request that was owed."""
-        self.payment(kept, answer)()
+        self.answer(1, kept.size, *_owed(kept, answer))
 
     def payment(self, kept: Kept, answer: Answer) -> Callable[[], None]:
-        """Return what answers a request that was owed."""
-        return partial(self.answer, 1, kept.size, *(() if kept.flag & ONEWAY_FLAG else _encoded(kept, answer)))
+        """Return what answers a request that was owed, with the answer encoded already."""
+        return partial(self.answer, 1, kept.size, *_owed(kept, answer))
 
     def pay_all(self, answers: Sequence[tuple[Kept, Answer]]) -> None:
         """Answer requests that were owed, in one piece; the answers have no bodies."""
@@ -276,6 +276,11 @@ class RemotingSession(Session):
         for call in self.closing:
             call()
         self.closing = []
+
+
+def _owed(kept: Kept, answer: Answer) -> Sequence[Buffer]:
+    """Return the answer to a request that was owed, encoded; nothing when nobody waits for it."""
+    return () if kept.flag & ONEWAY_FLAG else _encoded(kept, answer)
 
 
 def _encoded(request: Asked, answer: Answer) -> list[Buffer]:
