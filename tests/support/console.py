@@ -1,6 +1,5 @@
 """A person with a browser that knows neither scripts nor styles: pages of the console by HTTP, and what is on them."""
 
-import http.client
 from collections.abc import Mapping
 from html.parser import HTMLParser
 from http.cookies import SimpleCookie
@@ -9,7 +8,7 @@ from urllib.parse import urlencode
 
 from metaq.protocol.remoting.signature import Credentials
 from metaq.server.console.visit import ROOT
-from tests.support.broker import SOCKET_TIMEOUT_S
+from tests.support.rest import LastingConnection
 
 FORM: Final = "application/x-www-form-urlencoded"
 VOID: Final = frozenset(("meta", "link", "input", "img", "br", "hr", "meter"))
@@ -114,7 +113,7 @@ class Visits:
         self.cookie = ""
         self._cookie_name = f"metaq_login_{port}"
         self.last_cookie: Any = None
-        self._connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=SOCKET_TIMEOUT_S)
+        self._connection = LastingConnection(host.strip("[]"), int(port))
         if who is not None:
             answer = self.send("POST", f"{ROOT}/login", {"name": who.name, "password": who.secret})
             assert answer.status == 303, answer.alert
@@ -133,6 +132,7 @@ class Visits:
         more = {} if data is None else {"Content-Type": FORM}
         if self.cookie:
             more["Cookie"] = f"{self._cookie_name}={self.cookie}"
+        self._connection.renew()
         self._connection.request(method, path, data, {**more, **(headers or {})})
         answer = self._connection.getresponse()
         found = {name.lower(): value for name, value in answer.getheaders()}

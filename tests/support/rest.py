@@ -3,6 +3,7 @@
 import base64
 import http.client
 import json
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any, Final, NamedTuple, Self
@@ -13,6 +14,25 @@ from tests.support.broker import SOCKET_TIMEOUT_S
 
 ROOT: Final = "/api/v1"
 JSON: Final = "application/json"
+RESTED_S: Final = 5.0
+
+
+class LastingConnection(http.client.HTTPConnection):
+    """A connection of a client that rests between requests: the broker ends one that says nothing for 10 s."""
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(host, port, timeout=SOCKET_TIMEOUT_S)
+        self._used_s = 0.0
+
+    def getresponse(self) -> http.client.HTTPResponse:
+        answer = super().getresponse()
+        self._used_s = time.monotonic()
+        return answer
+
+    def renew(self) -> None:
+        """Have the next request make a new connection if this one may be ended before it arrives."""
+        if time.monotonic() - self._used_s > RESTED_S:
+            self.close()
 
 
 class RestAnswer(NamedTuple):
@@ -35,7 +55,7 @@ class Rest:
     def __init__(self, address: str, who: Credentials | None = None) -> None:
         host, _, port = address.rpartition(":")
         self.address = address
-        self._connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=SOCKET_TIMEOUT_S)
+        self._connection = LastingConnection(host.strip("[]"), int(port))
         self._proof = {} if who is None else {"Authorization": f"Bearer {who.secret}"}
 
     def __enter__(self) -> Self:
@@ -47,6 +67,7 @@ class Rest:
     def send(self, method: str, path: str, data: bytes | None = None, headers: dict[str, str] | None = None) -> RestAnswer:
         """Send any request, and return its answer, whatever it is."""
         kind = {} if data is None else {"Content-Type": JSON}
+        self._connection.renew()
         self._connection.request(method, path, data, {**self._proof, **kind, **(headers or {})})
         answer = self._connection.getresponse()
         return RestAnswer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())

@@ -43,6 +43,7 @@ class Served:
                 "registry_listen": "127.0.0.1:0",
                 "http_listen": "127.0.0.1:0",
                 "durability": "memory",
+                "ample_free_bytes": 0,  # however full the disk of the machine is
                 **given,
             },
         )

@@ -7,9 +7,11 @@ Whoever answers can change what is left (``Deadline``). After the answer the con
 
 import io
 import logging
+import select
 import socket as std_socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, cast
 from urllib.parse import unquote
 
@@ -24,19 +26,24 @@ from metaq.server.http.session import Take
 
 logger = logging.getLogger(__name__)
 
+_READABLE: Final = 1
+"""What a watcher of the loop looks for."""
 MOST_JOINED: Final = 16 * 1024
 """Bytes of a body that are copied after their head: that costs less than a second call."""
 
 
 class Deadline:
-    """The time that the current request of a connection has left; when it is over, the connection is closed.
+    """The end of the current request of a connection: its time is over, or its client is gone. The connection is closed then.
 
     Most requests end long before it, so a later end only moves the time: the timer looks at it when it is due.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         """Set no limit yet for the current greenlet, which is the connection's."""
+        self._connection = connection
         self._greenlet = gevent.getcurrent()
+        self.is_over = False
+        """True when the request has been ended."""
         self._end_s = self._due_s = 0.0
         self._timer: Any = None
 
@@ -52,6 +59,30 @@ class Deadline:
             self._timer.close()
             self._timer = None
 
+    @contextmanager
+    def or_departure(self) -> Iterator[None]:
+        """End the request, too, when its client closes the connection meanwhile.
+
+        That is seen until the next request comes over it, which clients seldom send before they have the answer.
+        """
+        watcher = get_hub().loop.io(self._connection.fileno(), _READABLE)
+        watcher.start(self._look_for_departure, watcher)
+        try:
+            yield
+        finally:
+            watcher.close()
+
+    def _look_for_departure(self, watcher: Any) -> None:
+        watcher.stop()
+        hangs_up = select.poll()
+        hangs_up.register(self._connection.fileno(), select.POLLRDHUP)
+        if hangs_up.poll(0):
+            self._throw(ConnectionResetError("the client has closed the connection"))
+
+    def _throw(self, error: BaseException) -> None:
+        self.is_over = True
+        self._greenlet.throw(error)
+
     def _start(self, seconds: float) -> None:
         self.end()
         self._due_s = time.monotonic() + seconds
@@ -64,7 +95,7 @@ class Deadline:
             self._start(left_s)
         else:
             self.end()
-            self._greenlet.throw(gevent.Timeout)
+            self._throw(gevent.Timeout())
 
 
 class _Received(io.RawIOBase):
@@ -89,6 +120,21 @@ class _Received(io.RawIOBase):
         """Receive no more, and return what has come that nobody has read."""
         self._is_over = True
         return buffered.peek() + bytes(self._data)
+
+
+class _Body(pywsgi.Input):
+    """The body of a request."""
+
+    __slots__ = ("_deadline",)
+
+    def __init__(self, deadline: Deadline, *given: Any) -> None:
+        super().__init__(*given)
+        self._deadline = deadline
+
+    def _discard(self) -> None:
+        """Read what the application has left, unless the request was ended: then nothing ends this wait any more."""
+        if not self._deadline.is_over:
+            super()._discard()  # type: ignore[misc] # the types of gevent do not have what is its own
 
 
 class _Handler(pywsgi.WSGIHandler):
@@ -116,7 +162,7 @@ class _Handler(pywsgi.WSGIHandler):
         """The bytes that have come of the next request, when the connection goes back to its port."""
 
     def handle(self) -> None:
-        self.deadline = Deadline()
+        self.deadline = Deadline(self.socket)
         try:
             super().handle()
         finally:
@@ -149,7 +195,7 @@ class _Handler(pywsgi.WSGIHandler):
             if value is not None:
                 environ[name] = value
         expects = self.socket if head.fields.get("expect") == "100-continue" else None
-        self.wsgi_input = pywsgi.Input(self.rfile, head.length, socket=expects, chunked_input=head.is_chunked)
+        self.wsgi_input = _Body(self.deadline, self.rfile, head.length, expects, head.is_chunked)
         environ |= {
             "REQUEST_METHOD": head.method,
             "PATH_INFO": unquote(path, "latin-1"),

@@ -17,6 +17,8 @@ from typing import Final, NamedTuple
 MOST_LINE: Final = 16 * 1024
 """Bytes of a field; its length is also that of the longest credentials."""
 MOST_FIELDS: Final = 100
+MOST_HEAD: Final = 64 * 1024
+"""Bytes of all fields together."""
 CHUNKED: Final = "chunked"
 
 _FIELD: Final = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):([^\x00\r\n]*)\r?\n")
@@ -64,7 +66,9 @@ class Head(NamedTuple):
 
     @property
     def wants_upgrade(self) -> bool:
-        return self.fields.get("upgrade", "").lower() == "websocket"
+        """True when WebSocket may follow the answer; a request with a body is read as any other one."""
+        is_bare = self.method == "GET" and not self.length and not self.is_chunked
+        return is_bare and self.fields.get("upgrade", "").lower() == "websocket"
 
 
 def read_head(line: str, readline: Callable[[int], bytes]) -> Head:
@@ -86,8 +90,12 @@ def read_head(line: str, readline: Callable[[int], bytes]) -> Head:
 
 def _read_fields(readline: Callable[[int], bytes]) -> dict[str, str]:
     fields: dict[str, str] = {}
+    left = MOST_HEAD
     for _ in range(MOST_FIELDS + 1):
         line = readline(MOST_LINE)
+        left -= len(line)
+        if left < 0:
+            raise BadHead(f"fields of more than {MOST_HEAD} bytes")
         if line in (b"\r\n", b"\n"):
             return fields
         found = _FIELD.fullmatch(line)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.server.http.requesthead import MOST_FIELDS, MOST_LINE, BadHead, Head, read_head
+from metaq.server.http.requesthead import MOST_FIELDS, MOST_HEAD, MOST_LINE, BadHead, Head, read_head
 
 LINE = "POST /api/v1/topics/a%20b/messages?x=1 HTTP/1.1\r\n"
 TOKEN = st.text("abcdefghijklmnopqrstuvwxyz0123456789!#$%&'*+-.^`|~", min_size=1, max_size=20)
@@ -51,6 +51,7 @@ def test_a_head_is_read() -> None:
         "Host: a\r\nHost: b\r\n",
         f"A: {'x' * MOST_LINE}\r\n",
         "A: b\r\n" * (MOST_FIELDS + 1),
+        f"A: {'x' * (MOST_LINE // 2)}\r\n" * (2 * MOST_HEAD // MOST_LINE),
     ],
 )
 def test_what_can_be_read_in_two_ways_is_refused(fields: str) -> None:
