@@ -55,6 +55,12 @@ logger = logging.getLogger(__name__)
 HTML: Final = "text/html; charset=utf-8"
 _FORM: Final = "application/x-www-form-urlencoded"
 _LONGEST_QUERY: Final = 8192
+_LOGIN_BYTES: Final = 16 * 1024
+"""Bytes of the form of a login, which everybody may send,"""
+_LOGIN_S: Final = 5.0
+"""and the longest that it may take to come, in seconds."""
+_MOST_FIELDS: Final = 1000
+"""Fields of a form; a page has about a hundred."""
 _STEP_S: Final = 30.0
 """The longest that an event may take to come and to be read."""
 REFRESH_S: Final = "2"
@@ -265,7 +271,9 @@ class _Console:
     def log_in(self, request: Request, response: Response) -> None:
         """Begin a login, or show its form again with the reason why it is refused."""
         check_site(request, self._interior)
-        sent = self._form(request)
+        request.env[DEADLINE].within(_LOGIN_S)
+        sent = self._form(request, _LOGIN_BYTES)
+        request.env[DEADLINE].within(_STEP_S)
         wanted = sent.get("next", "")
         if not self._interior.endpoint.authentication.has_users:
             raise falcon.HTTPSeeOther(after_login(wanted))
@@ -282,7 +290,7 @@ class _Console:
     def log_out(self, request: Request, response: Response) -> None:
         """End a login."""
         visitor = self._visitor(request)
-        check_change(visitor, self._form(request).get(TOKEN_FIELD, ""), self._interior)
+        check_change(visitor, self._form(request, _LOGIN_BYTES).get(TOKEN_FIELD, ""), self._interior)
         end_login(request, response, self._interior, visitor)
         response.status = falcon.HTTP_303
         response.set_header("Location", link("login"))
@@ -301,19 +309,20 @@ class _Console:
     def _visit(self, request: Request, path: Mapping[str, str]) -> Visit:
         visitor, sent = self._visitor(request), dict[str, str]()
         if request.method == "POST":
-            sent = self._form(request)
+            # three characters for a byte of a message at most, and the other fields
+            sent = self._form(request, 3 * self._interior.context.settings.max_message_bytes + 64 * 1024)
             check_change(visitor, sent.pop(TOKEN_FIELD, ""), self._interior)
         address = address_of(request.env), int(request.env.get("REMOTE_PORT") or 0)
         return Visit(Call(self._interior, visitor.principal, address), path, _query(request), sent)
 
-    def _form(self, request: Request) -> dict[str, str]:
+    def _form(self, request: Request, most: int) -> dict[str, str]:
+        """Return the fields of a form of at most so many bytes. Raise ``BadRequest``, or ``falcon.HTTPError``."""
         kind = (request.content_type or "").partition(";")[0].strip().lower()
         if kind != _FORM:
             raise falcon.HTTPUnsupportedMediaType(description=f"a form must be {_FORM}, as the header Content-Type says")
         length = request.content_length
         if length is None:
             raise falcon.HTTPLengthRequired(description="a form needs a Content-Length")
-        most = 3 * self._interior.context.settings.max_message_bytes + 64 * 1024  # a byte can take three characters
         if length > most:
             raise falcon.HTTPContentTooLarge(description=f"a form of {length} bytes is over the limit of {most}")
         request.env[ADMITTED](length)
@@ -321,6 +330,8 @@ class _Console:
             text = request.bounded_stream.read(length).decode("ascii")
         except UnicodeDecodeError as error:
             raise BadRequest(f"the form is not {_FORM}: {error}") from error
+        if text.count("&") >= _MOST_FIELDS:  # to part them takes half a microsecond each
+            raise BadRequest(f"a form has {_MOST_FIELDS} fields at most, and this one {text.count('&') + 1:,}")
         return _fields(text)
 
     # -- answers ------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Logins: who must, what the cookie is like, when a login ends, and what the rights of a user let it see and change."""
 
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -12,7 +13,7 @@ from metaq.server.access.users import User
 from metaq.server.console.routes import ROUTES
 from metaq.server.console.visit import ROOT, PageChange
 from tests.support.broker import BrokerProcess, wait_until
-from tests.support.console import Visits
+from tests.support.console import FORM, Visits
 from tests.support.rest import Rest
 from tests.support.users import ADMIN, GROUP, READER, TOPIC, USERS, write_users
 
@@ -111,6 +112,18 @@ def test_who_may_only_read_is_refused_a_change(broker: BrokerProcess) -> None:
             assert refused.alert.startswith("reader may not"), path
         assert (admin.get(f"/topics/{TOPIC}")["messages"], admin.get(f"/topics/{TOPIC}")["partitions"]) == (1, 1)
         assert [row["group"] for row in admin.get("/groups")["rows"]] == [GROUP]
+
+
+def test_a_stranger_cannot_send_much(broker: BrokerProcess) -> None:
+    """E-05: a login is short, in bytes and in time; nobody reads more before it is known who asks."""
+    with Visits(broker.http) as nobody:
+        refused = nobody.send("POST", f"{ROOT}/login", {"name": "x" * 16 * 1024, "password": ""})
+        assert (refused.status, "over the limit of 16384" in refused.alert) == (413, True)
+    host, _, port = broker.http.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as idle:
+        head = f"POST {ROOT}/login HTTP/1.1\r\nHost: {broker.http}\r\nContent-Type: {FORM}\r\nContent-Length: 100\r\n\r\n"
+        idle.sendall(head.encode())
+        assert idle.recv(1) == b""
 
 
 def test_a_login_has_its_own_token(broker: BrokerProcess) -> None:
