@@ -61,10 +61,17 @@ class TopicDetail(TopicSummary, frozen=True):
     groups: list[str]
 
 
+_Partitions = Annotated[int, Meta(ge=1, le=MAX_PARTITIONS)]
+
+
 class TopicSettingsInput(Input, frozen=True):
     """The settings of a topic; those that are left out stay as they are, or are the defaults in a new topic."""
 
-    partitions: Annotated[int, Meta(ge=1, le=MAX_PARTITIONS)] | None = None
+    partitions: Annotated[_Partitions | None, Meta(description="Partitions that take messages.")] = None
+    read_partitions: Annotated[
+        _Partitions | None,
+        Meta(description="Partitions that give messages; by default all that take some, and none less than before."),
+    ] = None
     readable: bool | None = None
     writable: bool | None = None
     ordered: bool | None = None
@@ -97,17 +104,19 @@ def show_topic(call: Call, topic: Name) -> TopicDetail:
 def put_topic(call: Call, topic: Name, body: TopicSettingsInput) -> TopicDetail:
     """Create a topic, or change it, and return it."""
     known = call.context.topics.get(topic)
-    before = known or Topic(topic, NEW_PARTITIONS, NEW_PARTITIONS)
-    count = Int32(before.partitions if body.partitions is None else body.partitions)
+    before = known or Topic(topic, NEW_PARTITIONS, 0)
+    count = before.partitions if body.partitions is None else body.partitions
+    # what the partitions have that take no more messages is still to be read
+    read_count = max(count, before.read_partitions) if body.read_partitions is None else body.read_partitions
     header = CreateTopic(
         topic,
         DEFAULT_TOPIC,
-        count if body.partitions is not None else Int32(before.read_partitions),
-        count,
+        Int32(read_count),
+        Int32(count),
         Int32(_permission(before.permission, body)),
         topic_sys_flag=Int32(before.sys_flag),
         order=before.order if body.ordered is None else body.ordered,
-        attributes=write_changes(_changes(body)) or None,
+        attributes=write_changes(_changes(before, body)) or None,
     )
     call.ask(Request.UPDATE_AND_CREATE_TOPIC, header)
     made = topic_of(call, topic)
@@ -138,9 +147,9 @@ def _permission(before: int, body: TopicSettingsInput) -> int:
     return before
 
 
-def _changes(body: TopicSettingsInput) -> dict[str, str]:
+def _changes(before: Topic, body: TopicSettingsInput) -> dict[str, str]:
     changes = {}
-    if body.priority is not None:
+    if body.priority is not None and body.priority != before.has_priorities:  # a type without priorities is more than normal
         changes[f"+{MESSAGE_TYPE}"] = PRIORITY_TYPE if body.priority else NORMAL_TYPE
     if body.priority_max_wait_ms is not None:
         changes[f"+{PRIORITY_MAX_WAIT_MS}"] = str(body.priority_max_wait_ms)

@@ -18,9 +18,12 @@ def test_a_topic_is_made_changed_and_deleted(visits: Visits, rest: Rest) -> None
     assert settings.form(f"{ROOT}/topics/made/settings").fields["ordered"] == "true"
     visits.submit(settings, "/topics/made/settings", writable="false", partitions="4")
     assert [rest.get("/topics/made")[name] for name in ("partitions", "writable", "ordered")] == [4, False, True]
+    rest.put("/topics/made", {"partitions": 2})
+    visits.submit(visits.page("/topics/made/settings"), "/topics/made/settings", dedupe_window_ms="1000")
+    assert [rest.get("/topics/made")[name] for name in ("partitions", "read_partitions", "dedupe_window_ms")] == [2, 4, 1000]
     asked = visits.page("/topics/made/delete")
     assert "type made to confirm" in visits.submit(asked, "/topics/made/delete", 400, name="mad").alert
-    assert rest.get("/topics/made")["partitions"] == 4
+    assert rest.get("/topics/made")["partitions"] == 2
     assert "Deleted." in visits.submit(asked, "/topics/made/delete", name="made").text
     assert rest.refused(404, "GET", "/topics/made")["code"] == 17
 
@@ -129,9 +132,11 @@ def test_a_link_from_another_site_may_be_followed(visits: Visits) -> None:
 
 
 def test_only_forms_are_taken(visits: Visits) -> None:
-    """E-05: no JSON, and nothing over the limit."""
+    """E-05: no JSON, nothing over the limit, and not a million fields."""
     where = f"{ROOT}/new-topic"
     assert visits.send("POST", where, {}, {"Content-Type": "application/json"}).status == 415
+    fields = {str(number): "" for number in range(1001)}
+    assert "1000 fields at most, and this one 1,001" in visits.send("POST", where, fields).alert
     assert visits.send("POST", where, None, {"Content-Type": FORM, "Content-Length": str(1 << 40)}).status == 413
 
 

@@ -59,10 +59,12 @@ def create_topic(visit: Visit) -> GoTo:
 
 
 def change_topic(visit: Visit) -> GoTo:
-    """Change the settings of a topic."""
-    topic = show_topic(visit.call, visit.path["topic"]).topic
-    put_topic(visit.call, topic, visit.given(TopicSettingsInput))
-    return GoTo(link("topics", topic), "changed")
+    """Change the settings of a topic; those that are as they were are left alone."""
+    topic = show_topic(visit.call, visit.path["topic"])
+    shown = {name: str(getattr(topic, name)).lower() for name in TopicSettingsInput.__struct_fields__}
+    same = {name: None for name, text in shown.items() if visit.sent.get(name) == text}
+    put_topic(visit.call, topic.topic, visit.given(TopicSettingsInput, **same))
+    return GoTo(link("topics", topic.topic), "changed")
 
 
 def remove_topic(visit: Visit) -> GoTo:
