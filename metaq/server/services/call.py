@@ -11,10 +11,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 import gevent
 from gevent.event import Event
 from gevent.hub import get_hub
+from gevent.lock import BoundedSemaphore
 
 from metaq.engine.context import Context
 from metaq.engine.hold import Holds
@@ -69,6 +71,20 @@ class Recent:
         return value
 
 
+class Locks:
+    """A lock for each name that somebody uses."""
+
+    def __init__(self) -> None:
+        self._locks = WeakValueDictionary[str, BoundedSemaphore]()
+
+    def of(self, name: str) -> BoundedSemaphore:
+        """Return the lock of a name, for ``with``."""
+        lock = self._locks.get(name)
+        if lock is None:
+            self._locks[name] = lock = BoundedSemaphore(1)
+        return lock
+
+
 @dataclass(frozen=True)
 class Interior:
     """The parts of the broker that services use."""
@@ -95,6 +111,8 @@ class Interior:
     leases: LeaseFigures
     live: Recent = field(default_factory=Recent)
     """The state of the broker, for those who watch it."""
+    replays: Locks = field(default_factory=Locks)
+    """One replay of a group's dead letters at a time."""
 
     @cached_property
     def cluster(self) -> "ClusterWatch":

@@ -2,7 +2,7 @@
 
 import enum
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import gevent
@@ -19,7 +19,14 @@ from metaq.protocol.remoting.headers import TopicOnly
 from metaq.protocol.spans import Spans
 from metaq.server.access.permissions import Action
 from metaq.server.services.call import REST_S, Call
-from metaq.server.services.messages import MessagesRead, PartitionReader, StoredMessage, by_offset_id, topic_of_reader
+from metaq.server.services.messages import (
+    MOST_BODY,
+    MessagesRead,
+    PartitionReader,
+    StoredMessage,
+    by_offset_id,
+    topic_of_reader,
+)
 from metaq.server.services.outgoing import PreparedSend, new_id, outgoing, sent_again
 from metaq.server.services.rows import Input, Name, NamesQuery, Number, OffsetId, Output, RowPage, page_of
 from metaq.server.services.sending import MessageInput, send_all
@@ -69,14 +76,17 @@ class Replayed(Output, frozen=True):
 
     offset_id: str
     id: Annotated[str | None, Meta(description="The id under which it was sent.")] = None
-    refused: Annotated[str | None, Meta(description="Why it was not sent.")] = None
+    refused: Annotated[str | None, Meta(description="Why it was not sent, or may not have been.")] = None
 
 
 class ReplayResult(Output, frozen=True):
-    """The dead letters of a request, each with what became of it."""
+    """The dead letters of a request, each once, with what became of it."""
 
     sent: int
     letters: list[Replayed]
+    not_discarded: Annotated[
+        str | None, Meta(description="Why those that were sent also remain dead letters, although they were to be discarded.")
+    ] = None
 
 
 class DiscardInput(Input, frozen=True):
@@ -105,6 +115,10 @@ def list_dead_groups(call: Call, query: NamesQuery) -> RowPage[DeadGroup]:
 
 def list_dead(call: Call, group: Name, query: DeadQuery) -> MessagesRead:
     """Return dead letters of a group, the oldest first."""
+    return _dead(call, group, query, MOST_BODY)
+
+
+def _dead(call: Call, group: str, query: DeadQuery, most_body: int) -> MessagesRead:
     topic = f"{DEAD_PREFIX}{group}"
     call.demand(Action.SUBSCRIBE, topic)
     known = call.context.topics.get(topic)
@@ -112,20 +126,20 @@ def list_dead(call: Call, group: Name, query: DeadQuery) -> MessagesRead:
         return MessagesRead(messages=[], next=0, begin=0, end=0)
     topic_of_reader(call, topic, 0)
     reader, letters, discarded = PartitionReader(call, topic, 0), list[StoredMessage](), known.discarded
-    read = reader.read(query.offset, query.limit)
+    read = reader.read(query.offset, query.limit, most_body)
     for _ in range(MOST_READS):
         letters = [letter for letter in read.messages if letter.offset not in discarded]
         if letters or read.next >= read.end:
             break
-        read = reader.read(read.next, query.limit)
+        read = reader.read(read.next, query.limit, most_body)
     return MessagesRead(messages=letters, next=read.next, begin=read.begin, end=read.end)
 
 
 def all_dead(call: Call, group: Name) -> Iterator[list[StoredMessage]]:
-    """Yield all dead letters that a group has now, the oldest first, some at a time."""
+    """Yield all dead letters that a group has now, the oldest first and with whole bodies, some at a time."""
     at, end = 0, list_dead(call, group, DeadQuery(limit=1)).end
     while at < end:
-        read = list_dead(call, group, DeadQuery(offset=at))
+        read = _dead(call, group, DeadQuery(offset=at), call.context.settings.max_message_bytes)
         yield [letter for letter in read.messages if letter.offset < end]
         if read.next <= at:
             return
@@ -139,19 +153,28 @@ def all_dead(call: Call, group: Name) -> Iterator[list[StoredMessage]]:
 def replay_dead(call: Call, group: Name, body: ReplayInput) -> ReplayResult:
     """Send dead letters again; they also remain dead letters, unless they are to be discarded."""
     call.demand(Action.ADMINISTER if body.discard else Action.SUBSCRIBE, f"{DEAD_PREFIX}{group}")
+    with call.interior.replays.of(group):  # who asks at the same time finds what was discarded here to be no dead letter
+        letters = _replay(call, group, list(dict.fromkeys(body.offset_ids)), body.to)
+        sent = [letter.offset_id for letter in letters if letter.id is not None]
+        why = None
+        if body.discard and sent:
+            try:
+                discard_some(call, group, DiscardInput(offset_ids=sent))
+            except MetaqError as error:  # as an error of the request it would hide that they were sent
+                why = str(error)
+    return ReplayResult(sent=len(sent), letters=letters, not_discarded=why)
+
+
+def _replay(call: Call, group: str, offset_ids: Sequence[str], to: ReplayTarget) -> list[Replayed]:
     drafts = []
-    for number, offset_id in enumerate(body.offset_ids, 1):
-        drafts.append(_draft(call, group, offset_id, body.to))
+    for number, offset_id in enumerate(offset_ids, 1):
+        drafts.append(_draft(call, group, offset_id, to))
         call.rest_after(number)
     outcomes = iter(send_all(call, [draft for draft in drafts if isinstance(draft, PreparedSend)]))
-    letters = [
+    return [
         _replayed(offset_id, next(outcomes) if isinstance(draft, PreparedSend) else draft)
-        for offset_id, draft in zip(body.offset_ids, drafts, strict=True)
+        for offset_id, draft in zip(offset_ids, drafts, strict=True)
     ]
-    sent = [letter.offset_id for letter in letters if letter.id is not None]
-    if body.discard and sent:
-        discard_some(call, group, DiscardInput(offset_ids=sent))
-    return ReplayResult(sent=len(sent), letters=letters)
 
 
 def _draft(call: Call, group: str, offset_id: str, to: ReplayTarget) -> PreparedSend | MetaqError:

@@ -52,19 +52,6 @@ def cli(broker: BrokerProcess) -> Cli:
     return Cli(broker.registry)
 
 
-def all_pages(rest: Rest, path: str, **query: object) -> list[dict[str, Any]]:
-    """The rows of a list, by pages of two."""
-    rows: list[dict[str, Any]] = []
-    after: dict[str, object] = {}
-    while True:
-        page = rest.get(path, limit=2, **query, **after)
-        assert len(page["rows"]) <= 2
-        rows += page["rows"]
-        if page["next"] is None:
-            return rows
-        after = {"after": page["next"]}
-
-
 # -- topics -----------------------------------------------------------------------------------------------------------
 
 
@@ -77,14 +64,34 @@ def test_topics(rest: Rest, admin: Admin) -> None:
     assert [view.permission_text for view in admin.topic_config("t-made")] == ["R-"]
     for number in range(4):
         rest.put(f"/topics/t-page-{number}", {"priority": number == 1})
-    listed = all_pages(rest, "/topics", search="t-page")
+    listed = rest.all_rows("/topics", search="t-page")
     assert [(row["topic"], row["priority"]) for row in listed] == [(f"t-page-{number}", number == 1) for number in range(4)]
-    everything = {row["topic"] for row in all_pages(rest, "/topics", system="true")}
+    everything = {row["topic"] for row in rest.all_rows("/topics", system="true")}
     assert everything >= {view.topic for view in admin.all_topic_configs()} >= {"t-made", "BenchmarkTest"}
     assert rest.delete("/topics/t-made") == {"done": True}
     assert "t-made" not in {view.topic for view in admin.all_topic_configs()}
     for method, body in (("GET", None), ("DELETE", None)):
         assert rest.refused(404, method, "/topics/t-made", body)["code"] == 17
+
+
+def test_partitions_that_take_no_more_messages_are_still_read(rest: Rest, admin: Admin) -> None:
+    """E-32: unless that is asked for; a change of something else changes neither number, nor the type of messages."""
+
+    def counts() -> tuple[int, int]:
+        (view,) = admin.topic_config("t-drained")
+        return view.write_partitions, view.read_partitions
+
+    for body, then in (
+        ({"partitions": 8}, (8, 8)),
+        ({"partitions": 4}, (4, 8)),
+        ({"partitions": 4, "priority": False}, (4, 8)),
+        ({"dedupe_window_ms": 1000}, (4, 8)),
+        ({"read_partitions": 4}, (4, 4)),
+        ({"partitions": 6}, (6, 6)),
+        ({"partitions": 2, "read_partitions": 2}, (2, 2)),
+    ):
+        rest.put("/topics/t-drained", body)
+        assert counts() == then, body
 
 
 def test_the_ends_of_partitions(rest: Rest, client: Client, admin: Admin) -> None:
@@ -194,13 +201,13 @@ def test_timers(rest: Rest, admin: Admin, broker: BrokerProcess, client: Client)
     (later,) = rest.publish("timed", "yy", delay_ms=7_200_000)
     with client.producer() as producer:
         handle = producer.send("timed", b"zzz", delay=timedelta(hours=3)).handle
-    rows = all_pages(rest, "/timers")
+    rows = rest.all_rows("/timers")
     assert rows == [row._asdict() for row in admin.timers().pending(broker.address)]
     assert [(row["topic"], row["size"]) for row in rows] == [("timed", 1), ("timed", 2), ("timed", 3)]
     assert (rows[0]["due_ms"], [row["handle"] for row in rows[:2]]) == (due_ms, [late["handle"], later["handle"]])
     for one in (late["handle"], later["handle"], handle):
         assert rest.delete(f"/timers/{one}") == {"done": True}
-    assert all_pages(rest, "/timers") == []
+    assert rest.all_rows("/timers") == []
     (soon,) = rest.publish("timed", "soon", delay_ms=1)
     wait_until(lambda: rest.get("/topics/timed")["messages"] == 1, DEADLINE_S, "it is delivered")
     assert rest.refused(409, "DELETE", f"/timers/{soon['handle']}")["code"] == 604
@@ -213,7 +220,7 @@ def test_recurring_messages(rest: Rest, admin: Admin, broker: BrokerProcess) -> 
     rest.put("/topics/jobs", {})
     for name, cron in (("nightly", "0 2 * * *"), ("weekly", "@weekly"), ("yearly", "@yearly")):
         rest.put(f"/recurring/{name}", {"cron": cron, "topic": "jobs", "body": "go"})
-    rows = all_pages(rest, "/recurring")
+    rows = rest.all_rows("/recurring")
     assert rows == [row._asdict() for row in admin.timers().recurring(broker.address)]
     assert [row["name"] for row in rows] == ["nightly", "weekly", "yearly"]
     for row in rows:
@@ -249,7 +256,7 @@ def test_groups(rest: Rest, admin: Admin, client: Client) -> None:
     ]
     assert lag["lag"] == 3
     assert "g-made" in rest.get("/topics/g-topic")["groups"]
-    assert [row["group"] for row in all_pages(rest, "/groups", search="g-made")] == ["g-made"]
+    assert [row["group"] for row in rest.all_rows("/groups", search="g-made")] == ["g-made"]
     assert rest.delete("/groups/g-made") == {"done": True}
     assert "g-made" not in [group.name for group in admin.groups()]
     assert rest.refused(404, "GET", "/groups/g-made/lag")["code"] == 26
@@ -276,65 +283,6 @@ def test_a_reset_is_shown_before_it_is_made(rest: Rest, admin: Admin) -> None:
         rest.refused(400, "POST", "/groups/r-group/offsets/reset", {"topic": "r-topic", **wrong})
 
 
-def test_leases(rest: Rest, admin: Admin, broker: BrokerProcess) -> None:
-    """E-08: taken, finished, given back, extended; the same rows as the client's; a stale receipt is refused."""
-    rest.put("/topics/l-topic", {"partitions": 1})
-    rest.publish("l-topic", *"abc")
-    path = "/groups/l-group/leases"
-    leased = rest.post(path, {"topic": "l-topic", "limit": 3, "invisible_ms": 3_600_000})["messages"]
-    assert [one["message"]["body"] for one in leased] == ["a", "b", "c"]
-    receipts = [{"topic": "l-topic", "receipt": one["receipt"]} for one in leased]
-    assert rest.post(f"{path}/ack", receipts[0]) == {"done": True}
-    rest.post(f"{path}/nack", {**receipts[1], "delay_ms": 3_600_000})
-    rest.post(f"{path}/extend", {**receipts[2], "invisible_ms": 7_200_000})
-    rows = all_pages(rest, path)
-    assert rows == [row._asdict() for row in admin.leases().partitions(broker.address, "l-group")]
-    assert [(row["base"], row["in_flight"] + row["delayed"]) for row in rows] == [(1, 2)]
-    opened = rest.get(f"{path}/l-topic/0")["rows"]
-    views = list(admin.leases().messages(broker.address, "l-group", "l-topic", 0))
-    assert [(row["times"], row["state"], row["first_ms"]) for row in opened] == [
-        (view.times, view.state, view.first_ms) for view in views
-    ]
-    assert [row["ordinal"] for row in opened] == [1, 2]
-    assert rest.post(path, {"topic": "l-topic", "wait_ms": 1})["messages"] == []
-    lag = rest.get("/groups/l-group/lag")["partitions"][0]
-    assert (lag["lag"], lag["in_flight"] + lag["delayed"]) == (2, 2)
-    assert rest.refused(409, "POST", f"{path}/nack", receipts[0])["code"] in (13, 208)
-    assert rest.refused(400, "POST", f"{path}/ack", {"topic": "l-topic", "receipt": "nonsense"})["code"] == 13
-
-
-# -- dead letters -----------------------------------------------------------------------------------------------------
-
-
-def test_dead_letters(rest: Rest, cli: Cli) -> None:
-    """E-09: the rows of ``metaq dlq``; sent again to the topic or the group; and discarded, once and for all."""
-    rest.put("/topics/d-topic", {"partitions": 1})
-    rest.publish("d-topic", "bad", tag="t", keys=["k"])
-    path = "/groups/d-group"
-    (leased,) = rest.post(f"{path}/leases", {"topic": "d-topic"})["messages"]
-    rest.post(f"{path}/leases/nack", {"topic": "d-topic", "receipt": leased["receipt"], "reject": True})
-    wait_until(lambda: rest.get(f"{path}/dead-letters")["end"] == 1, DEADLINE_S, "it is a dead letter")
-    (letter,) = rest.get(f"{path}/dead-letters")["messages"]
-    (row,) = cli.rows("dlq", "show", "d-group")
-    assert (letter["id"], letter["topic"], letter["offset_id"]) == (row["id"], row["topic"], row["offset_id"])
-    ids = [letter["offset_id"]]
-    sent = rest.post(f"{path}/dead-letters/replay", {"offset_ids": [*ids, "00" * 16]})
-    assert (sent["sent"], sent["letters"][1]["id"]) == (1, None)
-    (again,) = [one for one in rest.get("/topics/d-topic/partitions/0/messages")["messages"] if one["offset"] == 1]
-    assert (again["body"], again["tag"], again["id"]) == ("bad", "t", sent["letters"][0]["id"])
-    assert again["keys"] == ["k", letter["id"]]
-    assert again["properties"]["DLQ_ORIGIN_MESSAGE_ID"] == letter["id"]
-    assert cli.row("dlq", "replay", "d-group")["sent_before"] == 1
-    before = rest.get("/topics/d-topic")["messages"]
-    assert rest.post(f"{path}/dead-letters/replay", {"offset_ids": ids, "to": "group"})["sent"] == 1
-    assert rest.get(f"/topics/{named('%RETRY%d-group')}")["messages"] == 1
-    assert rest.get("/topics/d-topic")["messages"] == before
-    assert rest.delete(f"{path}/dead-letters") == {"discarded": 1}
-    assert rest.get(f"{path}/dead-letters")["messages"] == []
-    cli.run("dlq", "show", "d-group", code=1)
-    assert rest.delete(f"{path}/dead-letters") == {"discarded": 0}
-
-
 # -- transactions -----------------------------------------------------------------------------------------------------
 
 
@@ -343,7 +291,7 @@ def test_transactions(rest: Rest, admin: Admin, broker: BrokerProcess) -> None:
     rest.put("/topics/orders", {"partitions": 1})
     with Producer(broker) as producer:
         begun = [producer.half(str(number).encode()) for number in range(3)]
-    rows = all_pages(rest, "/transactions", state="half")
+    rows = rest.all_rows("/transactions", state="half")
     views = list(admin.transactions().halves(broker.address))
     assert [(row["key"], row["group"], row["since_ms"]) for row in rows] == [
         (view.offset_id, PRODUCERS, view.since_ms) for view in views

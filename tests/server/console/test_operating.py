@@ -101,6 +101,17 @@ def test_all_dead_letters(visits: Visits, rest: Rest) -> None:
     assert "has no dead letters" in visits.page("/dead-letters/manyer").text
 
 
+def test_the_file_has_whole_bodies(visits: Visits, rest: Rest) -> None:
+    """E-09: also of letters that the pages and the API cut: what is discarded after the download is not lost."""
+    rest.put("/topics/large", {"partitions": 1})
+    bodies = ["é" * 300_000, "y" * 1_000_000]
+    dead_letters(rest, "large", "larger", bodies)
+    assert rest.get("/groups/larger/dead-letters")["messages"][0]["cut"]
+    file = visits.send("GET", f"{ROOT}/dead-letters/larger/export")
+    rows = [json.loads(line) for line in file.data.splitlines()]
+    assert [(row["body"] == body, row["cut"]) for row, body in zip(rows, bodies, strict=True)] == [(True, False)] * 2
+
+
 def test_hostile_dead_letters(visits: Visits, rest: Rest) -> None:
     """E-05: bodies and keys are shown as they are, and the file has them."""
     rest.put("/topics/hostile", {"partitions": 1})

@@ -61,13 +61,20 @@ def change_letters(visit: Visit) -> GoTo:
 
 
 def _replay(visit: Visit, offset_ids: list[str]) -> int:
-    """Send letters again and return how many. Raise ``RequestFailed`` when one is refused."""
-    result = replay_dead(visit.call, visit.path["group"], visit.given(ReplayInput, offset_ids=offset_ids))
-    refused = [letter for letter in result.letters if letter.refused is not None]
-    if refused:
-        why = f"{result.sent:,} were sent again, and {len(refused):,} were not; the first: {refused[0].refused}"
-        raise RequestFailed(Response.SYSTEM_ERROR, why)
-    return result.sent
+    """Send letters again and return how many. Raise ``RequestFailed`` when one is refused, or is not discarded as it should."""
+    group, sent = visit.path["group"], 0
+    for begin in range(0, len(offset_ids), MOST_LETTERS):
+        some = visit.given(ReplayInput, offset_ids=offset_ids[begin : begin + MOST_LETTERS])
+        result = replay_dead(visit.call, group, some)
+        sent += result.sent
+        refused = [letter for letter in result.letters if letter.refused is not None]
+        if refused:
+            why = f"{sent:,} were sent again, and {len(refused):,} were not; the first: {refused[0].refused}"
+            raise RequestFailed(Response.SYSTEM_ERROR, why)
+        if result.not_discarded is not None:
+            why = f"{sent:,} were sent again; the last {result.sent:,} of them were not discarded: {result.not_discarded}"
+            raise RequestFailed(Response.SYSTEM_ERROR, why)
+    return sent
 
 
 # -- all --------------------------------------------------------------------------------------------------------------
@@ -79,14 +86,12 @@ def _replay_form(visit: Visit) -> dict[str, Any]:
 
 def replay_letters(visit: Visit) -> GoTo:
     """Send all dead letters that a group has now again."""
-    group, sent, ids = visit.path["group"], 0, list[str]()
+    group, ids = visit.path["group"], list[str]()
     for letters in all_dead(visit.call, group):
         ids += [letter.offset_id for letter in letters]
     if len(ids) > MOST_REPLAYED:
         raise BadRequest(f"{len(ids):,} dead letters are more than {MOST_REPLAYED:,}: send them with metaq dlq replay {group}")
-    for begin in range(0, len(ids), MOST_LETTERS):
-        sent += _replay(visit, ids[begin : begin + MOST_LETTERS])
-    return GoTo(link("dead-letters", group), "replayed", sent)
+    return GoTo(link("dead-letters", group), "replayed", _replay(visit, ids))
 
 
 def _discard_form(visit: Visit) -> dict[str, Any]:

@@ -1,0 +1,143 @@
+"""Leases and dead letters by the API, compared with what the Python client and the command line say."""
+
+import json
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from metaq.client import connect
+from metaq.client.admin.admin import Admin
+from tests.server.console.operated import dead_letters
+from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess, wait_until
+from tests.support.cli import Cli
+from tests.support.rest import JSON, ROOT, Rest, named
+
+DEADLINE_S: Final = 60.0
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    folder: Path = tmp_path_factory.mktemp("leased")
+    with BrokerProcess(folder / "data") as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def rest(broker: BrokerProcess) -> Iterator[Rest]:
+    with Rest(broker.http) as rest:
+        yield rest
+
+
+@pytest.fixture(scope="module")
+def admin(broker: BrokerProcess) -> Iterator[Admin]:
+    with connect(broker.registry) as client:
+        yield client.admin()
+
+
+@pytest.fixture(scope="module")
+def cli(broker: BrokerProcess) -> Cli:
+    return Cli(broker.registry)
+
+
+# -- leases -----------------------------------------------------------------------------------------------------------
+
+
+def test_leases(rest: Rest, admin: Admin, broker: BrokerProcess) -> None:
+    """E-08: taken, finished, given back, extended; the same rows as the client's; a stale receipt is refused."""
+    rest.put("/topics/l-topic", {"partitions": 1})
+    rest.publish("l-topic", *"abc")
+    path = "/groups/l-group/leases"
+    leased = rest.post(path, {"topic": "l-topic", "limit": 3, "invisible_ms": 3_600_000})["messages"]
+    assert [one["message"]["body"] for one in leased] == ["a", "b", "c"]
+    receipts = [{"topic": "l-topic", "receipt": one["receipt"]} for one in leased]
+    assert rest.post(f"{path}/ack", receipts[0]) == {"done": True}
+    rest.post(f"{path}/nack", {**receipts[1], "delay_ms": 3_600_000})
+    rest.post(f"{path}/extend", {**receipts[2], "invisible_ms": 7_200_000})
+    rows = rest.all_rows(path)
+    assert rows == [row._asdict() for row in admin.leases().partitions(broker.address, "l-group")]
+    assert [(row["base"], row["in_flight"] + row["delayed"]) for row in rows] == [(1, 2)]
+    opened = rest.get(f"{path}/l-topic/0")["rows"]
+    views = list(admin.leases().messages(broker.address, "l-group", "l-topic", 0))
+    assert [(row["times"], row["state"], row["first_ms"]) for row in opened] == [
+        (view.times, view.state, view.first_ms) for view in views
+    ]
+    assert [row["ordinal"] for row in opened] == [1, 2]
+    assert rest.post(path, {"topic": "l-topic", "wait_ms": 1})["messages"] == []
+    lag = rest.get("/groups/l-group/lag")["partitions"][0]
+    assert (lag["lag"], lag["in_flight"] + lag["delayed"]) == (2, 2)
+    assert rest.refused(409, "POST", f"{path}/nack", receipts[0])["code"] in (13, 208)
+    assert rest.refused(400, "POST", f"{path}/ack", {"topic": "l-topic", "receipt": "nonsense"})["code"] == 13
+
+
+def test_who_has_left_is_given_nothing(rest: Rest, broker: BrokerProcess) -> None:
+    """E-07: the wait ends with its connection; the next one who asks has the message at once."""
+
+    def held(count: int) -> bool:
+        return f"\nmetaq_held_pops {count}\n" in rest.send("GET", "/metrics").data.decode()
+
+    rest.put("/topics/l-left", {"partitions": 1})
+    path, data = "/groups/l-left/leases", json.dumps({"topic": "l-left", "wait_ms": 20_000}).encode()
+    host, _, port = broker.http.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=SOCKET_TIMEOUT_S) as leaving:
+        head = f"POST {ROOT}{path} HTTP/1.1\r\nHost: {broker.http}\r\nContent-Type: {JSON}\r\n"
+        leaving.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        wait_until(lambda: held(1), DEADLINE_S, "it waits")
+    wait_until(lambda: held(0), DEADLINE_S, "it has left", pause_s=0.05)
+    rest.publish("l-left", "x")
+    (leased,) = rest.post(path, {"topic": "l-left"})["messages"]
+    assert (leased["message"]["body"], leased["message"]["deliveries"]) == ("x", 0)
+
+
+# -- dead letters -----------------------------------------------------------------------------------------------------
+
+
+def test_dead_letters(rest: Rest, cli: Cli) -> None:
+    """E-09: the rows of ``metaq dlq``; sent again to the topic or the group; and discarded, once and for all."""
+    rest.put("/topics/d-topic", {"partitions": 1})
+    rest.publish("d-topic", "bad", tag="t", keys=["k"])
+    path = "/groups/d-group"
+    (leased,) = rest.post(f"{path}/leases", {"topic": "d-topic"})["messages"]
+    rest.post(f"{path}/leases/nack", {"topic": "d-topic", "receipt": leased["receipt"], "reject": True})
+    wait_until(lambda: rest.get(f"{path}/dead-letters")["end"] == 1, DEADLINE_S, "it is a dead letter")
+    (letter,) = rest.get(f"{path}/dead-letters")["messages"]
+    (row,) = cli.rows("dlq", "show", "d-group")
+    assert (letter["id"], letter["topic"], letter["offset_id"]) == (row["id"], row["topic"], row["offset_id"])
+    ids = [letter["offset_id"]]
+    sent = rest.post(f"{path}/dead-letters/replay", {"offset_ids": [*ids, "00" * 16]})
+    assert (sent["sent"], sent["letters"][1]["id"]) == (1, None)
+    (again,) = [one for one in rest.get("/topics/d-topic/partitions/0/messages")["messages"] if one["offset"] == 1]
+    assert (again["body"], again["tag"], again["id"]) == ("bad", "t", sent["letters"][0]["id"])
+    assert again["keys"] == ["k", letter["id"]]
+    assert again["properties"]["DLQ_ORIGIN_MESSAGE_ID"] == letter["id"]
+    assert cli.row("dlq", "replay", "d-group")["sent_before"] == 1
+    before = rest.get("/topics/d-topic")["messages"]
+    assert rest.post(f"{path}/dead-letters/replay", {"offset_ids": ids * 2, "to": "group"})["sent"] == 1
+    assert rest.get(f"/topics/{named('%RETRY%d-group')}")["messages"] == 1
+    assert rest.get("/topics/d-topic")["messages"] == before
+    assert rest.delete(f"{path}/dead-letters") == {"discarded": 1}
+    assert rest.get(f"{path}/dead-letters")["messages"] == []
+    cli.run("dlq", "show", "d-group", code=1)
+    assert rest.delete(f"{path}/dead-letters") == {"discarded": 0}
+
+
+def test_two_replays_at_once(rest: Rest, broker: BrokerProcess) -> None:
+    """E-09: of the same letters, to be discarded: each is sent by one of them, and the other one says so."""
+    rest.put("/topics/d-twice", {"partitions": 1})
+    ids = [letter["offset_id"] for letter in dead_letters(rest, "d-twice", "d-twice", list(map(str, range(64))))]
+
+    def replay() -> int:
+        with Rest(broker.http) as another:
+            done = another.post("/groups/d-twice/dead-letters/replay", {"offset_ids": ids, "discard": True})
+        assert done["not_discarded"] is None
+        assert done["sent"] == sum(letter["refused"] is None for letter in done["letters"])
+        return int(done["sent"])
+
+    with ThreadPoolExecutor(4) as threads:
+        sent = [each.result(DEADLINE_S) for each in [threads.submit(replay) for _ in range(4)]]
+    assert sorted(sent) == [0, 0, 0, 64]
+    assert rest.get("/topics/d-twice")["messages"] == 2 * 64
+    assert rest.get("/groups/d-twice")["dead_letters"] == 0
