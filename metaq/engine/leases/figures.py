@@ -113,6 +113,13 @@ class LeaseFigures:
         """Return how many pops and subscriptions of a group wait for messages of a topic."""
         return self._lines.count_of(group, topic)
 
+    def has_consumers(self, group: str, topic: str) -> bool:
+        """Return whether consumers of a group wait for messages of a topic, or have some."""
+        if self.waiting_consumers(group, topic):
+            return True
+        states = (self.leases.settled(place) for place in self.partitions(group, topic))
+        return any(state is not None and state.leased > state.delayed for state in states)
+
     @property
     def subscriptions(self) -> int:
         return self._lines.subscriptions

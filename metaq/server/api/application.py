@@ -6,6 +6,7 @@ thread when the first request comes (``metaq.server.api.site``).
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, cast
@@ -118,7 +119,9 @@ class _Responder:
         call = Call(self._interior, principal, address)
         try:
             inputs = self._inputs(request, path)
-            result = self._operation.service(call, **inputs)
+            waits = getattr(inputs.get("body"), "wait_ms", 0)  # for messages, which a client that is gone must not get
+            with request.env[DEADLINE].or_departure() if waits else nullcontext():
+                result = self._operation.service(call, **inputs)
         except BaseException:
             call.end()
             raise

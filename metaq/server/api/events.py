@@ -32,7 +32,8 @@ def events(call: Call, rows: Iterator[Any], deadline: Deadline) -> Iterator[byte
             yield _QUIET if row is None else _event(row)
             deadline.within(STEP_S)
     except MetaqError as error:
-        yield b"event: problem\ndata: " + msgspec.json.encode(problem_of(error, is_known=call.principal.named)) + b"\n\n"
+        is_known = call.principal.named or not call.interior.endpoint.authentication.has_users
+        yield b"event: problem\ndata: " + msgspec.json.encode(problem_of(error, is_known=is_known)) + b"\n\n"
     finally:
         call.end()
 

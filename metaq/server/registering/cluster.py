@@ -157,7 +157,8 @@ def read_replica_state(body: bytes) -> Mapping[str, Any]:
     """Return the state of a replica (30020). Raise ``BadRequest``."""
     try:
         state = orjson.loads(body)
-        return {**state, "replica": int(state["replica"])}
+        slaves = [{**slave, "replica": int(slave["replica"])} for slave in state["slaves"]]
+        return {**state, "replica": int(state["replica"]), "slaves": slaves}
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         raise BadRequest(f"the body is not the state of a replica: {error!r}"[:200]) from error
 

@@ -302,18 +302,17 @@ def _findings(call: Call) -> Iterator[BrokerFinding]:
     yield from found
     suspicion = context.store.suspicion.reason
     if suspicion is not None:
-        yield _warning(
-            "log", f"the log may lack acknowledged messages: {suspicion}", "metaq cluster status, docs/replication.md"
-        )
+        advice = "compare the replicas; docs/replication.md says what to do then"
+        yield _warning("log", f"the log may lack acknowledged messages: {suspicion}", advice)
     stuck = _stuck(call)
     if stuck:
-        yield _warning(
-            "groups", f"no consumer is connected, and messages wait: {some(stuck)}", "metaq group why-not-consuming GROUP"
-        )
+        reason = f"no consumer is connected, and messages wait: {some(stuck)}"
+        yield _warning("groups", reason, "check why they do not consume")
     topics = [topic.name for topic in context.topics if topic.name.startswith(DEAD_PREFIX)]
     dead = [name.removeprefix(DEAD_PREFIX) for name in topics if number_of_messages(call, name)]
     if dead:
-        yield _warning("dead letters", f"groups have given up messages: {some(dead)}", "metaq dlq show GROUP")
+        advice = "look at them, and send them again or discard them"
+        yield _warning("dead letters", f"groups have given up messages: {some(dead)}", advice)
     if context.store.indexing.paused is not None:
         yield _warning("keys", f"no keys are entered: {context.store.indexing.paused}", "messages are not found by key for now")
 
@@ -332,12 +331,13 @@ def _reported(call: Call) -> Iterator[BrokerFinding]:
 
 
 def _stuck(call: Call) -> list[str]:
-    """Return the groups for which messages wait, and of which no member is connected."""
+    """Return the groups for which messages wait, and that have no consumer."""
     context, found = call.context, set[str]()
     for number, (group, topic, offsets) in enumerate(list(context.offsets), 1):
         if group not in found and context.clients.consumer_group(group) is None and not context.groups.is_system(group):
             queues = ((context.store.queues.get(TopicPartition(topic, at)), offset) for at, offset in offsets.items())
-            if any(queue is not None and queue.readable > offset for queue, offset in list(queues)):
+            waits = any(queue is not None and queue.readable > offset for queue, offset in list(queues))
+            if waits and not call.interior.leases.has_consumers(group, topic):
                 found.add(group)
         if number % AT_ONCE == 0:
             gevent.sleep(REST_S)

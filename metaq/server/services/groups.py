@@ -10,8 +10,9 @@ from metaq.address import Address
 from metaq.client.admin.views import LagView, read_lags
 from metaq.engine.tables.groups import Group, check_group_name
 from metaq.errors import BadRequest, RequestFailed
-from metaq.message import DEAD_PREFIX, TopicPartition
+from metaq.message import DEAD_PREFIX, GroupPartition, MessageQueue, TopicPartition
 from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.adminbodies import LeaseProgress
 from metaq.protocol.remoting.attributes import GROUP_ATTRIBUTES
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import DeleteGroup, GetConsumeStats, Int32, ResetOffset, UpdateConsumerOffset
@@ -51,6 +52,7 @@ class GroupSummary(Output, frozen=True):
     attributes: Annotated[dict[str, str], Meta(description="Settings that are not the defaults.")]
     system: Annotated[bool, Meta(description="Whether it belongs to the broker.")]
     members: Annotated[int, Meta(description="Consumers that are connected.")]
+    leasing: Annotated[bool, Meta(description="Whether consumers lease its messages, or wait for some, without being members.")]
     dead_letters: int
 
 
@@ -203,14 +205,23 @@ def show_lag(call: Call, group: Name, query: LagQuery) -> GroupLag:
 
 
 def commit_offsets(call: Call, group: Name, body: OffsetsInput) -> GroupLag:
-    """Commit offsets of a group in a topic; a commit only moves forward."""
+    """Commit offsets of a group in a topic, and return how far it is in these partitions; a commit only moves forward."""
     topic = topic_of(call, body.topic, Action.SUBSCRIBE)
     offsets = {_partition(name, topic.all_partitions): offset for name, offset in body.offsets.items()}
     for partition, offset in offsets.items():
         header = UpdateConsumerOffset(group, topic.name, Int32(partition), offset)
         call.ask(Request.UPDATE_CONSUMER_OFFSET, header)
-    rows = [_lag(view) for view in sorted(lags_of(call, group, topic.name))]
+    rows = [_lag(_committed(call, group, topic.name, partition)) for partition in sorted(offsets)]
     return GroupLag(group=group, lag=sum(row.lag for row in rows), partitions=rows)
+
+
+def _committed(call: Call, group: str, topic: str, partition: int) -> LagView:
+    """Return the progress of a group in a partition, which who commits may know without the right to look into the broker."""
+    queue = call.context.store.queues.get(TopicPartition(topic, partition))
+    committed, end = call.context.offsets.get(group, topic, partition) or 0, 0 if queue is None else queue.readable
+    figures = call.interior.leases.of(GroupPartition(group, topic, partition))
+    leased = None if figures is None else LeaseProgress(figures.next, figures.lag, figures.in_flight, figures.delayed)
+    return LagView(MessageQueue(topic, call.broker, partition), committed, end, 0, leased)
 
 
 def reset_offsets(call: Call, group: Name, body: ResetInput) -> ResetResult:
@@ -256,6 +267,12 @@ def _target(call: Call, body: ResetInput, number: int) -> int:
     return least if body.to is ResetTo.FIRST else queue.readable
 
 
+def is_leasing(call: Call, group: str) -> bool:
+    """Return whether consumers have messages of a group on lease, or wait for some. They need not be members of it."""
+    figures = call.interior.leases
+    return any(figures.has_consumers(group, topic) for topic in call.context.offsets.topics_of(group))
+
+
 def group_of_call(call: Call, name: str) -> Group:
     """Return a group; raise ``RequestFailed`` with code 26 when there is none."""
     group = call.context.groups.get(name)
@@ -299,6 +316,7 @@ def _summary(call: Call, group: Group) -> dict[str, Any]:
         "attributes": dict(group.attributes),
         "system": call.context.groups.is_system(group.name),
         "members": 0 if online is None else len(online.members),
+        "leasing": online is None and is_leasing(call, group.name),
         "dead_letters": number_of_messages(call, f"{DEAD_PREFIX}{group.name}"),
     }
 

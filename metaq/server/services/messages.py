@@ -3,6 +3,7 @@
 import heapq
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
+from itertools import count
 from typing import Annotated
 
 from gevent.event import Event
@@ -233,13 +234,14 @@ class PartitionReader:
         queue = self._call.context.store.queues.get(self.key)
         return 0 if queue is None else queue.readable
 
-    def read(self, offset: int, most: int) -> MessagesRead:
-        """Return messages from an offset on; ``next`` leads past those that the filter leaves out."""
+    def read(self, offset: int, most: int, most_body: int = MOST_BODY) -> MessagesRead:
+        """Return messages from an offset on, cut to ``most_body`` bytes; ``next`` leads past what the filter leaves out."""
         found = self._read(offset, most)
         if found.code == Response.PULL_OFFSET_MOVED:
             found = self._read(found.next, most)
         data = b"".join(found.body)
-        messages = [as_row(one) for one in decode_messages(data, self._call.broker, damaged_too=True)] if data else []
+        decoded = decode_messages(data, self._call.broker, damaged_too=True) if data else []
+        messages = [as_row(one, most_body) for one in decoded]
         return MessagesRead(messages=messages, next=found.next, begin=found.least, end=found.most)
 
     def _read(self, offset: int, most: int) -> Found:
@@ -282,6 +284,7 @@ def tail(call: Call, topic: Name, query: TailQuery) -> Iterator[StoredMessage | 
 
 
 def _tail(call: Call, topic: str, at: dict[PartitionReader, int]) -> Iterator[StoredMessage | None]:
+    steps = count(1)
     while True:
         topic_of_reader(call, topic, 0)  # the user may have lost the right, and the topic may be gone
         moved = False
@@ -289,17 +292,20 @@ def _tail(call: Call, topic: str, at: dict[PartitionReader, int]) -> Iterator[St
             if reader.has(offset):
                 found = reader.read(offset, TAILED_AT_ONCE)
                 at[reader], moved = found.next, True
-                yield from found.messages
+                for message in found.messages:
+                    yield message
+                    call.rest_after(next(steps))  # a reader that keeps up is written to without waiting, and so without others
+                call.rest_after(next(steps))  # the filter may have left out all
         if not moved:
             wait_for(call, at, QUIET_S)
             if not any(reader.has(offset) for reader, offset in at.items()):
                 yield None
 
 
-def as_row(message: ReceivedMessage) -> StoredMessage:
-    """Return a message as users see it."""
+def as_row(message: ReceivedMessage, most_body: int = MOST_BODY) -> StoredMessage:
+    """Return a message as users see it, with so many bytes of its body."""
     error, body = message.error, message.body
-    part = body[:MOST_BODY]
+    part = body[:most_body]
     text = _text(part, is_cut=len(part) < len(body))
     return StoredMessage(
         topic=message.topic,

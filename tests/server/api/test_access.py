@@ -78,6 +78,8 @@ def test_rights_are_those_of_other_protocols(guarded: BrokerProcess) -> None:
         assert reader.get(f"/messages/{sent['offset_id']}")["body"] == "x"
         assert reader.get(f"/topics/{TOPIC}/partitions/0/messages")["messages"][0]["body"] == "x"
         assert reader.post(f"/groups/{GROUP}/leases", {"topic": TOPIC})["messages"][0]["message"]["body"] == "x"
+        done = reader.post(f"/groups/{GROUP}/offsets", {"topic": TOPIC, "offsets": {"0": 1}})
+        assert [(row["committed"], row["end"]) for row in done["partitions"]] == [(1, 1)]
         assert writer.refused(403, "GET", f"/topics/{TOPIC}/partitions/0/messages")["code"] == 16
         assert writer.refused(403, "GET", f"/messages/{sent['offset_id']}")["code"] in (16, 22)
         assert reader.refused(403, "POST", f"/topics/{TOPIC}/messages", {"body": "x"})["code"] == 16

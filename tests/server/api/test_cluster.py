@@ -3,10 +3,13 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pytest
 
+from metaq.registry.processes import Process
+from metaq.server.registering.cluster import ProcessReport, ProcessState
+from metaq.server.services.operating.cluster import _readable_member
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 from tests.support.cluster import Cluster, ReplicaProcess
 from tests.support.rest import Rest
@@ -25,6 +28,25 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ReplicaP
         slaves = [cluster.add(number, master.replication) for number in (2, 3)]
         master.wait_for(in_sync=[1, 2, 3])
         yield [master, *slaves]
+
+
+class Odd(NamedTuple):
+    """A process that reports its state in another form."""
+
+    info: dict[str, str]
+    replica: dict[str, Any] | None = None
+
+
+@pytest.mark.parametrize(
+    "odd", [Odd({"putTps": "many"}), Odd({"metaqLag": ""}), Odd({}, {"replica": 2, "slaves": []}), Odd({}, {"in_sync": 7})]
+)
+def test_an_odd_report_hides_nothing_else(odd: Odd) -> None:
+    """SG-102: it is that process's problem."""
+    report = ProcessReport(odd.info, odd.replica)
+    state = ProcessState(Process("c", "strange", 2, "10.0.0.1:10911"), True, report, None, 5, 2)
+    shown = _readable_member(state, {}, is_own=False)
+    assert (shown.broker, shown.reachable, shown.reached_ms) == ("strange", False, 5)
+    assert shown.problem is not None and "cannot be read" in shown.problem
 
 
 def members(rest: Rest) -> dict[int, dict[str, Any]]:

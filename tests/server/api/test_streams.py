@@ -11,15 +11,17 @@ import pytest
 
 from metaq.server.api.site import BOUNDS
 from metaq.server.services import brokers
+from metaq.server.services.call import Call
 from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess, wait_until
 from tests.support.rest import ROOT, Rest
-from tests.support.served import Browser, Served
+from tests.support.served import Browser, Served, request, warm
 from tests.support.users import ADMIN, READER, TOPIC, USERS, write_users
 
 DEADLINE_S: Final = 60.0
 OTHERS: Final = 8
 """Streams of other tests that the broker does not know yet to have ended."""
 MOST_GROWTH_KB: Final = 24 * 1024
+MANY: Final = 100
 
 
 @pytest.fixture(scope="module")
@@ -188,3 +190,38 @@ def watched(served: Served, proof: str = f"Authorization: Bearer {READER.secret}
     browser.socket.close()
     gevent.sleep(0.002)  # the time in the figures is in milliseconds
     return received[received.index(b"data: ") :].decode()
+
+
+def test_an_upgrade_with_a_body_is_no_upgrade(broker: BrokerProcess) -> None:
+    """E-33: else its body would be taken from the request that comes after it, which may be another user's behind a proxy."""
+    with Rest(broker.http) as rest:
+        rest.put("/topics/stepped", {"partitions": 1})
+    host, _, port = broker.http.rpartition(":")
+    data = b'{"body":"12345"}'
+    head = f"POST {ROOT}/topics/stepped/messages HTTP/1.1\r\nHost: {broker.http}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection((host, int(port)), timeout=SOCKET_TIMEOUT_S) as connection:
+        upgrade = f"Connection: Upgrade\r\nUpgrade: websocket\r\nContent-Length: {len(data)}\r\n\r\n"
+        following = f"GET {ROOT}/topics/stepped HTTP/1.1\r\nHost: {broker.http}\r\nConnection: close\r\n\r\n"
+        connection.sendall((head + upgrade).encode() + data + following.encode())
+        received = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert received.count(b"HTTP/1.1 200 OK") == 2
+
+
+def test_a_tail_that_catches_up_lets_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E-02: whoever takes each row at once never makes the tail wait, so it rests of itself."""
+    rested: list[int] = []
+    monkeypatch.setattr(Call, "rest_after", lambda _, number: rested.append(number))
+    with ExitStack() as stack:
+        served = Served(stack, tmp_path / "data")
+        warm(served, "caught")
+        reader, writer = Browser(served), Browser(served)
+        reader.send(f"GET {ROOT}/topics/caught/tail HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        received = b""
+        while b"retry: " not in received:
+            received += reader.socket.recv(65536)
+        rested.clear()
+        for _ in range(MANY):
+            writer.ask(request("caught", {"body": "x"}))
+        while received.count(b"data: ") < MANY:
+            received += reader.socket.recv(65536)
+    assert rested == list(range(1, len(rested) + 1)) and len(rested) >= MANY

@@ -125,6 +125,21 @@ def test_a_lost_connection_gives_messages_back(rest: Rest, broker: BrokerProcess
             assert [another.taken()[0] for _ in range(3)] == ["a", "b", "c"]
 
 
+def test_who_leases_consumes(rest: Rest, broker: BrokerProcess) -> None:
+    """E-33: a subscriber is no member of its group, and yet the group is not without consumers while messages wait."""
+    rest.put("/topics/leased", {"partitions": 1})
+    rest.publish("leased", "a", "b")
+
+    def said() -> tuple[bool, bool]:
+        stuck = [row["found"] for row in rest.get("/broker/findings")["rows"] if row["check"] == "groups"]
+        return rest.get("/groups/g-leased")["leasing"], any("g-leased" in found for found in stuck)
+
+    with Subscriber(broker.http, "g-leased", "leased", ready=1) as member:
+        member.taken()
+        assert said() == (True, False)
+    wait_until(lambda: said() == (False, True), DEADLINE_S, "nobody consumes any more", 0.1)
+
+
 def test_two_members_share(rest: Rest, broker: BrokerProcess) -> None:
     """E-33: each message goes to one of them, whichever protocol the other one speaks."""
     rest.put("/topics/shared", {"partitions": 1})

@@ -56,7 +56,7 @@ def show_cluster(call: Call) -> ClusterView:
     own = ProcessState(cluster.own, True, report, None, now_ms, None if report.replica is None else number)
     states = [own, *look.states]
     slaves = _slaves(states)
-    members = [_member(state, slaves, is_own=state is own) for state in states]
+    members = [_readable_member(state, slaves, is_own=state is own) for state in states]
     names = {member.broker for member in members}
     led = {member.broker for member in members if member.reachable and member.role == "master"}
     return ClusterView(
@@ -86,6 +86,15 @@ def _slaves(states: Iterable[ProcessState]) -> _Slaves:
         for slave in () if replica is None else replica["slaves"]:
             found[state.process.broker, slave["replica"]] = slave
     return found
+
+
+def _readable_member(state: ProcessState, slaves: _Slaves, *, is_own: bool) -> ClusterMember:
+    """Return a process; what it says in another form than metaq's is its problem, and hides no other one."""
+    try:
+        return _member(state, slaves, is_own=is_own)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        problem = f"its report cannot be read, as of another version: {error!r}"[:200]
+        return _member(state._replace(report=None, problem=problem), slaves, is_own=is_own)
 
 
 def _member(state: ProcessState, slaves: _Slaves, *, is_own: bool) -> ClusterMember:
