@@ -43,7 +43,15 @@ def _group(visit: Visit) -> dict[str, Any]:
 def _why(visit: Visit) -> dict[str, Any]:
     query = visit.asked(DiagnosisQuery)
     shown = show_group(visit.call, visit.path["group"])
-    return {"group": shown, "query": query, "diagnosis": diagnose_group(visit.call, shown.group, query)}
+    pages = {
+        "consumers": (link("groups", shown.group), "its members"),
+        "enabled": (link("groups", shown.group, "settings"), "its settings"),
+        "topic": (link("topics"), "the topics"),
+        "offsets": (link("groups", shown.group, "reset"), "reset"),
+        "leases": (link("leases"), "the leases"),
+        "dead letters": (link("dead-letters", shown.group), "its dead letters"),
+    }
+    return {"group": shown, "query": query, "diagnosis": diagnose_group(visit.call, shown.group, query), "pages": pages}
 
 
 # -- changes ----------------------------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
+from metaq.engine.pool import run_in_pool
 from metaq.errors import BadRequest, MetaqError, RequestFailed, UnknownTopic
 from metaq.server.console.bodies import FORMS, preview, shown_body
 from metaq.server.console.visit import PAGE_ROWS, GoTo, PageChange, PageFile, PageStream, PageView, Route, Visit, link, time_ms
@@ -110,7 +112,7 @@ def _found(visit: Visit, query: Mapping[str, str]) -> list[dict[str, Any]] | Non
 def _message(visit: Visit) -> dict[str, Any]:
     message = show_message(visit.call, visit.path["offset_id"])
     data = b64decode(message.body_base64 or "") if message.body is None else message.body.encode()
-    body = shown_body(data, visit.query.get("as", ""))
+    body = run_in_pool(partial(shown_body, data, visit.query.get("as", "")))
     try:
         tracks, why = track_message(visit.call, visit.path["offset_id"], visit.asked(NamesQuery, limit=PAGE_ROWS)), ""
     except MetaqError as error:  # who may read the message need not be allowed to look into all groups' dead letters

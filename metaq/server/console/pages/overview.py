@@ -3,17 +3,18 @@
 from typing import Any, Final
 
 from metaq.server.console.pages.charts import CHARTS, DEFAULT_SPAN, drawn
-from metaq.server.console.visit import PageView, Route, Visit
+from metaq.server.console.visit import PageView, Route, Visit, link
 from metaq.server.services.brokers import find_problems, show_broker
 
 PAGES_OF_CHECKS: Final = {
-    "groups": ("groups", "the groups"),
-    "dead letters": ("dead-letters", "the dead letters"),
-    "replicas": ("cluster", "the replicas"),
-    "transactions": ("transactions", "the transactions"),
-    "writable": ("settings", "the settings"),
+    "groups": (link("groups"), "the groups"),
+    "dead letters": (link("dead-letters"), "the dead letters"),
+    "log": (link("cluster"), "the replicas"),
+    "replicas": (link("cluster"), "the replicas"),
+    "transactions": (link("transactions"), "the transactions"),
+    "writable": (link("settings"), "the settings"),
 }
-"""The first part of the path of the page that shows more about a finding, and its name."""
+"""The address and the name of the page that shows more about a finding."""
 MOST_CHARTS: Final = 4
 """The first of all charts, which say most."""
 

@@ -3,11 +3,14 @@
 "use strict";
 
 const MOST_ROWS = 200;
+const MOST_TRIES = 10;
+const PAUSE_MS = 3000;
 
 function follow(list) {
   const state = document.getElementById(list.dataset.state);
   const button = document.getElementById(list.dataset.pause);
   let source = null;
+  let tries = 0;
 
   function stop(words) {
     if (source !== null) source.close();
@@ -17,13 +20,14 @@ function follow(list) {
   }
 
   function start() {
-    source = new EventSource(list.dataset.follow);
+    const opened = new EventSource(list.dataset.follow);
+    source = opened;
     state.textContent = "connecting";
     button.textContent = "Pause";
-    source.addEventListener("open", () => { state.textContent = "live"; });
-    source.addEventListener("error", () => { if (source !== null) state.textContent = "connecting again"; });
-    source.addEventListener("problem", (event) => stop(event.data));
-    source.addEventListener("message", (event) => {
+    opened.addEventListener("open", () => { tries = 0; state.textContent = "live"; });
+    opened.addEventListener("error", () => lost(opened));
+    opened.addEventListener("problem", (event) => stop(event.data));
+    opened.addEventListener("message", (event) => {
       const made = document.createElement("template");
       made.innerHTML = event.data; // the server has escaped all that is not its own
       list.prepend(made.content);
@@ -31,8 +35,18 @@ function follow(list) {
     });
   }
 
+  // After a lost connection a browser tries again by itself; after any answer but a stream, as of a broker that starts, it does not.
+  function lost(opened) {
+    if (opened !== source) return;
+    state.textContent = "connecting again";
+    if (opened.readyState !== EventSource.CLOSED) return;
+    tries += 1;
+    if (tries > MOST_TRIES) stop("ended: load the page again");
+    else setTimeout(() => { if (opened === source) start(); }, PAUSE_MS);
+  }
+
   button.hidden = false;
-  button.addEventListener("click", () => (source === null ? start() : stop("paused")));
+  button.addEventListener("click", () => { tries = 0; return source === null ? start() : stop("paused"); });
   start();
 }
 
