@@ -184,7 +184,7 @@ class CheckBack:
         found = [(ordinal, self._halves.find(ordinal)) for ordinal in self._halves]
         lying = [ordinal for ordinal, half in found if half is not None and half.log_offset < before]
         for start in range(0, len(lying), AT_ONCE):
-            self._store.check_healthy()
+            self._store.check_appendable()
             self._put_again(lying[start : start + AT_ONCE], oldest)
 
     def _put_again(self, ordinals: list[int], oldest: int) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import gevent
@@ -121,10 +122,10 @@ class Duties:
             gevent.sleep(pause_s)
             self._do(duty)
 
-    def _do(self, duty: Callable[[], None]) -> None:
+    def _do(self, duty: Callable[[], None], name: str = "") -> None:
         if self._stopping:
             return
-        name = duty.__name__
+        name = name or duty.__name__
         self._busy.append(name)
         try:
             duty()
@@ -257,7 +258,7 @@ class Duties:
             decision = delete_expired(self._store, self._run, self.rest, at_any_hour=at_any_hour, needed_from=needed)
             if decision.due_before is not None:
                 for keeper in self._keepers:  # the segments that they still need now are deleted in the next round
-                    keeper.keep(decision.due_before)
+                    self._do(partial(keeper.keep, decision.due_before), f"{type(keeper).__name__}.keep")
                 note(self._turns, _nobody)  # a keeper that needs no outcome only stages
         if decision.delete:
             logger.info("segments deleted bases=%s", decision.delete)

@@ -124,9 +124,14 @@ class MessageStore:
     # -- writing ------------------------------------------------------------------------------------------------------
 
     @property
+    def full(self) -> StoreError | None:
+        """The error of a write for which the disk had no room, until there is room for it; ``None`` without one."""
+        return self.log.shortage or self._behind
+
+    @property
     def shortage(self) -> str | None:
         """The reason why there is no room for messages; ``None`` when there is room."""
-        error = self.log.shortage or self._behind
+        error = self.full
         return self.no_room if error is None else str(error)
 
     @property
@@ -145,11 +150,19 @@ class MessageStore:
             raise self.fence.refusal
         self.fence.check()
 
-    def check_writable(self) -> None:
-        """Raise the error that a put would be refused with now: ``NotWritable``, ``NotMaster`` or ``DiskFull``."""
+    def check_appendable(self) -> None:
+        """Raise ``NotWritable`` or ``NotMaster`` while nothing may be appended, however much room there is.
+
+        Records of the broker's own need no more than this. At ``refuse_ratio`` they have room still, and without them retention
+        could delete nothing. Where the disk is full, their put or append raises ``DiskFull``.
+        """
         self.check_healthy()
         if self.fence.refusal is not None:
             raise self.fence.refusal
+
+    def check_writable(self) -> None:
+        """Raise the error that a put would be refused with now: ``NotWritable``, ``NotMaster`` or ``DiskFull``."""
+        self.check_appendable()
         if (shortage := self.shortage) is not None:
             raise DiskFull(shortage)
 
@@ -165,7 +178,7 @@ class MessageStore:
         tag: int = 0,
         keys: tuple[str, ...] = (),
     ) -> int:
-        """Stage one message and return its log offset. The caller has called ``check_writable``.
+        """Stage one message and return its log offset. The caller has called ``check_writable`` or ``check_appendable``.
 
         The parameters are the fields of a ``NewRecord``: to make one for each put would cost a sixth of the put. The message's
         ordinal and text position are the queue's ``next`` and ``text_end`` before the call. Raises ``DiskFull`` when the log

@@ -45,9 +45,9 @@ END_SIZE: Final = len(_NAME) + _DIGITS + 1
 def put_record_group(store: MessageStore, mark: NewRecord, rest: Sequence[Fields]) -> list[int]:
     """Stage a mark and its members so that recovery keeps all or none of them; return their log offsets.
 
-    The caller has called ``store.check_writable``; ``mark`` goes to one of ``MARK_PARTITIONS``. Without members, the mark is
-    put as a single record. Raises ``BadRequest`` when the records do not fit into one segment, and ``DiskFull`` when the log
-    cannot grow; then nothing is staged.
+    The caller has called ``check_writable`` or ``check_appendable`` of the store; ``mark`` goes to one of ``MARK_PARTITIONS``.
+    Without members, the mark is put as a single record. Raises ``BadRequest`` when the records do not fit into one segment, and
+    ``DiskFull`` when the log cannot grow; then nothing is staged.
     """
     assert (mark.queue.topic, mark.queue.partition) in MARK_PARTITIONS, mark.queue
     if not rest:

@@ -8,6 +8,7 @@ FAULTS: Final = "engine/leases/test_faults.py"
 GAPS: Final = "leases/test_gaps.py"
 PLAIN_ACKS: Final = "protocol/remoting/leases/test_plain_acks.py"
 POPS: Final = "server/remoting/test_pops.py"
+ROOM: Final = "engine/test_room.py"
 
 LEASES: Final = [
     M(
@@ -243,5 +244,33 @@ LEASES: Final = [
         "self._history = self._history >> 1 << 1",
         "self._history = 0",
         "leases/test_bunch.py::test_what_is_kept_comes_back",
+    ),
+    M(
+        "leases",
+        "engine/leases/keeping.py",
+        "self._store.check_appendable()",
+        "self._store.check_writable()",
+        f"{ROOM}::test_an_open_message_does_not_stop_retention",
+    ),
+    M(
+        "leases",
+        "engine/leases/leaselog.py",
+        "self._store.check_appendable()",
+        "self._store.check_writable()",
+        f"{ROOM}::test_an_ack_is_kept",
+    ),
+    M(
+        "leases",
+        "engine/leases/poison.py",
+        "check_appendable()",
+        "check_writable()",
+        f"{ROOM}::test_an_open_message_does_not_stop_retention",
+    ),
+    M(
+        "leases",
+        "engine/duties.py",
+        'self._do(partial(keeper.keep, decision.due_before), f"{type(keeper).__name__}.keep")',
+        "keeper.keep(decision.due_before)",
+        f"{ROOM}::test_a_keeper_without_room_does_not_stop_the_others",
     ),
 ]

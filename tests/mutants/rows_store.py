@@ -110,6 +110,15 @@ STORE: Final = [
     ),
     M(
         "timers",
+        "engine/timers/keeping.py",
+        """return kept
+        self._store.check_appendable()""",
+        """return kept
+        self._store.check_writable()""",
+        "engine/test_room.py::test_a_pending_timer_does_not_stop_retention",
+    ),
+    M(
+        "timers",
         "timers/fold.py",
         "mark.log_offset < park.log_offset",
         "mark.log_offset > 0",

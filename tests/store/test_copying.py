@@ -340,6 +340,7 @@ def test_epochs_are_part_of_the_log(tmp_path: Path) -> None:
     ]
     place = epochs.oldest
     assert place == start
+    store.no_room = "a test says so"  # puts are refused, this is not
     epochs.keep(later)
     store.append()
     assert epochs.oldest == place  # until the new one is durable

@@ -35,7 +35,7 @@ class LeaseKeeper:
 
     def tend(self) -> None:
         """Do what is due: record again what could not be stored, take a snapshot, leave unused states."""
-        if not self._store.writable:
+        if self._store.failure is not None or self._store.fence.refusal is not None or self._store.full is not None:
             return
         self._tell(self._leases.log.unkept)
         self._leases.leave_unused()
@@ -49,11 +49,12 @@ class LeaseKeeper:
             self._leases.log.end_snapshot()
 
     def _tell(self, places: Sequence[GroupPartition]) -> None:
-        """Record the whole states of places; afterwards they are in the log."""
+        """Record the whole states of places, until there is no room for one; afterwards they are in the log."""
         for start in range(0, len(places), AT_ONCE):
-            for place in places[start : start + AT_ONCE]:
-                self._leases.tell(place)
+            has_room = all(map(self._leases.tell, places[start : start + AT_ONCE]))
             self._rest()
+            if not has_room:
+                return
 
     # -- retention ----------------------------------------------------------------------------------------------------
 
@@ -93,7 +94,7 @@ class LeaseKeeper:
         oldest = self.oldest
         if oldest is None or oldest >= before:
             return
-        self._store.check_writable()
+        self._store.check_appendable()
         records = self._oldest_record
         if records is not None and records < before:
             self._take_snapshot()
@@ -107,18 +108,20 @@ class LeaseKeeper:
             offset = self._log_offset(place, ordinal)
             if offset is not None and offset >= before:
                 break
-            self._give_up(place, state, ordinal)
+            if not self._give_up(place, state, ordinal):
+                break  # its segment stays, so the others need not go now
             if index % AT_ONCE == AT_ONCE - 1:
                 self._rest()
         self._rest()
 
-    def _give_up(self, place: GroupPartition, state: PartitionLeases, ordinal: int) -> None:
+    def _give_up(self, place: GroupPartition, state: PartitionLeases, ordinal: int) -> bool:
+        """Give a message up; return false when it stays open."""
         group, queue = self._leases.context.groups.get(place.group), self._store.queues.get(TopicPartition(*place[1:]))
         stored = None if queue is None else self._store.reader.record(queue, ordinal, self._read)
         if self._leases.get(place) is not state or state.find(ordinal) is None:
-            return  # another has finished it meanwhile
+            return True  # another has finished it meanwhile
         if stored is None or group is None or group.lease_aged_out == DROP:
             self._leases.record(place, Dead(ordinal))
-            return
+            return True
         record = bytes(stored.buffer[stored.at : stored.at + stored.size])
-        self._poison.give_up(place, ordinal, record, Reason.AGED_OUT)
+        return self._poison.give_up(place, ordinal, record, Reason.AGED_OUT)

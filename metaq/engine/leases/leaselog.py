@@ -18,7 +18,7 @@ from typing import Final
 from metaq.checksum import body_crc
 from metaq.engine.context import Context
 from metaq.engine.turn import Turns
-from metaq.errors import CorruptRecord, MetaqError, StoreError
+from metaq.errors import CorruptRecord, DiskFull, MetaqError, StoreError
 from metaq.leases.events import EVENTS, Forgotten, LeaseEvent, LeaseRecord, PlacedEvent, decode_events, encode_events
 from metaq.message import GroupPartition
 from metaq.protocol.record import constant_middle, decode_record
@@ -134,17 +134,18 @@ class LeaseLog:
         if len(self._noted) >= EVENTS_A_RECORD:
             self.flush()
 
-    def tell(self, place: GroupPartition) -> None:
-        """Stage the whole state of a place, a few events at a time: all of them may take 500 MB."""
+    def tell(self, place: GroupPartition) -> bool:
+        """Stage the whole state of a place, a few events at a time: all of them may take 500 MB. Return whether it has room."""
         self.flush()
         if place in self._unkept:
             self._write([(place, Forgotten())])  # in its place the whole state is written
-            return
+            return place not in self._unkept
         events = iter(self._whole(place))
         while portion := [(place, event) for event in islice(events, WHOLE_EVENTS)]:
             self._write(portion)
             if place in self._unkept:
-                return  # it is told anew later
+                return False  # it is told anew later
+        return True
 
     def flush(self) -> None:
         """Stage what was noted, so that a record that is staged afterwards follows it."""
@@ -157,7 +158,7 @@ class LeaseLog:
         places = {place for place, _ in noted}
         self._await_append()
         try:
-            self._store.check_writable()
+            self._store.check_appendable()
             events = noted if self._unkept.isdisjoint(places) else self._made_whole(noted, places & self._unkept)
             for portion in self._portions(events):
                 self._stage(portion)
@@ -168,7 +169,12 @@ class LeaseLog:
         self._unsure |= places
 
     def _made_whole(self, noted: Sequence[PlacedEvent], unkept: set[GroupPartition]) -> Sequence[PlacedEvent]:
-        """Return events with the whole states of some places in the place of theirs."""
+        """Return events with the whole states of some places in the place of theirs.
+
+        Raise ``DiskFull`` while the disk is full: a whole state may be large, and would be made in vain in each turn.
+        """
+        if (full := self._store.full) is not None:
+            raise DiskFull(str(full))
         others = [(place, event) for place, event in noted if place not in unkept]
         return [*others, *((place, event) for place in unkept for event in self._whole(place))]
 

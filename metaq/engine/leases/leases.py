@@ -325,9 +325,9 @@ class Leases:
 
     # -- keeping ------------------------------------------------------------------------------------------------------
 
-    def tell(self, place: GroupPartition) -> None:
-        """Record the whole state of a place."""
-        self.log.tell(place)
+    def tell(self, place: GroupPartition) -> bool:
+        """Record the whole state of a place; return whether the log has room for it."""
+        return self.log.tell(place)
 
     def _whole(self, place: GroupPartition) -> Iterable[LeaseEvent]:
         state = self.get(place)

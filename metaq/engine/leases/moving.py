@@ -31,7 +31,7 @@ class Moves:
     def stage(self, place: GroupPartition, ordinals: Sequence[int], copies: Sequence[NewRecord], moved: Moved) -> None:
         """Stage open messages of a place; ``moved`` receives the result of the append.
 
-        The caller has checked that the store is writable. Raise ``MetaqError`` when it cannot be: the messages stay open.
+        The caller has called ``check_appendable`` of the store. Raise ``MetaqError`` when it cannot be: the messages stay open.
         """
         state = self._leases.get(place)
         assert state is not None, place

@@ -47,12 +47,14 @@ class Poison:
         self._turns = turns
         self._complaint = ""
 
-    def give_up(self, place: GroupPartition, ordinal: int, record: bytes, reason: Reason) -> None:
-        """Move an open message to the dead letters of its group; if that fails now, it stays open, which is logged."""
+    def give_up(self, place: GroupPartition, ordinal: int, record: bytes, reason: Reason) -> bool:
+        """Move an open message to the dead letters of its group; return false when that fails now, which is logged."""
         try:
             self.stage(place, ordinal, record, reason)
         except MetaqError as error:
             self._complain(place, ordinal, error)
+            return False
+        return True
 
     def stage(self, place: GroupPartition, ordinal: int, record: bytes, reason: Reason) -> None:
         """Stage an open message for the dead letters of its group. Raise ``MetaqError`` when that cannot be: it stays open."""
@@ -60,7 +62,7 @@ class Poison:
         bunch = None if state is None else state.find(ordinal)
         if state is None or bunch is None or group is None or state.is_claimed(ordinal):
             return
-        self._context.store.check_writable()
+        self._context.store.check_appendable()
         draft, copy = self._copy(group, decode_record(record), bunch.times, reason)
         self._moves.stage(place, [ordinal], [copy], partial(self._appended, place, ordinal))
         report_dead_letter(self._context, self._turns, draft)

@@ -64,7 +64,7 @@ class TimerKeeper:
             if recurring is None:
                 logger.error("recurring message cannot be stored again, its segment stays name=%s", definition.name)
                 continue
-            self._store.check_writable()
+            self._store.check_appendable()
             stage_definition_again(self._timers, definition, recurring)
 
     def _keep_some(self, table: Pending, ordinal: int, count: int) -> int:
@@ -83,7 +83,7 @@ class TimerKeeper:
         kept = 0
         if self._timers.table is not table:
             return kept
-        self._store.check_writable()
+        self._store.check_appendable()
         for key, record in parks:
             if places.get(key) == record.log_offset and table.state(key) in (TimerState.PENDING, TimerState.FAR):
                 kept += self._keep_one(key, record)

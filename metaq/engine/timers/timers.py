@@ -162,7 +162,7 @@ class Timers:
         self.follow()
         with self.upkeep.lock:
             pending = self._pending
-            if pending is None or pending.asked or self._staged is not None or self._in_log or self._store.shortage is not None:
+            if pending is None or pending.asked or self._staged is not None or self._in_log or self._store.full is not None:
                 return False
             with suppress(StoreError):
                 pending.index.ordered.close()

@@ -110,11 +110,11 @@ class Epochs:
     def keep(self, before: int) -> None:
         """Stage the table again if ``oldest`` is before a log offset; the end of the turn appends it.
 
-        Raises what ``MessageStore.check_writable`` and ``put`` raise.
+        Raises what ``MessageStore.check_appendable`` and ``put`` raise.
         """
         place = self.oldest
         if place is not None and place < before:
-            self._store.check_writable()
+            self._store.check_appendable()
             self._write()
 
 
