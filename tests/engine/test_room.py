@@ -85,7 +85,7 @@ def test_an_ack_is_kept(broker: LeasedBroker) -> None:
 def test_what_a_full_disk_did_not_take_is_stored_when_it_is_only_nearly_full(broker: LeasedBroker) -> None:
     """The watermark does not keep leases in memory."""
     pop_ms = lease(broker)
-    broker.fill_disk()
+    broker.disk.fill()
     broker.leases.ack(PLACE, pop_ms, 0, 1)
     broker.end_turn()
     assert broker.leases.unkept == 1

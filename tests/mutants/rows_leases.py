@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant as M
 
 FAULTS: Final = "engine/leases/test_faults.py"
 GAPS: Final = "leases/test_gaps.py"
+REFUSED: Final = "server/remoting/test_refused_leases.py"
 PLAIN_ACKS: Final = "protocol/remoting/leases/test_plain_acks.py"
 POPS: Final = "server/remoting/test_pops.py"
 ROOM: Final = "engine/test_room.py"
@@ -272,5 +273,26 @@ LEASES: Final = [
         'self._do(partial(keeper.keep, decision.due_before), f"{type(keeper).__name__}.keep")',
         "keeper.keep(decision.due_before)",
         f"{ROOM}::test_a_keeper_without_room_does_not_stop_the_others",
+    ),
+    M(
+        "leases",
+        "engine/leases/leases.py",
+        "if not self._is_kept():",
+        "if False:",
+        f"{REFUSED}::test_an_ack_that_must_be_safe_is_refused_while_the_disk_is_full",
+    ),
+    M(
+        "leases",
+        "server/remoting/consuming/acks.py",
+        "self.leases.staged(OwedAnswer(session, kept, answer, 0), places)",
+        "self.turns.staged(OwedAnswer(session, kept, answer, 0))",
+        f"{REFUSED}::test_an_ack_that_must_be_safe_is_refused_while_the_disk_is_full",
+    ),
+    M(
+        "leases",
+        "server/text/leases.py",
+        "self.leases.staged(SafeAnswer(session, command.opaque, reply), changed)",
+        "self.leases.turns.staged(SafeAnswer(session, command.opaque, reply))",
+        "server/text/test_leases.py::test_what_must_be_safe_is_refused_while_the_disk_is_full",
     ),
 ]

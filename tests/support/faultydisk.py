@@ -427,6 +427,11 @@ class FaultyDisk:
             raise DiskFailed("cannot sync the file system: input/output error")
         return True
 
+    def fill(self) -> None:
+        """Take all the room from now on, also that which was allocated before."""
+        self.copy_on_write = True
+        self.full_from, self.full_for = self.space_calls, 1 << 60
+
     def usage(self, path: Path) -> Usage:
         self.reading(path)
         return self.room

@@ -229,15 +229,19 @@ class LeaseLog:
     def mark(self, place: GroupPartition, events: Sequence[LeaseEvent]) -> bytes:
         """Stage what was noted; return the body of a record that has events more, all of one place.
 
-        Raise ``StoreError`` when what comes before them cannot be stored.
+        Raise ``DiskFull`` when there is no room for what comes before them.
         """
         if place in self._unkept:
             self.tell(place)
         self.flush()
         if place in self._unkept:
-            raise StoreError(self._complaint)
+            raise DiskFull(self._complaint)
         self._await_append()
         return encode_events(LeaseRecord(self.since, [(place, event) for event in events]))
+
+    def keeps(self, places: Iterable[GroupPartition]) -> bool:
+        """Return whether the events of all these places could be stored."""
+        return self._unkept.isdisjoint(places)
 
     @property
     def unkept(self) -> list[GroupPartition]:

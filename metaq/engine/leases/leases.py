@@ -6,7 +6,7 @@ at the end of the turn. So a group's offset follows from the events wherever the
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -15,12 +15,13 @@ from metaq.engine.leases.counting import LeaseCounts
 from metaq.engine.leases.leaselog import LeaseLog
 from metaq.engine.tables.groups import SAFE_ACKS, Group
 from metaq.engine.tables.modes import Mode
-from metaq.engine.turn import TOO_FEW_REPLICAS, Short, Turns
+from metaq.engine.turn import NOT_STORED, TOO_FEW_REPLICAS, PutOutcome, Short, Turns
 from metaq.errors import DiskFull, Fenced, MetaqError, Overloaded, StoreError
 from metaq.leases.events import Acked, Changed, Dead, Forgotten, LeaseEvent, Reset
 from metaq.leases.gaps import events_after_gap
 from metaq.leases.state import PartitionLeases, ReceiptState
 from metaq.message import GroupPartition, QueueOffset, TopicPartition
+from metaq.store.files.disk import MAKE_ROOM
 from metaq.store.files.filecache import Read
 
 logger = logging.getLogger(__name__)
@@ -151,7 +152,7 @@ class Leases:
         end. If that cannot be, nobody gets them before the leases end.
         """
         if self._wants_copies(group):
-            self.turns.staged(_Grant(granted, partial(self._is_kept, group.name)))
+            self._stage(_Grant(granted), partial(self._keeps_group, group.name))
         else:
             self.turns.after_append(partial(_granted, granted))
 
@@ -164,9 +165,18 @@ class Leases:
     def _wants_copies(self, group: Group) -> bool:
         return group.lease_acks == SAFE_ACKS and self.turns.copies is not None
 
-    def _is_kept(self, group: str) -> bool:
+    def _keeps_group(self, group: str) -> bool:
         """Return whether the log has all that a group has leased."""
         return all(place.group != group for place in self.log.unkept)
+
+    def staged(self, outcome: PutOutcome, places: Collection[GroupPartition]) -> None:
+        """Take the outcome of changes of places in this turn; it is refused when the log has no room for one of them."""
+        self._stage(outcome, partial(self.log.keeps, places))
+
+    def _stage(self, outcome: PutOutcome, is_kept: Callable[[], bool]) -> None:
+        logged = _Logged(outcome, is_kept)
+        self.turns.after_append(logged.appended)
+        self.turns.staged(logged)
 
     def begin(self, place: GroupPartition, offset: int) -> PartitionLeases:
         """Return a new state of a place, in which everything before ``offset`` is done."""
@@ -355,20 +365,50 @@ class Leases:
                 self.record(place, Forgotten())
 
 
+class _Logged:
+    """The outcome of changes that must be in the log: without room for them a turn succeeds, and has them in memory only."""
+
+    __slots__ = ("_is_kept", "_outcome", "_refusal", "size")
+
+    def __init__(self, outcome: PutOutcome, is_kept: Callable[[], bool]) -> None:
+        """Begin; ``is_kept`` says at the end of the turn whether the log has the changes."""
+        self._outcome = outcome
+        self._is_kept = is_kept
+        self._refusal: DiskFull | None = None
+        self.size = 0
+
+    def appended(self, failure: StoreError | None) -> None:
+        """Learn what the log has, before later turns change it."""
+        if not self._is_kept():
+            self._refusal = DiskFull(f"the disk has no room for the leases of the group; {MAKE_ROOM}")
+
+    def stored(self) -> None:
+        if self._refusal is None:
+            self._outcome.stored()
+        else:
+            self._outcome.refused(self._refusal, NOT_STORED)
+
+    def refused(self, error: MetaqError, outcome: str) -> None:
+        self._outcome.refused(error, outcome)
+
+    def late(self, short: Short) -> None:
+        if self._refusal is None:
+            self._outcome.late(short)
+        else:
+            self._outcome.refused(self._refusal, NOT_STORED)
+
+
 class _Grant:
     """The outcome of a turn in which messages were leased that consumers get once replicas have the leases."""
 
-    __slots__ = ("_granted", "_is_kept", "size")
+    __slots__ = ("_granted", "size")
 
-    def __init__(self, granted: Granted, is_kept: Callable[[], bool]) -> None:
-        """Begin; ``is_kept`` says whether the leases are in the log: a full disk has no room for them."""
+    def __init__(self, granted: Granted) -> None:
         self._granted = granted
-        self._is_kept = is_kept
         self.size = 0
 
     def stored(self) -> None:
-        full = f"the disk has no room for the leases; the group has lease_acks={SAFE_ACKS}"
-        self._granted(None if self._is_kept() else DiskFull(full))
+        self._granted(None)
 
     def refused(self, error: MetaqError, outcome: str) -> None:
         self._granted(error)

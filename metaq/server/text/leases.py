@@ -145,7 +145,7 @@ class LeaseHandler:
 
     def _change(self, session: TextSession, command: Ack | Nack | Extend, end: Ending) -> None:
         """End leases, and answer how many once that is in the log."""
-        count, groups = 0, set[str]()
+        count, changed = 0, list[GroupPartition]()
         try:
             self.context.store.check_master()
             self.context.store.check_healthy()
@@ -156,24 +156,24 @@ class LeaseHandler:
                 ended = end(place, found)
                 count += ended
                 if ended:
-                    groups.add(place.group)
+                    changed.append(place)
                     if session.subscriptions and not isinstance(command, Extend):
                         push_others(session, found)
         except MetaqError as error:
             session.reply(lease_refusal(error, command.opaque))
             return
         if count:
-            self.answer(session, command, count, groups)
+            self.answer(session, command, count, changed)
         else:
             session.reply(counted(command, 0))
 
-    def answer(self, session: TextSession, command: Ack | Nack | Extend, count: int, groups: set[str]) -> None:
+    def answer(self, session: TextSession, command: Ack | Nack | Extend, count: int, changed: Sequence[GroupPartition]) -> None:
         """Answer once the change is in the log; as safe as a message, if one of the groups wants that (``lease_acks``)."""
         session.owed += 1
         reply = counted(command, count)
-        known = [self.context.groups.get(name) for name in groups]
+        known = [self.context.groups.get(place.group) for place in changed]
         if any(group is not None and group.lease_acks == SAFE_ACKS for group in known):
-            self.leases.turns.staged(SafeAnswer(session, command.opaque, reply))
+            self.leases.staged(SafeAnswer(session, command.opaque, reply), changed)
             return
         session.lease_changes += 1
         self.leases.turns.after_append(partial(_answer, session, command, reply))

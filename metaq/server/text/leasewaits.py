@@ -64,4 +64,5 @@ class RejectionWait(TextRead):
             return
         push_others(self.session, self._found)
         self.defer()
-        self._leases.turns.staged(SafeAnswer(self.session, self._opaque, counted(self._command, count)))
+        answer = SafeAnswer(self.session, self._opaque, counted(self._command, count))
+        self._leases.staged(answer, {place for place, _, _ in self._found})

@@ -111,11 +111,6 @@ class LeasedBroker:
 
     # -- the disk -----------------------------------------------------------------------------------------------------
 
-    def fill_disk(self) -> None:
-        """Take all the room, also that which was allocated before."""
-        self.disk.copy_on_write = True
-        self.disk.full_from, self.disk.full_for = self.disk.space_calls, 1 << 60
-
     def free_disk(self) -> None:
         self.disk.full_from = None
         self.store.sweep()

@@ -79,7 +79,7 @@ def offset(broker: LeasedBroker) -> int | None:
 def test_what_was_given_without_room_is_not_done_after_a_kill(broker: LeasedBroker) -> None:
     """E-08, F-11: what follows in the log says nothing about it, so the whole state is there first."""
     put(broker, 3)
-    broker.fill_disk()
+    broker.disk.fill()
     assert pop(broker, 2)[0] == [0, 1]
     broker.end_turn()
     broker.free_disk()
@@ -91,7 +91,7 @@ def test_what_was_given_without_room_is_not_done_after_a_kill(broker: LeasedBrok
 def test_what_died_after_a_full_disk_is_dead_after_a_kill(broker: LeasedBroker) -> None:
     """E-08, F-11: the event of its death means something only after the pops that were not stored."""
     put(broker, 2)
-    broker.fill_disk()
+    broker.disk.fill()
     pop(broker)
     broker.end_turn()
     broker.free_disk()
@@ -106,7 +106,7 @@ def test_a_snapshot_without_room_is_worth_nothing(broker: LeasedBroker) -> None:
     put(broker, 1)
     pop(broker)
     broker.end_turn()
-    broker.fill_disk()
+    broker.disk.fill()
     broker.keeper._take_snapshot()
     broker.end_turn()
     assert broker.leases.log.since == 0

@@ -405,7 +405,7 @@ class LeaseMachine(RuleBasedStateMachine):
         if self.is_full:
             self.broker.free_disk()
         else:
-            self.broker.fill_disk()
+            self.broker.disk.fill()
         self.is_full = not self.is_full
 
     def _close_or_kill(self, *, kill: bool) -> None:

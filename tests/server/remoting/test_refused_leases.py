@@ -1,11 +1,13 @@
 """Pops that wait no longer, and acks that are refused: the handlers alone."""
 
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from metaq.engine.tables.groups import Group
 from metaq.errors import DiskFailed, DiskFull, StoreError
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import Int32, UnregisterClient
@@ -13,6 +15,7 @@ from metaq.protocol.remoting.leases.acks import BatchAck, acks_of, encode_batch_
 from metaq.protocol.remoting.leases.pop import ALL_QUEUES, Notification, PopMessage
 from metaq.store.files.disk import RealDisk, RealFile
 from tests.server.remoting.test_pops import GROUP, INVISIBLE_MS, TOPIC, Consumer
+from tests.support.faultydisk import DATA, FaultyDisk
 from tests.support.inprocess import Remoting
 
 
@@ -96,3 +99,26 @@ def test_an_ack_is_refused_whose_append_fails(tmp_path: Path, error: StoreError,
     assert (consumer.ack(receipt) == Response.SUCCESS) == is_kept
     disk.error = None
     consumer.parts.close()
+
+
+def test_an_ack_that_must_be_safe_is_refused_while_the_disk_is_full() -> None:
+    """It is in memory only, however often it is sent, until the leases are in the log."""
+    disk = FaultyDisk(random.Random(0))
+    consumer = Consumer(DATA, disk=disk)
+    consumer.parts.context.groups.put(Group(GROUP, attributes={"lease_acks": "safe"}))
+    consumer.put("a", "b", "c", "d")
+    disk.fill()
+    consumer.parts.store.sweep()
+    (_, single), (_, batched), (_, changed), (_, rejected) = consumer.popped()
+    batch = encode_batch_ack(BatchAck(consumer.broker_name, tuple(acks_of(GROUP, TOPIC, [batched]))))
+    assert consumer.ack(single) == consumer.ack(single) == Response.SERVICE_NOT_AVAILABLE
+    answers = [consumer.ask(Request.BATCH_ACK_MESSAGE, body=batch), consumer.change(changed, 0), consumer.change(rejected, -1)]
+    assert [None if answer is None else answer.code for answer in answers] == [Response.SERVICE_NOT_AVAILABLE] * 3
+    disk.full_from = None
+    consumer.parts.store.sweep()
+    consumer.keeper.tend()
+    consumer.parts.end_turn()
+    assert consumer.ack(single) == consumer.ack(rejected) == Response.SUCCESS
+    disk.killed()
+    other = Consumer(DATA, disk=disk)
+    assert other.leasing.leases.of(GROUP, TOPIC)[0].ordinals() == [2]

@@ -1,5 +1,6 @@
 """Leases over the text protocol: pop, ack, nack, extend, and pushes to subscriptions, in the process of the test."""
 
+import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from metaq.server.text.leases import LeaseHandler
 from metaq.server.text.push import PushHandler
 from metaq.server.text.put import PutHandler
 from metaq.store.files.filecache import run_here
+from tests.support.faultydisk import DATA, FaultyDisk
 from tests.support.inprocess import Parts, Text
 
 LEASE_S: Final = 60.0
@@ -296,6 +298,21 @@ def test_what_is_not_as_safe_as_a_message_in_time_is_said(tmp_path: Path, attrib
     broker.make_late()
     assert client.heard() == ["result 500 31 8", "stored, but not yet on the disk"]
     broker.parts.close()
+
+
+@pytest.mark.parametrize(("acks", "code"), [("safe", 503), ("appended", 200)])
+def test_what_must_be_safe_is_refused_while_the_disk_is_full(acks: str, code: int) -> None:
+    """What need not be goes on in memory."""
+    disk = FaultyDisk(random.Random(0))
+    broker = Broker(DATA, disk=disk)
+    broker.parts.context.groups.put(Group("billing", attributes={"lease_acks": acks}))
+    broker.put("a", "b", "c")
+    disk.fill()
+    broker.parts.store.sweep()
+    client = Client(broker)
+    client.say("pop orders billing 3 7")
+    for line in ("ack 0-0 8", "nack 0-1 8", "extend 0-2 120000 8"):
+        assert client.say(line)[0].startswith(f"result {code} "), line
 
 
 def test_acks_that_need_not_be_safe_are_answered_before_the_sync(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from metaq.protocol.remoting.leases.receipts import OWN, Receipt, decode_receipt
 from metaq.protocol.remoting.requests import Received
 from metaq.protocol.remoting.sending.plain import PlainSend
 from metaq.server.access.permissions import Action, Principal, demand
-from metaq.server.remoting.owed import owe
+from metaq.server.remoting.owed import OwedAnswer
 from metaq.server.remoting.reads import RemotingRead
 from metaq.server.remoting.session import DONE, Answer, Kept, RemotingSession, RequestHandler, bare, failure
 from metaq.server.wire.reads import StoreReads
@@ -73,8 +73,7 @@ class AckHandler:
             state = self.leases.receipt_state(place, receipt.offset, receipt.pop_ms)
             if state is not ReceiptState.DONE:
                 raise _means_nothing(receipt, state)
-            return DONE
-        self._answer(session, request, DONE, place.group)
+        self._answer(session, request, DONE, place)  # one that comes again waits, too: the first may not be safe yet
         return None
 
     def acks(self, session: RemotingSession, requests: Sequence[Received], at: int) -> int:
@@ -137,7 +136,7 @@ class AckHandler:
         answer = Answer(fields={"done": str(done)})  # of BatchAckAnswer
         if not done:
             return answer
-        self._answer(session, request, answer, *{row.group for row in batch.acks})
+        self._answer(session, request, answer, *{GroupPartition(row.group, row.topic, row.queue) for row in batch.acks})
         return None
 
     def _ack_row(self, row: AckRow) -> int:
@@ -170,7 +169,7 @@ class AckHandler:
         if state is not ReceiptState.LEASED:
             raise _means_nothing(receipt, state)
         answer = ChangeAnswer(receipt.pop_ms, due_ms - receipt.pop_ms, Int32(receipt.token))
-        self._answer(session, request, Answer(fields=encode_header(answer)), place.group)
+        self._answer(session, request, Answer(fields=encode_header(answer)), place)
         return None
 
     def reject(self, place: GroupPartition, receipt: Receipt, record: bytes | None) -> None:
@@ -210,11 +209,11 @@ class AckHandler:
             raise RequestFailed(Response.NO_MESSAGE, "not a receipt of this broker")
         return _new(GroupPartition, (group, topic_name, receipt.queue)), receipt
 
-    def _answer(self, session: RemotingSession, request: RemotingCommand, answer: Answer, *groups: str) -> None:
+    def _answer(self, session: RemotingSession, request: RemotingCommand, answer: Answer, *places: GroupPartition) -> None:
         """Answer once the change is in the log; as safe as a message, if one of the groups wants that (``lease_acks``)."""
         kept = session.owe(request)
-        if any(map(self._wants_safe_acks, groups)):
-            owe(self.turns, session, kept, answer, 0)
+        if any(map(self._wants_safe_acks, [place.group for place in places])):
+            self.leases.staged(OwedAnswer(session, kept, answer, 0), places)
         else:
             self._due_of(session).answers.append((kept, answer))
 
@@ -280,7 +279,7 @@ class _Rejection(RemotingRead):
         self._handler.reject(self._place, self._receipt, record)
         kept = self._request = self.session.owe(self._request)
         answer = ChangeAnswer(self._receipt.pop_ms, 0, Int32(self._receipt.token))
-        owe(self._handler.turns, self.session, kept, Answer(fields=encode_header(answer)), 0)
+        self._handler.leases.staged(OwedAnswer(self.session, kept, Answer(fields=encode_header(answer)), 0), [self._place])
 
 
 def _means_nothing(receipt: Receipt, state: ReceiptState) -> RequestFailed:
