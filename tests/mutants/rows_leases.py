@@ -113,8 +113,8 @@ LEASES: Final = [
     M(
         "leases",
         "engine/leases/planning.py",
-        "elif state is not None and following < least:",
-        "elif False:",
+        "if fresh.given is None and state is not None and following < least:",
+        "if False:",
         f"{FAULTS}::test_what_is_open_is_a_dead_letter_before_its_segment_goes",
     ),
     M(
@@ -294,5 +294,12 @@ LEASES: Final = [
         "self.leases.staged(SafeAnswer(session, command.opaque, reply), changed)",
         "self.leases.turns.staged(SafeAnswer(session, command.opaque, reply))",
         "server/text/test_leases.py::test_what_must_be_safe_is_refused_while_the_disk_is_full",
+    ),
+    M(
+        "leases",
+        "engine/leases/planning.py",
+        "return NOTHING_FRESH if found.given.following == first else Fresh(*found)",
+        "return Fresh(*found)",
+        "engine/leases/test_keyed.py::test_a_pop_that_finds_the_lines_full_changes_nothing",
     ),
 ]

@@ -163,13 +163,13 @@ class Planner:
         fresh = NOTHING_FRESH
         if has_fresh and fresh_most > 0 and fresh_bytes > 0:
             fresh = self._fresh(request, state, queue, fresh_from, min(fresh_most, room), fresh_bytes, read)
-        elif state is not None and following < least:  # the rest has aged out
+        if fresh.given is None and state is not None and following < least:  # the rest has aged out
             fresh = Fresh(Collected([], [], least))
         found = fresh.given
-        if state is not None and found is not None and len(found.ordinals) < fresh_most and state.waiting > again.looked_at:
+        count, size = (0, 0) if found is None else (len(found.ordinals), sum(map(len, found.body)))
+        if state is not None and has_fresh and count < fresh_most and state.waiting > again.looked_at:
             # there were few: the rest is for what waits, before anything of a lower level
-            rest_bytes = most_bytes - sum(map(len, found.body))
-            again = self._again(state, queue, request.group, most - len(found.ordinals), rest_bytes, read)
+            again = self._again(state, queue, request.group, most - count, most_bytes - size, read)
         return _new(PlanPart, (place, state, version, offset, fresh_from, again, found, begins, fresh.lined, fresh.keys))
 
     def _keep_order(self, state: PartitionLeases, queue: ConsumeQueue, request: PopRequest, read: Read) -> None:
@@ -206,12 +206,14 @@ class Planner:
         most_bytes: int,
         read: Read,
     ) -> Fresh:
-        """Return messages that were never given, from ``first`` on."""
+        """Return messages that were never given, from ``first`` on; nothing when the lines of their keys are full."""
         if not request.by_key:
             return _new(Fresh, (collect_messages(self._store, queue, first, most, request.wanted, read, most_bytes), (), None))
         busy, lines_room = (None, MOST_LINED) if state is None else (state.keys, MOST_LINED - state.lined)
         reader = KeyedReader(self._store, queue, request.wanted, read)
-        return Fresh(*reader.collect(first, most, most_bytes, busy, lines_room))
+        found = reader.collect(first, most, most_bytes, busy, lines_room)
+        # a part that passes nothing is no change: recorded, it would wake the consumer that waits, again and again
+        return NOTHING_FRESH if found.given.following == first else Fresh(*found)
 
     def _again(
         self, state: PartitionLeases, queue: ConsumeQueue, group: Group, most: int, most_bytes: int, read: Read

@@ -1,0 +1,60 @@
+"""Order by key, beyond what lines may hold and what one pop may look at."""
+
+import itertools
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from metaq.engine.leases.keyed import MOST_LINED
+from metaq.engine.leases.planning import PopRequest
+from metaq.engine.writing import internal_mark, note, stage
+from metaq.message import GroupPartition, TopicPartition
+from metaq.protocol.properties import SHARDING_KEY
+from tests.engine.leases.leased import GROUPS, TOPIC, LeasedBroker
+
+PLACE: Final = GroupPartition(GROUPS[0], TOPIC, 0)
+LEASE_MS: Final = 10_000
+MOST: Final = 32
+
+
+@pytest.fixture
+def broker() -> LeasedBroker:
+    broker = LeasedBroker()
+    group = broker.context.groups.ensure(PLACE.group)
+    broker.context.groups.put(replace(group, attributes={"order": "key"}))
+    return broker
+
+
+def put(broker: LeasedBroker, *keys: str) -> None:
+    for key in keys:
+        draft = internal_mark(broker.context, TopicPartition(TOPIC, 0), b"")
+        draft.properties[SHARDING_KEY] = key
+        stage(broker.context, draft)
+    note(broker.parts.turns, lambda _: None)
+    broker.end_turn()
+
+
+def request(broker: LeasedBroker) -> PopRequest:
+    return broker.request(PLACE.group, 0, MOST, LEASE_MS)
+
+
+def pop(broker: LeasedBroker) -> list[int]:
+    wanted = request(broker)
+    result = broker.take(wanted, broker.plan(wanted))
+    broker.end_turn()
+    return [] if result is None or not result.given else list(result.given[0].ordinals)
+
+
+def test_a_pop_that_finds_the_lines_full_changes_nothing(broker: LeasedBroker) -> None:
+    """A change would wake its consumer again; what waits is given all the same, as much as is wanted."""
+    put(broker, *(str(number) for number in range(MOST)))
+    put(broker, *itertools.repeat("0", MOST_LINED + 2))
+    assert pop(broker) == list(range(MOST))
+    for _ in range(8):
+        assert pop(broker) == []
+    state = broker.state(PLACE)
+    assert state is not None and state.lined == MOST_LINED
+    assert broker.plan(request(broker)) == []
+    broker.advance(LEASE_MS / 1000)
+    assert pop(broker) == list(range(MOST))
