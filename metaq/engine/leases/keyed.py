@@ -1,9 +1,10 @@
 """Order by key: which of the messages that were never given may be given now, and which stand in line behind others."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from metaq.engine.reading.collecting import Collected, collect_messages
+from metaq.engine.reading.collecting import MOST_S, Collected, collect_messages
 from metaq.engine.reading.filters import Filter
 from metaq.leases.keylines import KeyLines
 from metaq.protocol.properties import SHARDING_KEY
@@ -71,7 +72,7 @@ class KeyedReader:
         self._read = read
 
     def collect(self, first: int, most: int, most_bytes: int, busy: KeyLines | None, room: int) -> KeyedMessages:
-        """Return what may be given from ``first`` on, at most ``most`` messages and one of each key.
+        """Return what may be given from ``first`` on, at most ``most`` messages, one of each key, as time allows.
 
         ``busy`` has the keys of what is open, ``room`` is the number of messages that may be lined.
         """
@@ -80,7 +81,7 @@ class KeyedReader:
         lined: list[int] = []
         keys: dict[int, str] = {}
         taken: set[str] = set()
-        following, size = first, 0
+        following, size, until = first, 0, time.thread_time() + MOST_S
         while len(ordinals) < most and size < most_bytes and following - first < MOST_LOOKED:
             found = collect_messages(self._store, self._queue, following, MOST_LOOKED, self._wanted, self._read)
             if found.following == following:
@@ -100,4 +101,6 @@ class KeyedReader:
                     body.append(record)
                     size += len(record)
             following = found.following
+            if time.thread_time() >= until:
+                break
         return KeyedMessages(Collected(body, ordinals, following), lined, keys)

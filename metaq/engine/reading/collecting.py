@@ -19,7 +19,7 @@ MOST_SCANNED: Final = 800
 MOST_EXAMINED_BYTES: Final = 4 * 1024 * 1024
 """Bytes of records on which one read evaluates an SQL92 expression."""
 MOST_S: Final = 0.008
-"""Processor seconds of one read with an SQL92 expression, during which the loop does nothing else; then the read ends."""
+"""Processor seconds of one read with an SQL92 expression or in order of keys, as the loop does nothing else; then it ends."""
 
 _new: Final = tuple.__new__
 """Makes a named tuple at a third of the cost of its own constructor."""

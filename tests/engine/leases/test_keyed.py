@@ -1,6 +1,7 @@
 """Order by key, beyond what lines may hold and what one pop may look at."""
 
 import itertools
+import time
 from dataclasses import replace
 from typing import Final
 
@@ -8,6 +9,7 @@ import pytest
 
 from metaq.engine.leases.keyed import MOST_LINED
 from metaq.engine.leases.planning import PopRequest
+from metaq.engine.reading.filters import filter_of, parse_cached
 from metaq.engine.writing import internal_mark, note, stage
 from metaq.message import GroupPartition, TopicPartition
 from metaq.protocol.properties import SHARDING_KEY
@@ -51,10 +53,21 @@ def test_a_pop_that_finds_the_lines_full_changes_nothing(broker: LeasedBroker) -
     put(broker, *(str(number) for number in range(MOST)))
     put(broker, *itertools.repeat("0", MOST_LINED + 2))
     assert pop(broker) == list(range(MOST))
-    for _ in range(8):
+    for _ in range(32):
         assert pop(broker) == []
     state = broker.state(PLACE)
     assert state is not None and state.lined == MOST_LINED
     assert broker.plan(request(broker)) == []
     broker.advance(LEASE_MS / 1000)
     assert pop(broker) == list(range(MOST))
+
+
+def test_a_filter_ends_a_pop_after_some_milliseconds(broker: LeasedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else is served meanwhile; the next pop goes on where this one ended."""
+    put(broker, *(str(number) for number in range(100)))
+    clock = itertools.count(step=0.005)
+    monkeypatch.setattr(time, "thread_time", lambda: next(clock))
+    wanted = request(broker)._replace(wanted=filter_of(parse_cached(TOPIC, "a = 1", kind="SQL92")))
+    broker.take(wanted, broker.plan(wanted))
+    state = broker.state(PLACE)
+    assert state is not None and 0 < state.next < 5
