@@ -6,6 +6,7 @@ from metaq.engine.leases.leasing import Leasing
 from metaq.engine.leases.poison import Reason
 from metaq.engine.leases.popping import PopResult
 from metaq.engine.leases.waiting import Waiting
+from metaq.errors import MetaqError
 from metaq.leases.events import Dead
 from metaq.leases.state import ReceiptState
 from metaq.protocol.text.commands import Nack
@@ -47,22 +48,29 @@ class RejectionWait(TextRead):
         return [(leased, self._leases.message(leased.place, leased.ordinal, read)) for leased in self._found]
 
     def found(self, records: list[tuple[Leased, bytes | None]]) -> None:
-        """Give the messages up; answer when the dead letters are as safe as promised."""
-        count = 0
-        self._leases.context.store.check_writable()
+        """Give the messages up; answer when the dead letters are as safe as promised, or why none can be."""
+        given_up: list[Leased] = []
+        obstacle: MetaqError | None = None
+        self._leases.context.store.check_appendable()
         for leased, record in records:
             place, ordinal, pop_ms = leased
             if self._leases.receipt_state(place, ordinal, pop_ms) is not ReceiptState.LEASED:
                 continue
-            count += 1
-            if record is None:
-                self._leases.record(place, Dead(ordinal))
+            try:
+                if record is None:
+                    self._leases.record(place, Dead(ordinal))
+                else:
+                    self._poison.stage(place, ordinal, record, Reason.REJECTED)
+            except MetaqError as error:  # this one stays open
+                obstacle = error
             else:
-                self._poison.give_up(place, ordinal, record, Reason.REJECTED)
-        if not count:
+                given_up.append(leased)
+        if not given_up:
+            if obstacle is not None:
+                raise obstacle
             self.settle(counted(self._command, 0))
             return
-        push_others(self.session, self._found)
+        push_others(self.session, given_up)
         self.defer()
-        answer = SafeAnswer(self.session, self._opaque, counted(self._command, count))
-        self._leases.staged(answer, {place for place, _, _ in self._found})
+        answer = SafeAnswer(self.session, self._opaque, counted(self._command, len(given_up)))
+        self._leases.staged(answer, {place for place, _, _ in given_up})

@@ -315,6 +315,20 @@ def test_what_must_be_safe_is_refused_while_the_disk_is_full(acks: str, code: in
         assert client.say(line)[0].startswith(f"result {code} "), line
 
 
+def test_a_message_that_cannot_be_given_up_stays_out(tmp_path: Path) -> None:
+    """The answer says why, and the message can be rejected again."""
+    broker = Broker(tmp_path / "data", max_topics=1)
+    client = Client(broker)
+    client.say("subscribe orders billing ready=1 7")
+    broker.put("a", "b")
+    client.heard()
+    assert client.say("nack 0-0 dead 8") == ["result 503 61 8", "there are already 1 topics (max_topics); retry after 60000 ms"]
+    broker.parts.context.topics.max_topics = 2  # there is room for the topic of dead letters
+    assert client.say("nack 0-0 dead 8") == ["result 200 1 8", "1message 1 7 0-1 orders 0 21 1 0", "b"]
+    assert broker.dead_letters() == 1
+    broker.parts.close()
+
+
 def test_acks_that_need_not_be_safe_are_answered_before_the_sync(tmp_path: Path) -> None:
     broker = Broker(tmp_path / "data", durability="disk")
     broker.put("hello")
