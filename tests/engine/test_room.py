@@ -1,6 +1,7 @@
 """The refuse watermark: puts have no room, and what frees some goes on."""
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,10 +10,11 @@ import pytest
 from metaq.engine.duties import Duties
 from metaq.engine.timers.timing import Timing
 from metaq.engine.writing import Placed, internal_mark, note
-from metaq.errors import DiskFull
+from metaq.errors import DiskFull, Fenced
 from metaq.message import GroupPartition, TopicPartition
 from metaq.store.files.disk import RealDisk, Usage
 from metaq.store.files.filecache import run_here
+from metaq.timers.handles import Handle
 from tests.engine.leases.leased import GROUPS, TOPIC, LeasedBroker
 from tests.support.inprocess import Parts
 
@@ -104,34 +106,76 @@ class FillingDisk(RealDisk):
         return self.room
 
 
-def test_a_pending_timer_does_not_stop_retention(tmp_path: Path) -> None:
-    """It is put into the log again, with the secret by which its handle stays good."""
-    disk = FillingDisk()
-    parts = Parts(tmp_path / "data", disk, topics={JOBS.topic: {"partitions": 1}}, segment_bytes=64 * 1024, **SMALL)
-    timing = Timing.open(parts.context, parts.turns, run_here)
-    duties = Duties(parts.context, parts.turns, run_here)
-    duties._keepers = (timing.keeper,)
+class TimedBroker:
+    """A broker with timers, and with retention that keeps what they need."""
 
-    def put(body: bytes, delay_ms: int = 0) -> Placed:
-        placed = timing.timers.send(internal_mark(parts.context, JOBS, body), parts.clock.now_ms() + delay_ms)
-        note(parts.turns, lambda _: None)
-        parts.end_turn()
+    def __init__(self, data: Path) -> None:
+        self.disk = FillingDisk()
+        topics = {JOBS.topic: {"partitions": 1}}
+        self.parts = Parts(data, self.disk, topics=topics, segment_bytes=64 * 1024, **SMALL)
+        self.timing = Timing.open(self.parts.context, self.parts.turns, run_here)
+        self._duties = Duties(self.parts.context, self.parts.turns, run_here)
+        self._duties._keepers = (self.timing.keeper,)
+
+    def close(self) -> None:
+        self.timing.timers.close()
+        self.parts.close()
+
+    def put(self, body: bytes, delay_ms: int = 0) -> Placed:
+        """Put a message, delayed or not, and let readers see it."""
+        draft = internal_mark(self.parts.context, JOBS, body)
+        placed = self.timing.timers.send(draft, self.parts.clock.now_ms() + delay_ms)
+        note(self.parts.turns, lambda _: None)
+        self.parts.end_turn()
+        self.timing.timers.apply()
         return placed
 
-    handle = put(b"later", 30 * DAY_MS).handle
-    assert handle is not None
+    def delay(self) -> Handle:
+        """Delay a message for longer than the test lasts; return what cancels it."""
+        handle = self.put(b"later", 30 * DAY_MS).handle
+        assert handle is not None
+        return handle
+
+    def retire(self) -> None:
+        """Let retention delete what it may, in as many rounds as it needs."""
+        for _ in range(4):
+            self.parts.store.sync()
+            self.timing.timers.apply()
+            self.parts.store.checkpoint()
+            self._duties.delete_expired()
+            self.parts.end_turn()
+            self.timing.timers.flush()
+
+
+@pytest.fixture
+def timed(tmp_path: Path) -> Iterator[TimedBroker]:
+    timed = TimedBroker(tmp_path / "data")
+    yield timed
+    timed.close()
+
+
+def test_a_pending_timer_does_not_stop_retention(timed: TimedBroker) -> None:
+    """It is put into the log again, with the secret by which its handle stays good."""
+    handle = timed.delay()
     for _ in range(8):
-        put(bytes(12 * 1024))
-    disk.room = NEARLY_FULL
-    for _ in range(4):
-        parts.store.sync()
-        timing.timers.apply()
-        parts.store.checkpoint()
-        duties._look_after_retention()
-        parts.end_turn()
-        timing.timers.flush()
-    assert parts.store.shortage is not None
-    assert parts.store.log.begin > 0
-    assert timing.timers.pending == 1 and timing.timers.is_genuine(handle)
-    timing.timers.close()
-    parts.close()
+        timed.put(bytes(12 * 1024))
+    timed.disk.room = NEARLY_FULL
+    timed.retire()
+    assert timed.parts.store.shortage is not None
+    assert timed.parts.store.log.begin > 0
+    assert timed.timing.timers.pending == 1 and timed.timing.timers.is_genuine(handle)
+
+
+def test_handles_stay_good_when_their_secret_is_not_stored_again(timed: TimedBroker) -> None:
+    """It is where it was before."""
+    handle = timed.delay()
+
+    def refuse() -> None:
+        raise Fenced("a test says so")
+
+    timed.parts.store.fence.guard(refuse)
+    timed.timing.keeper.keep(timed.parts.store.log.end)
+    timed.parts.end_turn()
+    timed.parts.store.fence.guard(lambda: None)
+    other = timed.delay()
+    assert timed.timing.timers.is_genuine(handle) and timed.timing.timers.is_genuine(other)

@@ -288,8 +288,8 @@ class Timers:
         self.names_in_flight.difference_update(changes.names)
         for key in changes.taken:
             pending.release(key)
-        if any(isinstance(event, Secret) for event in changes.events):
-            self._handles = None
+        if any(isinstance(event, Secret) for event in changes.events):  # the first one, or one that was stored before
+            self._handles = None if pending.secret is None else Handles(pending.secret.secret)
         self._changed.set()
         self.woken()
 
