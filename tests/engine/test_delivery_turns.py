@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import gevent
 import pytest
@@ -54,8 +54,8 @@ class Bench:
         self.parts.end_turn()
         self._begin()
 
-    def _open(self, data: Path, disk: Disk | None = None) -> None:
-        self.parts = Parts(data, disk, topics={ORDERS.topic: {"partitions": 1}})
+    def _open(self, data: Path, disk: Disk | None = None, **settings: Any) -> None:
+        self.parts = Parts(data, disk, topics={ORDERS.topic: {"partitions": 1}}, **settings)
         self.timers = Timers(self.parts.context, self.parts.turns, run_here)
         self.delivery = Delivery(self.timers, Runs(self.parts.context, run_here), self._run)
 
@@ -68,11 +68,11 @@ class Bench:
         self.reads += 1
         return call()
 
-    def open_again(self, disk: Disk) -> None:
+    def open_again(self, disk: Disk, **settings: Any) -> None:
         """Begin with parks that this process has not stored."""
         data = self.parts.settings.data
         self.close()
-        self._open(data, disk)
+        self._open(data, disk, **settings)
         self.timers.start()
         wait_until(self._has_table, DEADLINE_S, "the parks are read")
         self._begin()
@@ -93,6 +93,12 @@ class Bench:
     def _has_staged(self) -> bool:
         gevent.sleep(0)
         return self.parts.store.log.staged_end > self.before
+
+    def is_over(self) -> bool:
+        """End a turn, in which the delivery goes on; return whether all is delivered."""
+        gevent.sleep(0.01)
+        self.parts.end_turn()
+        return self.timers.pending == 0
 
     def bodies(self) -> list[bytes]:
         queue = self.parts.store.queue(*ORDERS)
@@ -144,11 +150,15 @@ def test_when_their_turn_fails_all_groups_are_delivered_later(bench: Bench) -> N
     bench.parts.end_turn()
     assert (bench.bodies(), bench.timers.pending) == ([], MANY)
     bench.parts.store.fence.guard(lambda: None)
-
-    def is_delivered() -> bool:
-        gevent.sleep(0.01)
-        bench.parts.end_turn()
-        return bench.timers.pending == 0
-
-    wait_until(is_delivered, DEADLINE_S, "all are delivered")
+    wait_until(bench.is_over, DEADLINE_S, "all are delivered")
     assert bench.bodies() == WANTED
+
+
+def test_a_message_that_is_larger_than_a_segment_is_dropped(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """The others do not wait for it. Segments were larger when it was sent."""
+    due_ms = bench.parts.clock.now_ms() - 1000 + 3  # in the midst of the others
+    bench.timers.park(Draft(*ORDERS, bytes(3 << 20), {}, 0, 0, 5, bytes(8)), due_ms)
+    bench.open_again(RealDisk(), segment_bytes=2 << 20)
+    wait_until(bench.is_over, DEADLINE_S, "all are delivered")
+    assert (bench.bodies(), bench.timers.delivered, bench.timers.dropped) == (WANTED, MANY, 1)
+    assert "timer dropped log_offset=" in caplog.text

@@ -29,8 +29,8 @@ HOUR_MS: Final = 3_600_000
 class Bench:
     """The timers of one broker, whose turns and clock the test moves."""
 
-    def __init__(self, data: Path) -> None:
-        self.parts = Parts(data, topics={JOBS.topic: {"partitions": 1}})
+    def __init__(self, data: Path, **settings: Any) -> None:
+        self.parts = Parts(data, topics={JOBS.topic: {"partitions": 1}}, **settings)
         self.timers = Timers(self.parts.context, self.parts.turns, run_here)
         runs = Runs(self.parts.context, run_here)
         self.recurring = RecurringMessages(self.timers, Cancels(self.timers, run_here), runs)
@@ -98,8 +98,8 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     bench.close()
 
 
-def define(bench: Bench) -> int:
-    due_ms = bench.end(bench.begin(bench.recurring.define, TICK))
+def define(bench: Bench, recurring: Recurring = TICK) -> int:
+    due_ms = bench.end(bench.begin(bench.recurring.define, recurring))
     assert isinstance(due_ms, int)
     bench.parts.clock.advance((due_ms - bench.parts.clock.now_ms()) / 1000)
     return due_ms
@@ -152,3 +152,25 @@ def test_it_is_defined_again_while_a_run_is_delivered(bench: Bench) -> None:
     assert bench.dues() == [due_ms, due_ms + 2 * HOUR_MS]
     (row,) = bench.recurring.list_("", 9)
     assert row[1] == due_ms + 4 * HOUR_MS
+
+
+def test_a_run_that_is_larger_than_a_segment_is_dropped(bench: Bench) -> None:
+    """Segments were larger when it was defined; the next run is still pending."""
+    due_ms = define(bench, TICK._replace(body=bytes(60_000)))
+    now_ms, data = bench.parts.clock.now_ms(), bench.parts.settings.data
+    bench.close()
+    smaller = Bench(data, segment_bytes=72 * 1024, max_body_bytes=16 * 1024)
+    smaller.parts.clock.jump(now_ms - smaller.parts.clock.now_ms())
+    smaller.timers.start()
+
+    def is_dropped() -> bool:
+        smaller.settle()
+        gevent.sleep(0.001)
+        return smaller.timers.runs_dropped > 0
+
+    wait_until(is_dropped, DEADLINE_S, "the run is dropped")
+    smaller.settle()
+    assert (smaller.dues(), smaller.timers.runs_dropped, smaller.timers.pending) == ([], 1, 1)
+    (row,) = smaller.recurring.list_("", 9)
+    assert row[1] == due_ms + HOUR_MS
+    bench.parts, bench.timers, bench.delivery = smaller.parts, smaller.timers, smaller.delivery

@@ -119,6 +119,21 @@ STORE: Final = [
     ),
     M(
         "timers",
+        "engine/timers/delivery.py",
+        "copies = self._without_last(copies, str(error))",
+        "raise",
+        "engine/test_delivery_turns.py::test_a_message_that_is_larger_than_a_segment_is_dropped",
+        waits=True,
+    ),
+    M(
+        "timers",
+        "engine/timers/timers.py",
+        "self._handles = None if pending.secret is None else Handles(pending.secret.secret)",
+        "self._handles = None",
+        "engine/test_room.py::test_handles_stay_good_when_their_secret_is_not_stored_again",
+    ),
+    M(
+        "timers",
         "timers/fold.py",
         "mark.log_offset < park.log_offset",
         "mark.log_offset > 0",

@@ -4,8 +4,8 @@ A group is a mark with the copies after it (``metaq.timers.records``): recovery 
 delivered exactly once, whenever the broker ends. Several groups may be staged in one turn of the loop; the next ones are staged
 as soon as these are in the log. They become safe in order.
 
-A copy whose topic has been deleted is dropped, as the topic's messages were; so is one that cannot be stored, or whose park is
-damaged.
+A copy whose topic has been deleted is dropped, as the topic's messages were; so is one that cannot be stored, such as one for
+which a segment has no room since ``segment_bytes`` was lowered, or whose park is damaged.
 
 The next run of a recurring message is a member of the group that delivers the one before it, also when that one is dropped. Why
 runs of it are dropped is logged once, until there is another reason or one is delivered.
@@ -24,7 +24,7 @@ from metaq.engine.timers.staged import RESERVED_BYTES, NextRun
 from metaq.engine.timers.timers import Timers
 from metaq.engine.timers.upkeep import REST_S
 from metaq.engine.writing import note
-from metaq.errors import IndexFailed, MetaqError, StoreError
+from metaq.errors import BadRequest, IndexFailed, MetaqError, StoreError
 from metaq.protocol.record import decode_record
 from metaq.protocol.text.messages import Stored
 from metaq.store.files.filecache import Run
@@ -299,10 +299,23 @@ class Delivery:
         logger.error("recurring message dropped name=%s log_offset=%d reason=%s", definition.name, place, reason)
 
     def _stage(self, copies: _Copies) -> None:
-        """Stage a group. Raises ``MetaqError`` when it cannot be."""
-        self._timers.stage_delivery(copies.taken, copies.records, copies.dropped, copies.runs)
+        """Stage a group. Raises ``MetaqError`` when it cannot be; but without a message for which a segment has no room."""
+        try:
+            self._timers.stage_delivery(copies.taken, copies.records, copies.dropped, copies.runs)
+        except BadRequest as error:
+            copies = self._without_last(copies, str(error))
+            self._timers.stage_delivery(copies.taken, copies.records, copies.dropped, copies.runs)
         self._in_flight_bytes += copies.size
         note(self._timers.turns, partial(self._settled, len(copies.records), copies.size))
+
+    def _without_last(self, copies: _Copies, reason: str) -> _Copies:
+        """Drop what a group delivers for its last timer: the only one that it delivers, or the group would be smaller."""
+        place = copies.taken[-1][1]
+        if copies.runs:
+            self._run_dropped(copies.runs[-1].definition, place, reason)
+        else:
+            self._dropped(place, reason)
+        return copies._replace(records=[], dropped=copies.dropped + 1)
 
     def _wait_for_log(self) -> None:
         """Wait until what was staged is in the log. Raises ``StoreError`` when it is not; its timers are given back then."""
