@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, ParamSpec, Self, TypeVar, Unpack, cast, 
 
 import metaq.client as blocking
 from metaq.aio.admin import Admin
-from metaq.aio.faces import OneByOne, Threads, alone, awaited, made, makes, on_loop, soon, threaded
+from metaq.aio.faces import OneByOne, Threads, alone, awaited, made, makes, on_loop, outcome_of, soon, threaded
 from metaq.aio.leases import LeaseConsumer
 from metaq.aio.xa import XaSession
 from metaq.client import intercepting
@@ -125,7 +125,7 @@ class TransactionProducer:
         execution = await begin
         with execution:
             if execution.is_due:
-                execution.decide(await self._execute(execution.message, argument))
+                execution.decide(await outcome_of(self._execute(execution.message, argument)))
         return await self._end(execution)
 
 

@@ -10,7 +10,7 @@ import contextvars
 import functools
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from metaq.client.connecting.forks import renewed_in_children
@@ -177,6 +177,20 @@ def on_loop(function: Callable[P, Awaitable[T]]) -> Callable[P, T]:
         return asyncio.run_coroutine_threadsafe(work(*arguments, **named), loop).result()
 
     return wait
+
+
+async def outcome_of(work: Awaitable[T]) -> T:
+    """Await a coroutine of the program, in a task that does not end when only something that it awaits was cancelled.
+
+    Raises ``concurrent.futures.CancelledError`` for that, as threads see it: an exception like any other.
+    """
+    try:
+        return await work
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise CancelledError("cancelled by others while it was awaited") from error
 
 
 def soon(function: Callable[[], object]) -> Callable[[], None]:

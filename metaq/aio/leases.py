@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 import metaq.client as blocking
-from metaq.aio.faces import Threads, soon
+from metaq.aio.faces import Threads, outcome_of, soon
 from metaq.client import checks
 from metaq.client.leasing.consumer import DEFAULT_CONCURRENCY, HeldMessage, until_of
 from metaq.client.leasing.lease import Lease
@@ -130,7 +130,7 @@ class LeaseConsumer:
             return
         ended = self._holder.processing(lease)
         try:
-            await handler(LeasedMessage(self._holder, lease))
+            await outcome_of(handler(LeasedMessage(self._holder, lease)))
         except Exception as error:  # noqa: BLE001 - logged there, with its trace
             self._holder.raised(lease)
             ended(error)

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+import metaq
 import metaq.aio
 from metaq.errors import LeaseLost
 from tests.client.test_leases import DEADLINE_S, GROUP, SOON_S, brokers, process, topic
@@ -88,6 +89,29 @@ def test_a_cancelled_handler_gives_its_message_back(address: str, topic: str) ->
                 again = await after.receive(timeout_s=DEADLINE_S)
                 assert again is not None
                 assert again.attempt >= 2  # the consumer may have got it again before it was closed
+
+    asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
+
+
+def test_a_handler_that_awaits_what_others_have_cancelled_fails_like_any_other(address: str, topic: str) -> None:
+    """P44: its task goes on, with the same message once more and with the others."""
+
+    async def work() -> None:
+        loaded: list[asyncio.Future[None]] = [asyncio.get_running_loop().create_future() for _ in range(2)]
+        loaded[0].cancel()
+        loaded[1].set_result(None)
+        seen: list[tuple[bytes, int]] = []
+        async with metaq.aio.connect(address) as client:
+            await client.producer().send(topic, b"a")
+            consumer = await client.lease_consumer(topic, GROUP)
+
+            async def handle(message: metaq.aio.LeasedMessage) -> None:
+                seen.append((message.body, message.attempt))
+                await loaded[min(message.attempt, 2) - 1]
+                await consumer.close()
+
+            await consumer.run(handle, concurrency=1, retry=metaq.Retry(1, metaq.Backoff(first=0.0)))
+        assert seen == [(b"a", 1), (b"a", 2)]
 
     asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -261,3 +262,24 @@ def test_a_cancelled_send_goes_on(memory: InMemoryBroker) -> None:
 
     run(work())
     assert bodies(memory) == [b"paid 2003"]
+
+
+def test_a_local_transaction_that_awaits_what_others_have_cancelled_has_failed(memory: InMemoryBroker) -> None:
+    """RD-105, P44: its outcome is unknown, as after any other exception; the send itself was not cancelled."""
+
+    async def work() -> None:
+        async def execute(message: HalfMessage, argument: object) -> Outcome:
+            paid = asyncio.get_running_loop().create_future()
+            paid.cancel()
+            await paid
+            raise AssertionError("it was cancelled")
+
+        async def check(message: HalfMessage) -> Outcome:
+            raise AssertionError("nobody asks")
+
+        async with metaq.aio.connect(memory.address) as client:
+            async with client.transaction_producer(GROUP, execute, check=check) as producer:
+                result = await producer.send("orders", b"paid 2003")
+            assert (result.outcome, type(result.error)) == (UNKNOWN, CancelledError)
+
+    run(work())
