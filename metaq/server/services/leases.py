@@ -91,7 +91,7 @@ class NackInput(AckInput, frozen=True):
 class ExtendInput(AckInput, frozen=True):
     """A message whose lease ends later."""
 
-    invisible_ms: Annotated[int, Meta(ge=1, le=(1 << 40), description="From now on.")]
+    invisible_ms: Annotated[int, Meta(ge=1, le=(1 << 40), description="From now on, as far as the group allows it.")]
 
 
 class LeasesQuery(Input, frozen=True):

@@ -15,6 +15,7 @@ from metaq.engine.writing import Draft, note, stage
 from metaq.message import TopicPartition
 from metaq.protocol import properties
 from metaq.protocol.record import Record, decode_record, is_intact
+from metaq.protocol.remoting.attributes import LATEST_MS
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import Int32, decode_header
@@ -207,6 +208,26 @@ def test_a_change_moves_the_end_of_the_lease(consumer: Consumer) -> None:
     assert consumer.change(receipt, 0).code == Response.SUCCESS
     assert bodies(consumer.popped()) == ["a"]
     assert consumer.change(receipt, 0).code == Response.NO_MESSAGE
+
+
+def test_a_change_ends_the_lease_when_the_group_allows_it_at_the_latest(consumer: Consumer) -> None:
+    """Java's client gives back with pauses of up to 2 h, and takes no notice of a refusal."""
+    groups = consumer.parts.context.groups
+    groups.put(replace(groups.ensure(GROUP), attributes={"max_invisible_ms": str(2 * INVISIBLE_MS)}))
+    consumer.put("a")
+    ((_, receipt),) = consumer.popped()
+    consumer.parts.advance(1.0)
+    answer = consumer.change(receipt, 7_200_000)
+    assert answer.code == Response.SUCCESS
+    assert decode_header(ChangeAnswer, answer.fields).invisible_time == 2 * INVISIBLE_MS
+    consumer.parts.advance(2 * INVISIBLE_MS / 1000 - 1.5)
+    assert consumer.popped() == []
+    consumer.parts.advance(0.5)
+    ((body, again),) = consumer.popped()
+    assert body == "a"
+    for absurd_ms in (-2, LATEST_MS + 1):
+        answer = consumer.change(again, absurd_ms)
+        assert (answer.code, f"invisibleTime is {absurd_ms}" in (answer.remark or "")) == (Response.INVALID_PARAMETER, True)
 
 
 def test_a_rejected_message_is_a_dead_letter(consumer: Consumer) -> None:

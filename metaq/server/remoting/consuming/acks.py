@@ -12,6 +12,7 @@ from metaq.leases.events import Dead
 from metaq.leases.state import ReceiptState
 from metaq.leases.tokens import token_of
 from metaq.message import GroupPartition
+from metaq.protocol.remoting.attributes import LATEST_MS
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import Int32, decode_header, encode_header
@@ -151,6 +152,9 @@ class AckHandler:
 
         0 gives the message back at once, and -1 rejects it: then it goes to the dead letters. A time as long as that of the pop
         extends the lease, and any other gives the message back: the request says no more, and only figures differ.
+
+        A time over the group's limit is shortened: the pauses of Java's client go up to 2 h, whatever the limit is, and it only
+        logs a refusal.
         """
         header = decode_header(ChangeInvisibleTime, request.fields)
         place, receipt = self._place(
@@ -160,9 +164,9 @@ class AckHandler:
         if header.invisible_time == REJECT_MS:
             self._reads.start(_Rejection(self, session, request, place, receipt))
             return None
-        if not 0 <= header.invisible_time <= group.max_invisible_ms:
-            reason = f"invisibleTime is {header.invisible_time}, not from 0 to {group.max_invisible_ms} ms, or {REJECT_MS}"
-            raise RequestFailed(Response.INVALID_PARAMETER, f"{reason} (max_invisible_ms of the group)")
+        if not 0 <= header.invisible_time <= LATEST_MS:
+            reason = f"invisibleTime is {header.invisible_time}, not from 0 to {LATEST_MS} ms, or {REJECT_MS}"
+            raise RequestFailed(Response.INVALID_PARAMETER, reason)
         due_ms = self.leases.due_ms(receipt.pop_ms, header.invisible_time, group.max_invisible_ms)
         given_back = header.invisible_time != receipt.invisible_ms
         state = self.leases.change(place, receipt.offset, receipt.pop_ms, due_ms, given_back=given_back)
