@@ -113,6 +113,9 @@ class WaitingLines:
         self.count = 0
         self.subscriptions = 0
         """Subscriptions of this broker: each waits whenever it does not read."""
+        self.wakes = 0
+        """Grows whenever somebody may be woken. A consumer that reads is not in line: if it has grown since, it may have missed
+        a message."""
         self._stopping = False
         leases.touched = self.look
 
@@ -183,6 +186,7 @@ class WaitingLines:
 
     def wake(self, queues: Iterable[ConsumeQueue]) -> None:
         """Wake those who wait for messages of queues in which readers can see more."""
+        self.wakes += 1
         if self._lines:
             for topic in {queue.topic for queue in queues}:
                 if topic not in INTERNAL_TOPICS:
@@ -191,6 +195,7 @@ class WaitingLines:
 
     def look(self, group: str, topic: str) -> None:
         """Wake those in a line for whom there may be messages, one after the other, while there are some."""
+        self.wakes += 1
         line = self._lines.get((group, topic))
         if line is None:
             return

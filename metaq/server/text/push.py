@@ -20,14 +20,13 @@ from metaq.server.text.leaseanswers import FrameStyle, frames, lease_refusal
 from metaq.server.text.leases import LeaseHandler
 from metaq.server.text.session import TextSession
 from metaq.server.text.shares import Shares
+from metaq.server.wire.pops import LOOK_S
 from metaq.server.wire.reads import StoreRead
 from metaq.server.wire.session import Buffer
 from metaq.store.files.filecache import Read
 
 MOST_AT_ONCE: Final = 32
 """Messages that are pushed to one subscription in one turn; then it is the turn of others in line."""
-RETRY_S: Final = 0.1
-"""The pause after a read that failed."""
 FULL_S: Final = 0.25
 """The pause between two searches for messages that are not out any more, of a subscription that may push nothing."""
 FEW: Final = 64
@@ -144,6 +143,7 @@ class PushSubscription(StoreRead):
         self._number = self._lines.next_number()
         self._dropped_s = 0.0
         self._is_reading = False
+        self._wakes = 0
         self._ended = False
 
     @property
@@ -181,6 +181,7 @@ class PushSubscription(StoreRead):
         self._drop_finished()
         if self._credit > 0 and self.session.takes_pushes and self._partitions() != ():
             self._is_reading = True
+            self._wakes = self._lines.wakes
             self._leases.reads.start(self)
         else:
             self._wait(None if self._credit > 0 or not self._ready else FULL_S)
@@ -254,7 +255,7 @@ class PushSubscription(StoreRead):
     def fail(self, error: MetaqError) -> None:
         """Try again after a pause; a broker that is no master any more closes its connections by itself."""
         self._is_reading = False
-        self._wait(RETRY_S)
+        self._wait(LOOK_S)
 
     def found(self, plan: Plan) -> None:
         """Push what a plan has, and take the last place in line."""
@@ -263,13 +264,12 @@ class PushSubscription(StoreRead):
             return
         wanted = self._request
         result = self._leases.leasing.pops.take(wanted, plan)
-        if result is None or (plan and not result.given):
-            self._wait(RETRY_S)
-            return
-        if result.given:
+        if result is not None and result.given:
             self._number = self._lines.next_number()
             self._push(wanted, result)
-        self._wait()
+            self._wait()
+        else:
+            self._wait(None if not plan and self._lines.wakes == self._wakes else LOOK_S)
 
     def _push(self, wanted: PopRequest, result: PopResult) -> None:
         for part in result.given:

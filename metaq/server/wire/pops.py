@@ -1,6 +1,7 @@
 """Pops of all protocols: read a plan, take it, and wait in line when there is nothing."""
 
 from collections.abc import Sequence
+from math import inf
 from typing import Final
 
 from metaq.engine.leases.leasing import Leasing
@@ -14,6 +15,8 @@ from metaq.store.files.filecache import Read
 TRIES: Final = 8
 """Plans for one pop, when others change the leases meanwhile or nothing matches; then it waits in line."""
 RETRY_MS: Final = 100
+LOOK_S: Final = 0.1
+"""The pause before another look, when something may have come while a plan waited for the disk."""
 
 
 class LineRead(StoreRead):
@@ -34,12 +37,12 @@ class LineRead(StoreRead):
         """True while its client is there and its time is not over."""
         return not self.session.closed and self.deadline_s > self.clock.monotonic()
 
-    def wait(self, group: str, topic: str, partitions: Sequence[int] | None) -> None:
-        """Wait in line, at the place that the request had there before."""
+    def wait(self, group: str, topic: str, partitions: Sequence[int] | None, most_s: float = inf) -> None:
+        """Wait in line, at the place that the request had there before; look after ``most_s`` in any case."""
         self.defer()
         lines = self.leasing.lines
         self.number = self.number or lines.next_number()
-        seconds = self.deadline_s - self.clock.monotonic()
+        seconds = min(most_s, self.deadline_s - self.clock.monotonic())
         place = lines.wait(
             group,
             topic,
@@ -88,6 +91,7 @@ class PopRead(LineRead):
         self.look()
 
     def look(self) -> None:
+        self.wakes = self.leasing.lines.wakes
         self.reads.start(self)
 
     def read(self, read: Read) -> Plan:
@@ -110,7 +114,8 @@ class PopRead(LineRead):
         self.tries = 0
         is_full = self.may_wait and not self.leasing.lines.has_room()
         if self.may_wait and not is_full:
-            self.wait(self.wanted.group.name, self.wanted.topic.name, self.wanted.partitions)
+            most_s = inf if self.leasing.lines.wakes == self.wakes else LOOK_S
+            self.wait(self.wanted.group.name, self.wanted.topic.name, self.wanted.partitions, most_s)
             return
         context = self.leasing.leases.context
         context.counters.get_miss.add(1)

@@ -2,11 +2,14 @@
 
 import random
 import re
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+import gevent
 import pytest
+from gevent.event import Event
 
 from metaq.engine.leases.leasing import Leasing
 from metaq.engine.tables.groups import Group
@@ -15,10 +18,13 @@ from metaq.server.text.get import GetHandler
 from metaq.server.text.leases import LeaseHandler
 from metaq.server.text.push import PushHandler
 from metaq.server.text.put import PutHandler
+from metaq.server.wire.pops import LOOK_S
 from metaq.store.files.filecache import run_here
+from tests.support.controlled import ControlledDisk
 from tests.support.faultydisk import DATA, FaultyDisk
 from tests.support.inprocess import Parts, Text
 
+T = TypeVar("T")
 LEASE_S: Final = 60.0
 
 
@@ -189,6 +195,51 @@ def test_push_with_credit(broker: Broker, client: Client) -> None:
     assert client.say("ready 3 3") == ["result 200 0 3", "message 1 1 0-3 orders 0 63 1 0", "d"]
     assert client.say("ready 0 3") == ["result 200 0 3"]
     assert client.say("ack 0-1 2") == ["result 200 1 2", "1"]
+
+
+class SlowReads:
+    """A ``Run`` whose calls wait until the test lets them go on."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[Event] = deque()
+
+    def __call__(self, call: Callable[[], T]) -> T:
+        event = Event()
+        self.waiting.append(event)
+        event.wait()
+        return call()
+
+    def let_one(self) -> None:
+        self.waiting.popleft().set()
+        gevent.sleep(0)
+
+
+@pytest.mark.parametrize("line", ["subscribe orders billing 7", "pop orders billing 1 wait=5000 7"])
+def test_what_comes_while_the_disk_is_read_is_not_missed(tmp_path: Path, line: str) -> None:
+    """ES-012, MY-008: also in a partition that was looked at before, for which nobody stood in line."""
+    first = Broker(tmp_path / "data")
+    client = Client(first)
+    for partition in (0, 1):
+        first.put("old", partition=partition)
+        client.say("pop orders billing 1 7")
+        client.say(f"ack {partition}-0 7")
+    first.parts.close()
+    (tmp_path / "cold").touch()
+    broker, slow = Broker(tmp_path / "data", disk=ControlledDisk(tmp_path)), SlowReads()
+    broker.parts.reads._run = slow
+    client = Client(broker)
+    client.say(line)
+    slow.let_one()
+    assert slow.waiting, "the first partition was read, and the second one is"
+    broker.put("new", partition=0)
+    while slow.waiting:
+        slow.let_one()
+    broker.parts.advance(LOOK_S)  # nobody is woken any more
+    while slow.waiting:
+        slow.let_one()
+    broker.parts.end_turn()
+    assert client.heard()[:1] == ["message 3 7 0-1 orders 0 23 1 0"]
+    broker.parts.close()
 
 
 def test_a_message_that_is_given_back_comes_again(broker: Broker, client: Client) -> None:
