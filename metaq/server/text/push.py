@@ -4,14 +4,14 @@ A subscription always waits in line (``metaq.engine.leases.waiting``), also whil
 pushes what it may and takes the last place.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
 from metaq.engine.leases.planning import Plan, PopRequest
 from metaq.engine.leases.popping import PopResult
 from metaq.engine.leases.waiting import Waiting
-from metaq.errors import BadRequest, MetaqError
+from metaq.errors import BadRequest, MetaqError, StoreError
 from metaq.leases.state import ReceiptState
 from metaq.message import GroupPartition
 from metaq.protocol.text.commands import Ready, Subscribe, Unsubscribe
@@ -38,6 +38,7 @@ class PushHandler:
     def __init__(self, leases: LeaseHandler) -> None:
         self._leases = leases
         self._shares: dict[tuple[str, str], Shares[PushSubscription]] = {}
+        self._changed: dict[tuple[str, str], None] = {}  # in this turn
 
     def commands(self) -> dict[type, Callable[..., None]]:
         """Return the handler methods by command."""
@@ -68,17 +69,30 @@ class PushHandler:
 
     def _deal(self, subscription: "PushSubscription", command: Subscribe) -> None:
         """Give a subscription its share of the partitions, or the one that it takes over from another one."""
-        shares = self._shares.setdefault(subscription.key, Shares())
-        subscription.shares = shares
+        key = subscription.key
+        shares = subscription.shares = self._shares.get(key) or Shares(partial(self._count, command.topic))
+        self._shares[key] = shares
         replaced = shares.add(subscription, command.name or "", command.partition)
         if replaced is not None:
             replaced.replace()
-        self._look_again(shares)
+        self._deal_again(key)
 
-    def _look_again(self, shares: "Shares[PushSubscription]") -> None:
-        """Have the members of a group look: their partitions may be others now."""
-        for member in list(shares.members):
-            member.look()
+    def _count(self, name: str) -> int:
+        topic = self._leases.context.topics.get(name)
+        return 0 if topic is None else topic.read_partitions
+
+    def _deal_again(self, key: tuple[str, str]) -> None:
+        """Have those members of a group look whose partitions are others at the end of this turn, in which more may come."""
+        if not self._changed:
+            self._leases.leases.turns.after_append(self._look_again)
+        self._changed[key] = None
+
+    def _look_again(self, error: StoreError | None) -> None:
+        changed, self._changed = self._changed, {}
+        for key in changed:
+            shares = self._shares.get(key)
+            for member in () if shares is None else shares.moved():
+                member.look()
 
     def left(self, subscription: "PushSubscription") -> None:
         """Take note that a subscription is over."""
@@ -87,7 +101,7 @@ class PushHandler:
         if shares is not None:
             shares.remove(subscription)
             if shares.members:
-                self._look_again(shares)
+                self._deal_again(subscription.key)
             else:
                 self._shares.pop(subscription.key, None)
 
@@ -144,6 +158,7 @@ class PushSubscription(StoreRead):
         self._dropped_s = 0.0
         self._is_reading = False
         self._wakes = 0
+        self._planned: Sequence[int] | None = None
         self._ended = False
 
     @property
@@ -217,25 +232,27 @@ class PushSubscription(StoreRead):
         """Return its partitions; ``None``: all."""
         if self.shares is None:
             return None if self._wanted.partitions is None else tuple(self._wanted.partitions)
-        topic = self._leases.context.topics.get(self._wanted.topic.name)
-        return tuple(self.shares.of(self, 0 if topic is None else topic.read_partitions))
+        return self.shares.of(self)
 
     def _partitions(self) -> tuple[int, ...] | None:
         """Return those of its partitions from which it may take messages now; ``None``: all."""
         mine = self._mine()
-        if mine is None or self.shares is None:
+        if mine is None or self.shares is None or not self.shares.former:
             return mine
-        return tuple(partition for partition in mine if not self._is_out_elsewhere(partition))
+        return tuple([partition for partition in mine if not self._is_out_elsewhere(partition)])
 
     def _is_out_elsewhere(self, partition: int) -> bool:
-        """Return whether the former owner of a partition has messages of it out: until then, its order is not safe."""
+        """Return whether a former owner of a partition has messages of it out: until then, its order is not safe."""
         assert self.shares is not None
-        return any(other.has_out(partition) for other in self.shares.members if other is not self)
+        former = self.shares.former.pop(partition, set())
+        holders = {other for other in former if other is not self and other.has_out(partition)}
+        if holders:
+            self.shares.former[partition] = holders
+        return bool(holders)
 
     def has_out(self, partition: int) -> bool:
         """Return whether messages of a partition are out and not finished."""
-        mine = [(message, pop_ms) for message, pop_ms in self._out.items() if message[0] == partition]
-        return any(self._is_out(message, pop_ms) for message, pop_ms in mine)
+        return any(self._is_out(message, pop_ms) for message, pop_ms in self._out.items() if message[0] == partition)
 
     # -- pushing ------------------------------------------------------------------------------------------------------
 
@@ -247,7 +264,9 @@ class PushSubscription(StoreRead):
         return self._wanted._replace(group=group, topic=topic, partitions=self._partitions(), most=max(1, self._credit))
 
     def read(self, read: Read) -> Plan:
-        return self._leases.leasing.pops.plan(self._request, read)
+        wanted = self._request
+        self._planned = wanted.partitions
+        return self._leases.leasing.pops.plan(wanted, read)
 
     def defer(self) -> None:
         """Do nothing: no command is owed anything."""
@@ -263,6 +282,9 @@ class PushSubscription(StoreRead):
         if self._ended:
             return
         wanted = self._request
+        if wanted.partitions != self._planned:  # its share has changed while it read
+            self._wait(LOOK_S)
+            return
         result = self._leases.leasing.pops.take(wanted, plan)
         if result is not None and result.given:
             self._number = self._lines.next_number()

@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -19,6 +19,7 @@ from metaq.server.text.leases import LeaseHandler
 from metaq.server.text.push import PushHandler
 from metaq.server.text.put import PutHandler
 from metaq.server.wire.pops import LOOK_S
+from metaq.server.wire.reads import StoreRead
 from metaq.store.files.filecache import run_here
 from tests.support.controlled import ControlledDisk
 from tests.support.faultydisk import DATA, FaultyDisk
@@ -213,6 +214,19 @@ class SlowReads:
         self.waiting.popleft().set()
         gevent.sleep(0)
 
+    def let_all(self) -> None:
+        while self.waiting:
+            self.let_one()
+
+
+def reopened(broker: Broker, folder: Path) -> tuple[Broker, SlowReads]:
+    """End a broker and start another one with its folder, and with nothing of it in the page cache."""
+    broker.parts.close()
+    (folder / "cold").touch()
+    other, slow = Broker(folder / "data", disk=ControlledDisk(folder)), SlowReads()
+    other.parts.reads._run = slow
+    return other, slow
+
 
 @pytest.mark.parametrize("line", ["subscribe orders billing 7", "pop orders billing 1 wait=5000 7"])
 def test_what_comes_while_the_disk_is_read_is_not_missed(tmp_path: Path, line: str) -> None:
@@ -223,20 +237,15 @@ def test_what_comes_while_the_disk_is_read_is_not_missed(tmp_path: Path, line: s
         first.put("old", partition=partition)
         client.say("pop orders billing 1 7")
         client.say(f"ack {partition}-0 7")
-    first.parts.close()
-    (tmp_path / "cold").touch()
-    broker, slow = Broker(tmp_path / "data", disk=ControlledDisk(tmp_path)), SlowReads()
-    broker.parts.reads._run = slow
+    broker, slow = reopened(first, tmp_path)
     client = Client(broker)
     client.say(line)
     slow.let_one()
     assert slow.waiting, "the first partition was read, and the second one is"
     broker.put("new", partition=0)
-    while slow.waiting:
-        slow.let_one()
+    slow.let_all()
     broker.parts.advance(LOOK_S)  # nobody is woken any more
-    while slow.waiting:
-        slow.let_one()
+    slow.let_all()
     broker.parts.end_turn()
     assert client.heard()[:1] == ["message 3 7 0-1 orders 0 23 1 0"]
     broker.parts.close()
@@ -292,6 +301,48 @@ def test_own_partitions(broker: Broker, client: Client) -> None:
     assert other.heard()[0].startswith("message 1 2 1-1 orders")
     broker.put("c", partition=0)
     assert client.heard()[0].startswith("message 1 1 0-0 orders")
+
+
+def test_a_partition_that_moves_while_the_disk_is_read_is_its_new_owners(tmp_path: Path) -> None:
+    """MY-010: the former one takes nothing of it, although it has read it."""
+    first = Broker(tmp_path / "data")
+    for partition in (0, 1):
+        first.put("a", partition=partition)
+    broker, slow = reopened(first, tmp_path)
+    former, owner = Client(broker), Client(broker)
+    former.say("subscribe orders billing assign=own ready=9 1")
+    assert slow.waiting
+    owner.say("subscribe orders billing assign=own ready=9 2")
+    later = slow.waiting.pop()  # the owner is slower
+    slow.let_all()
+    slow.waiting.append(later)
+    broker.parts.advance(LOOK_S)
+    slow.let_all()
+    broker.settle()
+    assert [line for line in former.heard() if "message" in line] == ["message 1 1 0-0 orders 0 0 1 0"]
+    assert [line for line in owner.heard() if "message" in line] == ["message 1 2 1-0 orders 1 0 1 0"]
+    broker.parts.close()
+
+
+def test_members_look_once_when_many_join_in_a_turn(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand workers that come back after a failover must not cost seconds of the loop."""
+    looks: Counter[StoreRead] = Counter()
+    start = broker.parts.reads.start
+
+    def count(request: StoreRead) -> None:
+        looks[request] += 1
+        start(request)
+
+    monkeypatch.setattr(broker.parts.reads, "start", count)
+    members = [Client(broker) for _ in range(40)]
+    for member in members:
+        member.text.send(b"subscribe orders billing assign=own ready=9 1\r\n")
+    broker.parts.end_turn()
+    assert sorted(looks.values()) == [2, 2, 2, 2]  # at its subscription, and when all are known
+    members[0].say("unsubscribe orders billing 2")
+    for partition in range(4):
+        broker.put("a", partition=partition)
+    assert ["".join(member.heard()).count("message") for member in members[1:6]] == [1, 1, 1, 1, 0]
 
 
 def test_members_beyond_the_partitions_get_nothing(broker: Broker) -> None:
