@@ -102,8 +102,12 @@ class Transport(virtual.Transport):  # type: ignore[misc]
 
     def establish_connection(self) -> "Transport":
         """Connect: one of the errors of ``connection_errors`` when there is no broker."""
-        self.broker.check()
-        connection: Transport = super().establish_connection()
+        try:
+            self.broker.check()
+            connection: Transport = super().establish_connection()
+        except BaseException:
+            self.close_connection(self)  # kombu drops a transport that has not connected, and the client has threads
+            raise
         return connection
 
     def close_connection(self, connection: Any) -> None:

@@ -1,5 +1,6 @@
 """kombu's own programs on a broker: queues, exchanges, acks, prefetch, priorities, times."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -314,6 +315,14 @@ def test_no_broker_is_an_error_that_says_so() -> None:
     nowhere = Connection("metaq://127.0.0.1:1//", transport_options={"timeout": 1})
     with nowhere, pytest.raises(OperationalError, match=r"127\.0\.0\.1:1"):
         nowhere.ensure_connection(max_retries=1, interval_start=0)
+
+
+def test_a_connection_that_fails_leaves_no_thread_behind() -> None:
+    before = set(threading.enumerate())
+    nowhere = Connection("metaq://127.0.0.1:1//", transport_options={"timeout": 0.5})
+    with pytest.raises(OperationalError):
+        nowhere.ensure_connection(max_retries=1, interval_start=0)
+    wait_until(lambda: set(threading.enumerate()) <= before, COME_S, "the threads of its client end")
 
 
 def test_several_registries_are_several_urls(process: BrokerProcess, url: str) -> None:
