@@ -4,6 +4,9 @@ import contextlib
 import os
 import threading
 
+_guard = threading.Lock()
+"""Held while descriptors are made, used or closed: the number of a closed one may be another file's."""
+
 
 class Bell:
     """Rung by any thread, answered by one. Who is woken clears it first and looks for messages afterwards."""
@@ -17,9 +20,10 @@ class Bell:
         if self._rung.is_set():
             return
         self._rung.set()
-        if self._ends is not None:
-            with contextlib.suppress(BlockingIOError, OSError):  # full is loud enough; closed: nobody listens any more
-                os.write(self._ends[1], b"\0")
+        with _guard:
+            if self._ends is not None:
+                with contextlib.suppress(BlockingIOError):  # full is loud enough
+                    os.write(self._ends[1], b"\0")
 
     def wait(self, timeout_s: float | None) -> None:
         """Wait until it is rung, at most so long, and clear it."""
@@ -28,22 +32,31 @@ class Bell:
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when it was rung."""
-        if self._ends is None:
-            self._ends = os.pipe()
-            for end in self._ends:
-                os.set_blocking(end, False)
-        return self._ends[0]
+        with _guard:
+            if self._ends is None:
+                self._ends = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            return self._ends[0]
 
     def answer(self) -> None:
         """Clear it for who watches the descriptor. Reading comes first: a ring in between must find it cleared, or be seen."""
-        if self._ends is not None:
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._ends[0], 4096)
+        with _guard:
+            if self._ends is not None:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._ends[0], 4096)
         self._rung.clear()
 
     def close(self) -> None:
         """Close the descriptors, if there are any."""
-        if self._ends is not None:
-            ends, self._ends = self._ends, None
+        with _guard:
+            ends, self._ends = self._ends or (), None
             for end in ends:
                 os.close(end)
+
+
+def _renew() -> None:
+    """Make the lock anew in a child of a fork: a thread of the parent may have held it."""
+    global _guard  # noqa: PLW0603 - one for all bells, so that a child has one to make anew
+    _guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew)

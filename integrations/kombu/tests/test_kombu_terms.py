@@ -1,7 +1,11 @@
 """Names of topics, the terms of queues, the times of tasks, and the bell."""
 
+import os
 import select
+import sys
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -100,3 +104,34 @@ def test_the_bell_makes_its_descriptor_readable_until_it_is_answered() -> None:
         assert not select.select([descriptor], [], [], 0.0)[0]
     bell.close()
     bell.ring()
+
+
+@pytest.fixture
+def hasty() -> Iterator[None]:
+    """Let threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_bell_that_is_closed_meanwhile_rings_in_no_other_file() -> None:
+    def ring(bell: Bell, done: threading.Event) -> None:
+        while not done.is_set():
+            bell.ring()
+            bell.wait(0.0)
+
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(500):
+            bell, done = Bell(), threading.Event()
+            bell.fileno()
+            ringing = pool.submit(ring, bell, done)
+            bell.close()
+            other = os.pipe()  # with the numbers of those that were closed
+            done.set()
+            ringing.result()
+            heard, _, _ = select.select([other[0]], [], [], 0.0)
+            for end in other:
+                os.close(end)
+            assert heard == []
