@@ -44,11 +44,9 @@ class LogReader:
                 return
             for message in messages:
                 try:
-                    raw = read(message.body)
-                except ValueError:
-                    logger.warning("not a message of kombu topic=%s message=%s", self._topic, message.id)
-                    continue
-                self._deliver(raw)
+                    self._deliver(read(message.body))
+                except Exception as error:  # noqa: BLE001 - whatever it is, replies and remote control must go on
+                    logger.warning("message dropped topic=%s message=%s reason=%r", self._topic, message.id, error)
 
     def close(self) -> None:
         """Read no more."""

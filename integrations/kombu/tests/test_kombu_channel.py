@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.exceptions import ChannelError, OperationalError
-from kombu_metaq.names import queue_topic
+from kombu_metaq.names import exchange_topic, queue_topic
 from kombu_support import url
 
 import metaq
@@ -225,6 +225,19 @@ def test_fanout_reaches_queues_of_other_connections(connect: Callable[..., Conne
     Producer(sender.default_channel).publish("flood", exchange=news, declare=[news])
     assert [reader.wait_for(1) for reader in readers] == [["flood"], ["flood"]]
     assert Got(connect(), lasting).wait_for(1) == ["flood"]
+
+
+def test_what_kombu_has_not_written_ends_no_reader_of_an_exchange(
+    process: BrokerProcess, url: str, connect: Callable[..., Connection], caplog: pytest.LogCaptureFixture
+) -> None:
+    news = Exchange("news", type="fanout")
+    reader = Got(connect(), Queue("reader", news, exclusive=True, durable=False), no_ack=True)
+    with metaq.connect(process.registry) as client:
+        topic = exchange_topic(url.rpartition("/")[2], "news")
+        client.producer().send(topic, b'{"__type__": "decimal", "__value__": "abc"}')
+    Producer(connect().default_channel).publish("heard", exchange=news, declare=[news])
+    assert reader.wait_for(1) == ["heard"]
+    assert "message dropped" in caplog.text
 
 
 def test_topics_choose_by_patterns(connect: Callable[..., Connection]) -> None:

@@ -151,9 +151,11 @@ def test_what_cannot_be_read_is_rejected_and_the_next_one_taken() -> None:
         b"[" * 100_000,
         b"\xff",
         b'{"__type__": "uuid", "__value__": 1}',
+        b'{"__type__": "decimal", "__value__": "abc"}',
     ]
     bodies += [
         GOOD.replace(b'""', b"1"),
+        GOOD.replace(b"{", b'{"headers": [1], ', 1),
         GOOD.replace(b"{", b'{"body": "a", ', 1).replace(b'{"delivery', b'{"body_encoding": "base64", "delivery'),
     ]
     bad = [Lease(body) for body in bodies]
