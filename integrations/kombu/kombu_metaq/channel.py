@@ -12,7 +12,7 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.json import dumps
 from kombu.utils.uuid import uuid
 
-from kombu_metaq.delivery import Delivery, LogDelivery, Raw
+from kombu_metaq.delivery import ONCE, Delivery, LogDelivery, Raw
 from kombu_metaq.names import exchange_topic, queue_topic, tag_of
 from kombu_metaq.qos import QoS
 from kombu_metaq.shared import Shared
@@ -169,8 +169,8 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         if self.connection is None:  # kombu has connected again to declare a queue, and tries again with a new channel
             raise ConnectionFailed("this channel was closed with its connection")
         self._inplace_augment_message(message, exchange, routing_key)
-        # kombu repeats a publish that has failed with the same properties: brokers know what they have stored by this
-        once = message["properties"].setdefault("metaq_id", uuid())
+        # kombu repeats a publish that has failed with the same properties
+        once = message["properties"].setdefault(ONCE, uuid())
         body = dumps(message).encode()
         terms = SendTerms(
             priority=self._get_message_priority(message) or None,

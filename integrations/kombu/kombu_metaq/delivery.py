@@ -9,6 +9,9 @@ from kombu.utils.json import loads
 BASE64: Final = "base64"
 """The encoding of all bodies: a message is stored as JSON."""
 
+ONCE: Final = "metaq_id"
+"""The property by which brokers know a message again that kombu publishes again because no answer came."""
+
 Raw = dict[str, Any]
 """A message as kombu's virtual channels have it."""
 
@@ -53,6 +56,7 @@ def read(body: bytes) -> Raw:
         properties = raw["properties"]
         if not isinstance(properties["delivery_info"]["routing_key"], str) or not isinstance(raw.get("headers") or {}, dict):
             raise TypeError
+        properties.pop(ONCE, None)  # a program that publishes the message again with its properties means a new one
         if properties.pop("body_encoding", None) == BASE64:
             raw["body"] = b64decode(raw["body"])
     except Exception as error:  # whoever may send may send anything, and decoders of values raise what they like

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from celery.contrib.migrate import republish
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.exceptions import ChannelError, OperationalError
 from kombu_metaq.names import exchange_topic, queue_topic
@@ -322,6 +323,16 @@ def test_a_publish_that_is_repeated_is_stored_once(connect: Callable[..., Connec
     got.wait_for(1)
     got.drain()
     assert got.bodies == ["once"]
+
+
+def test_a_message_that_was_received_can_be_published_again_with_its_properties(connect: Callable[..., Connection]) -> None:
+    queue = Queue("letters")
+    connection = connect()
+    publish(connection, queue, "twice")
+    got = Got(connection, queue)
+    got.wait_for(1)
+    republish(Producer(connection.channel()), got.messages[0], exchange="", routing_key="letters")
+    assert got.wait_for(2) == ["twice", "twice"]
 
 
 def test_no_broker_is_an_error_that_says_so() -> None:
