@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from kombu_metaq.groups import make_group, see_group
 from kombu_metaq.leases import LeaseReader
 from kombu_metaq.terms import QueueTerms, SendTerms
 from metaq.client import Admin, Client, ConsumeFrom, Producer
-from metaq.client.admin.views import GroupView
 from metaq.errors import ClientError, ConnectionFailed, Refused, RouteNotFound, RouteProblem
 from metaq.protocol.remoting.codes import Response
 
@@ -20,8 +20,6 @@ PAUSE_S: Final = 0.2
 """Between two questions while a master is elected."""
 DEDUPE_MS: Final = 10 * 60 * 1000
 """For so long a message is not stored again that was sent again because no answer came."""
-MOST_LEASE_MS: Final = 30 * 24 * 3_600_000
-"""The longest time for which a task may run without coming again; brokers alone allow 12 hours."""
 ABSENT_S: Final = 1.0
 """How long a topic that was not there is not asked for again."""
 MOST_BATCH: Final = 32
@@ -41,6 +39,8 @@ class Broker:
         self._producer: Producer | None = None
         self._present: set[str] = set()
         self._absent: dict[str, float] = {}
+        self._queues: set[str] = set()
+        """The topics of queues that are there with their groups."""
         self._leases: dict[str, LeaseReader] = {}
 
     def check(self) -> None:
@@ -82,9 +82,14 @@ class Broker:
         return True
 
     def make_queue(self, topic: str, terms: QueueTerms) -> None:
-        """Create the topic of a queue, and its group, unless the topic is there: who runs the broker may have made it."""
-        if not self.has_topic(topic):
+        """Create the topic of a queue, and its group, unless they are there: who runs the broker may have made them."""
+        if topic in self._queues:
+            return
+        if self.has_topic(topic):
+            self._asked(lambda admin: see_group(admin, topic, terms, self._invisible_s))
+        else:
             self._make(topic, lambda admin: _make_queue(admin, topic, terms))
+        self._queues.add(topic)
 
     def make_log(self, topic: str) -> None:
         """Create the topic of an exchange, unless it is there."""
@@ -106,6 +111,7 @@ class Broker:
         admin.delete_topic(topic)
         admin.delete_group(topic)
         self._present.discard(topic)
+        self._queues.discard(topic)
 
     def size(self, topic: str) -> int:
         """Return the number of messages of a queue that can be given now, or are to come."""
@@ -154,14 +160,7 @@ def _check(admin: Admin) -> None:
 
 def _make_queue(admin: Admin, topic: str, terms: QueueTerms) -> None:
     """Create the topic of a queue, and its group."""
-    try:
-        # an ack that was answered is not lost with its master, which would let the task run again
-        group = GroupView(topic, retry_max_times=terms.deliveries, max_invisible_ms=MOST_LEASE_MS, lease_acks="safe")
-        admin.update_group(group)
-    except Refused as error:
-        if error.code != Response.NO_PERMISSION:
-            raise
-        logger.warning("not an administrator, so the group has the broker's limits group=%s reason=%s", topic, error)
+    make_group(admin, topic, terms)
     admin.create_topic(topic, terms.levels, priority=terms.levels > 1, dedupe_window_ms=DEDUPE_MS)
 
 

@@ -2,84 +2,23 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
 
 import pytest
 from celery.contrib.migrate import republish
-from kombu import Connection, Consumer, Exchange, Producer, Queue
+from kombu import Connection, Exchange, Producer, Queue
 from kombu.exceptions import ChannelError, OperationalError
 from kombu_metaq.names import exchange_topic, queue_topic
+from kombu_programs import COME_S, LEASE_S, Got, connect, publish
 from kombu_support import url
 
 import metaq
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.users import ADMIN, USERS, write_users
 
-__all__ = ["url"]  # a fixture
-
-COME_S: Final = 60.0
-NONE_S: Final = 0.3
-LEASE_S: Final = 1.5
-
-
-@pytest.fixture
-def connect(url: str) -> Iterator[Callable[..., Connection]]:
-    """Make connections, which are closed at the end."""
-    made: list[Connection] = []
-
-    def new(**options: Any) -> Connection:
-        connection = Connection(url, transport_options={"visibility_timeout": LEASE_S, **options})
-        made.append(connection)
-        return connection
-
-    yield new
-    for connection in made:
-        connection.release()
-
-
-class Got:
-    """A consumer that keeps its messages."""
-
-    def __init__(self, connection: Connection, *queues: Queue, prefetch: int = 0, no_ack: bool = False) -> None:
-        self.connection = connection
-        self.messages: list[Any] = []
-        self.consumer = Consumer(connection.channel(), list(queues), callbacks=[self._take], no_ack=no_ack)
-        if prefetch:
-            self.consumer.qos(prefetch_count=prefetch)
-        self.consumer.consume()
-
-    def _take(self, body: Any, message: Any) -> None:
-        self.messages.append(message)
-
-    @property
-    def bodies(self) -> list[Any]:
-        return [message.payload for message in self.messages]
-
-    def wait_for(self, count: int) -> list[Any]:
-        """Return the bodies when so many messages have come."""
-        end = time.monotonic() + COME_S
-        while len(self.messages) < count:
-            assert time.monotonic() < end, self.bodies
-            self.drain(1.0)
-        return self.bodies
-
-    def drain(self, timeout_s: float = NONE_S) -> None:
-        """Take what comes until nothing has come for so long."""
-        try:
-            while True:
-                self.connection.drain_events(timeout=timeout_s)
-                timeout_s = 0.0
-        except TimeoutError:
-            pass
-
-
-def publish(connection: Connection, queue: Queue, *bodies: Any, **options: Any) -> None:
-    producer = Producer(connection.default_channel)
-    for body in bodies:
-        producer.publish(body, exchange="", routing_key=queue.name, declare=[queue], **options)
+__all__ = ["connect", "url"]  # fixtures
 
 
 def test_messages_are_consumed_in_order_acked_and_gone(connect: Callable[..., Connection]) -> None:
@@ -387,7 +326,11 @@ def test_users_need_rights_to_the_names_of_a_virtual_host(tmp_path: Path, caplog
             reader = Got(connection, Queue("reader", news, exclusive=True, durable=False), no_ack=True)
             Producer(connection.default_channel).publish("heard", exchange=news, declare=[news])
             assert reader.wait_for(1) == ["heard"]
-        assert "not an administrator" in caplog.text
+            with metaq.connect(broker.registry, user=ADMIN.name, password=ADMIN.secret) as client:
+                client.admin().create_topic(queue_topic("shop", "bills"), 1)
+            publish(connection, Queue("bills"), "allowed, too")
+        for name in ("letters", "bills"):
+            assert f"metaq group update '{queue_topic('shop', name)}'" in caplog.text
         with logged_in("clerk", "clerk-secret-1", "other") as elsewhere, pytest.raises(metaq.Refused, match="clerk may not"):
             publish(elsewhere, queue, "not there")
         with logged_in("clerk", "wrong") as stranger, pytest.raises(metaq.Refused):

@@ -1,0 +1,70 @@
+"""What is kept for queues at a broker: topics and groups, as they are made, found, emptied and deleted."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from kombu import Connection, Queue
+from kombu_metaq.groups import MOST_LEASE_MS
+from kombu_metaq.names import queue_topic
+from kombu_metaq.terms import MOST_DELIVERIES
+from kombu_programs import connect
+from kombu_support import url
+
+import metaq
+from metaq.client.admin.views import GroupView
+from tests.support.broker import BrokerProcess
+
+__all__ = ["connect", "url"]  # fixtures
+
+LETTERS = Queue("letters")
+
+
+@pytest.fixture
+def topic(url: str) -> str:
+    """The topic and the group of the queue of letters."""
+    return queue_topic(url.rpartition("/")[2], "letters")
+
+
+@pytest.fixture
+def admin(process: BrokerProcess) -> Iterator[metaq.Admin]:
+    """The administration of the broker, without kombu."""
+    with metaq.connect(process.registry) as client:
+        yield client.admin()
+
+
+def group_of(admin: metaq.Admin, name: str) -> GroupView:
+    return next(view for view in admin.groups() if view.name == name)
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_queue_whose_topic_is_there_gets_a_group(admin: metaq.Admin, topic: str, connect: Callable[..., Connection]) -> None:
+    admin.create_topic(topic, 1)
+    LETTERS(connect().default_channel).declare()
+    group = group_of(admin, topic)
+    assert (group.retry_max_times, group.max_invisible_ms, group.lease_acks) == (MOST_DELIVERIES, MOST_LEASE_MS, "safe")
+
+
+@pytest.mark.parametrize("low", [GroupView("", max_invisible_ms=MOST_LEASE_MS), GroupView("", retry_max_times=MOST_DELIVERIES)])
+def test_a_group_that_is_there_stays_and_low_limits_are_warned_of_once(
+    admin: metaq.Admin, topic: str, connect: Callable[..., Connection], low: GroupView, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = low._replace(name=topic)
+    admin.create_topic(topic, 1)
+    admin.update_group(before)
+    for _ in range(2):
+        LETTERS(connect(visibility_timeout=24 * 3600).default_channel).declare()
+    assert group_of(admin, topic) == before
+    (warning,) = caplog.messages
+    assert f"retry_max_times={before.retry_max_times} max_invisible_ms={before.max_invisible_ms} group={topic}" in warning
+    assert f"metaq group update '{topic}' --retry-max-times {MOST_DELIVERIES}" in warning
+
+
+def test_a_group_with_the_limits_of_its_queue_is_not_warned_of(
+    admin: metaq.Admin, topic: str, connect: Callable[..., Connection], caplog: pytest.LogCaptureFixture
+) -> None:
+    admin.create_topic(topic, 1)
+    admin.update_group(GroupView(topic, retry_max_times=5))
+    Queue("letters", queue_arguments={"x-delivery-limit": 5})(connect().default_channel).declare()
+    assert caplog.messages == []
