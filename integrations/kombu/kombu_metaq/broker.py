@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from kombu_metaq.groups import make_group, see_group
+from kombu_metaq.groups import check_lease, make_group, see_group
 from kombu_metaq.leases import LeaseReader
 from kombu_metaq.terms import QueueTerms, SendTerms
 from metaq.client import Admin, Client, ConsumeFrom, Producer
@@ -136,9 +136,13 @@ class Broker:
             self._producer.send(topic, body, tag=tag, priority=priority, deliver_at=due, dedupe_id=once)
 
     def leases(self, topic: str) -> LeaseReader:
-        """Return the reader of a queue, which begins with the first call."""
+        """Return the reader of a queue, which begins with the first call.
+
+        ``ValueError`` when the queue's group does not allow leases of ``visibility_timeout``.
+        """
         reader = self._leases.get(topic)
         if reader is None:
+            self._asked(lambda admin: check_lease(admin, topic, self._invisible_s))
             consumer = self._client.lease_consumer(
                 topic, topic, batch=MOST_BATCH, invisible=self._invisible_s, wait=HOLD_S, from_first=True
             )

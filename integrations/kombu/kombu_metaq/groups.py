@@ -1,10 +1,9 @@
-"""The group of a queue: created with the limits that tasks need, or compared with them."""
+"""The group of a queue: created with the limits that its tasks need, or compared with them."""
 
 import logging
 import shlex
-from typing import Final
 
-from kombu_metaq.terms import QueueTerms
+from kombu_metaq.terms import MOST_LEASE_MS, QueueTerms
 from metaq.client import Admin
 from metaq.client.admin.views import GroupView
 from metaq.errors import Refused
@@ -12,8 +11,6 @@ from metaq.protocol.remoting.codes import Response
 
 logger = logging.getLogger(__name__)
 
-MOST_LEASE_MS: Final = 30 * 24 * 3_600_000
-"""The longest time for which a task may run without coming again; brokers alone allow 12 hours."""
 _warned: set[str] = set()
 """The groups about which this process was warned: each of its connections finds the same."""
 
@@ -33,12 +30,27 @@ def make_group(admin: Admin, group: str, terms: QueueTerms) -> None:
 
 def see_group(admin: Admin, group: str, terms: QueueTerms, invisible_s: float) -> None:
     """Create the group of a queue unless it is there; warn when its limits are lower than those of the queue."""
-    view = next((view for view in admin.groups() if view.name == group), None)
+    view = _view(admin, group)
     if view is None:
         make_group(admin, group, terms)
     elif view.retry_max_times < terms.deliveries or view.max_invisible_ms < invisible_s * 1000:
         limits = f"retry_max_times={view.retry_max_times} max_invisible_ms={view.max_invisible_ms}"
         _warn(group, terms, f"the group allows fewer deliveries than its queue, or shorter leases than this program {limits}")
+
+
+def check_lease(admin: Admin, group: str, invisible_s: float) -> None:
+    """Raise ``ValueError`` when a group allows no leases of so many seconds: brokers would refuse all requests for messages."""
+    most_ms = (_view(admin, group) or GroupView(group)).max_invisible_ms
+    if invisible_s * 1000 > most_ms:
+        command = f"metaq group update {shlex.quote(group)} --attribute max_invisible_ms={MOST_LEASE_MS}"
+        raise ValueError(
+            f"visibility_timeout is {invisible_s:.10g} s, and the group {group} allows leases of {most_ms / 1000:.10g} s "
+            f"(max_invisible_ms): lower visibility_timeout, or let an administrator run: {command}"
+        )
+
+
+def _view(admin: Admin, group: str) -> GroupView | None:
+    return next((view for view in admin.groups() if view.name == group), None)
 
 
 def _warn(group: str, terms: QueueTerms, problem: str) -> None:

@@ -9,6 +9,8 @@ EXPIRES: Final = "x-expires"
 DELIVERY_LIMIT: Final = "x-delivery-limit"
 MOST_DELIVERIES: Final = 1_000_000
 """The deliveries of a message unless the queue says otherwise: a prefetched message that a worker gives back was delivered."""
+MOST_LEASE_MS: Final = 30 * 24 * 3_600_000
+"""The longest time for which a task may run without coming again; brokers alone allow 12 hours."""
 
 
 class QueueTerms(NamedTuple):

@@ -1,5 +1,6 @@
 """The transport: one client of metaq for each connection of kombu, in an event loop or without."""
 
+import math
 import sys
 import time
 from functools import partial
@@ -14,6 +15,7 @@ from kombu_metaq.bell import Bell
 from kombu_metaq.channel import Channel
 from kombu_metaq.names import ROOT
 from kombu_metaq.shared import Shared, SharedKey, join, leave
+from kombu_metaq.terms import MOST_LEASE_MS
 from metaq.address import REGISTRY_PORT, Address
 from metaq.errors import BadRequest, BrokerBusy, ConnectionFailed, Refused, RequestTimeout, RouteNotFound, SendFailed
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 VISIBILITY_S: Final = 60.0
 """The time after which the messages of a worker that died come again; a living one has them for as long as it needs."""
+LEAST_VISIBILITY_S: Final = 1.0
 TIMEOUT_S: Final = 10.0
 MOST_AT_ONCE: Final = 100
 """The messages that one turn of an event loop takes, before it looks at its other tasks."""
@@ -51,6 +54,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         self._broker: Broker | None = None
         self._shared: Shared | None = None
         self._loop: Any = None
+        self._visibility_s = _visibility_s(client.transport_options.get("visibility_timeout", VISIBILITY_S))
         self._timeout_s = float(client.transport_options.get("timeout", TIMEOUT_S))
         registries = _registries(client)
         # kombu goes from one URL to the next one when a connection is lost, and the registries stay the same
@@ -80,8 +84,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         if self._broker is None:
             from kombu_metaq.broker import Broker  # noqa: PLC0415 - metaq's client takes longer to import than the rest
 
-            visibility_s = float(self.client.transport_options.get("visibility_timeout", VISIBILITY_S))
-            self._broker = Broker(self._connect(), visibility_s, self._timeout_s, self.bell.ring)
+            self._broker = Broker(self._connect(), self._visibility_s, self._timeout_s, self.bell.ring)
         return self._broker
 
     @property
@@ -158,6 +161,18 @@ class Transport(virtual.Transport):  # type: ignore[misc]
             if not self._deliver_one():
                 return
         self.bell.ring()
+
+
+def _visibility_s(given: Any) -> float:
+    """Return a visibility timeout in seconds; ``ValueError`` unless it is a number from 1 s to 30 days."""
+    try:
+        seconds = float(given)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not LEAST_VISIBILITY_S <= seconds <= MOST_LEASE_MS / 1000:
+        limits = f"from {LEAST_VISIBILITY_S:g} to {MOST_LEASE_MS // 1000} (30 days)"
+        raise ValueError(f"visibility_timeout is {given!r}; write a number of seconds {limits} in the transport options")
+    return seconds
 
 
 def _registries(info: Any) -> list[str]:

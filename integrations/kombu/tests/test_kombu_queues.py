@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from kombu import Connection, Queue
-from kombu_metaq.groups import MOST_LEASE_MS
 from kombu_metaq.names import queue_topic
-from kombu_metaq.terms import MOST_DELIVERIES
-from kombu_programs import connect
+from kombu_metaq.terms import MOST_DELIVERIES, MOST_LEASE_MS
+from kombu_programs import Got, connect, publish
 from kombu_support import url
 
 import metaq
@@ -68,3 +67,15 @@ def test_a_group_with_the_limits_of_its_queue_is_not_warned_of(
     admin.update_group(GroupView(topic, retry_max_times=5))
     Queue("letters", queue_arguments={"x-delivery-limit": 5})(connect().default_channel).declare()
     assert caplog.messages == []
+
+
+def test_leases_that_a_group_does_not_allow_are_refused_when_they_begin(
+    admin: metaq.Admin, topic: str, connect: Callable[..., Connection]
+) -> None:
+    admin.create_topic(topic, 1)
+    admin.update_group(GroupView(topic, retry_max_times=MOST_DELIVERIES, max_invisible_ms=5000))
+    too_long = connect(visibility_timeout=5.5)
+    with pytest.raises(ValueError, match=r"visibility_timeout is 5\.5 s.* allows leases of 5 s.*max_invisible_ms"):
+        Got(too_long, LETTERS)
+    publish(too_long, LETTERS, "here")
+    assert Got(connect(visibility_timeout=5), LETTERS).wait_for(1) == ["here"]

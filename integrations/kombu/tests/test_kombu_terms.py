@@ -1,4 +1,4 @@
-"""Names of topics, the terms of queues, the times of tasks, and the bell."""
+"""Names of topics, the terms of queues and connections, the times of tasks, and the bell."""
 
 import os
 import select
@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from kombu import Connection
 from kombu_metaq.bell import Bell
 from kombu_metaq.names import MOST_CHARACTERS, exchange_topic, queue_topic, tag_of
 from kombu_metaq.terms import MOST_DELIVERIES, due_of, terms_of
@@ -71,6 +72,17 @@ def test_arguments_say_how_many_levels_and_deliveries_there_are() -> None:
     assert (terms.levels, terms.deliveries) == (10, 3)
     plain = terms_of(durable=True, exclusive=False, auto_delete=False, arguments={"x-max-priority": None})
     assert (plain.levels, plain.deliveries) == (1, MOST_DELIVERIES)
+
+
+@pytest.mark.parametrize("visibility_timeout", [0, 0.5, 30 * 24 * 3600 + 1, -1, float("nan"), float("inf"), "soon", None])
+def test_a_visibility_timeout_is_from_a_second_to_30_days(visibility_timeout: object) -> None:
+    connection = Connection("metaq://127.0.0.1:1//", transport_options={"visibility_timeout": visibility_timeout})
+    with pytest.raises(ValueError, match=r"visibility_timeout is .*from 1 to 2592000 \(30 days\)"):
+        connection.create_transport()
+
+
+def test_a_visibility_timeout_may_be_a_text() -> None:
+    assert Connection("metaq://127.0.0.1:1//", transport_options={"visibility_timeout": "60"}).create_transport()
 
 
 def test_only_a_time_to_come_delays_a_message() -> None:
