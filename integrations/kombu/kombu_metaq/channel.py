@@ -220,8 +220,9 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         """Have the messages of a queue given to ``callback`` by ``drain_events``, no more unsettled ones than prefetched."""
         self._make(queue)
         if self._is_temporary(queue):
-            if not self.state.queue_index[queue]:  # what is sent to the name of the queue
-                self._listen(DEFAULT_EXCHANGE, queue, queue)
+            # its bindings again, as kombu counts those as made for which no broker could be asked; without any, its name
+            for exchange, routing_key, _ in list(self.state.queue_bindings(queue)) or [(DEFAULT_EXCHANGE, queue, None)]:
+                self._listen(exchange, routing_key, queue)
             self._shared.temporary(queue).bell = self.connection.bell
         else:
             self._broker.leases(self._topic(queue))

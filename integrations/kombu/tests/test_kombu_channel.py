@@ -180,6 +180,23 @@ def test_what_kombu_has_not_written_ends_no_reader_of_an_exchange(
     assert "message dropped" in caplog.text
 
 
+def test_a_queue_that_was_bound_while_the_broker_was_away_hears_its_exchange(tmp_path: Path) -> None:
+    news = Exchange("news", type="fanout")
+    queue = Queue("reader", news, exclusive=True, durable=False)
+    with (
+        BrokerProcess(tmp_path / "data") as broker,
+        Connection(f"metaq://{broker.registry}//", transport_options={"timeout": 2}) as connection,
+    ):
+        news(connection.default_channel).declare()
+        broker.kill()
+        with pytest.raises(connection.connection_errors):
+            queue(connection.default_channel).declare()
+        broker.restart(same_port=True)
+        reader = Got(connection, queue, no_ack=True)
+        Producer(connection.default_channel).publish("heard", exchange=news)
+        assert reader.wait_for(1) == ["heard"]
+
+
 def test_topics_choose_by_patterns(connect: Callable[..., Connection]) -> None:
     media = Exchange("media", type="topic")
     everything = Got(connect(), Queue("all", media, routing_key="#", exclusive=True, durable=False), no_ack=True)
