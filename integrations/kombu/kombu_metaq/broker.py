@@ -135,7 +135,11 @@ class Broker:
         else:
             self._producer.send(topic, body, tag=tag, priority=priority, deliver_at=due, dedupe_id=once)
 
-    def leases(self, topic: str) -> LeaseReader:
+    def leases(self, topic: str) -> LeaseReader | None:
+        """Return the reader of a queue, if it has begun."""
+        return self._leases.get(topic)
+
+    def begin_leases(self, topic: str) -> LeaseReader:
         """Return the reader of a queue, which begins with the first call.
 
         ``ValueError`` when the queue's group does not allow leases of ``visibility_timeout``.

@@ -7,6 +7,7 @@ from queue import Empty
 from typing import TYPE_CHECKING, Any, Final
 
 from kombu.entity import TRANSIENT_DELIVERY_MODE
+from kombu.exceptions import ChannelError
 from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.json import dumps
@@ -98,7 +99,10 @@ class Channel(virtual.Channel):  # type: ignore[misc]
             self._make(queue)
 
     def _make(self, queue: str) -> None:
-        """See that a queue has what it needs to get messages."""
+        """See that a queue has what it needs to get messages; ``ChannelError`` when nobody has declared it."""
+        if queue not in self._terms and not self._has_queue(queue):
+            host = self.connection.virtual_host
+            raise ChannelError(f"NOT_FOUND - no queue {queue!r} in vhost {host!r}", (50, 10), "Channel.queue_declare", "404")
         if self._is_temporary(queue):
             self._shared.temporary(queue)
         else:
@@ -225,7 +229,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
                 self._listen(exchange, routing_key, queue)
             self._shared.temporary(queue).bell = self.connection.bell
         else:
-            self._broker.leases(self._topic(queue))
+            self._broker.begin_leases(self._topic(queue))
         if no_ack:
             self._without_ack.add(queue)
         super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
@@ -240,8 +244,8 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         self._without_ack.discard(queue)
         if self._is_temporary(queue):
             self.queue_delete(queue)
-        else:
-            self._broker.leases(self._topic(queue)).want(0)
+        elif (reader := self._broker.leases(self._topic(queue))) is not None:
+            reader.want(0)
 
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
         """Set how many unsettled messages this channel may have."""
@@ -257,8 +261,8 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         """Give one message that is here to its consumer; ``Empty`` when there is none, or no room for it."""
         free = self.qos.free()
         for queue in self._active_queues:
-            if not self._is_temporary(queue):
-                self._broker.leases(self._topic(queue)).want(free)
+            if (reader := self._broker.leases(self._topic(queue))) is not None:
+                reader.want(free)
         return super().drain_events(timeout=timeout, callback=callback)
 
     def _get(self, queue: str, timeout: float | None = None) -> Raw:
@@ -271,17 +275,18 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         return self._held(delivery)
 
     def _next(self, queue: str) -> Delivery | None:
-        if not self._is_temporary(queue):
-            return self._broker.leases(self._topic(queue)).take()
-        waiting = self._shared.temporary(queue).waiting
-        return LogDelivery(waiting, waiting.popleft()) if waiting else None
+        if self._is_temporary(queue):
+            waiting = self._shared.temporary(queue).waiting
+            return LogDelivery(waiting, waiting.popleft()) if waiting else None
+        reader = self._broker.leases(self._topic(queue))
+        return None if reader is None else reader.take()
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
-        """Return a message of a queue; ``None`` when none comes within a second."""
+        """Return a message of a queue; ``None`` when none comes within a second, ``ChannelError`` when there is no queue."""
         self._make(queue)
         delivery = self._next(queue)
         if delivery is None and not self._is_temporary(queue):
-            reader = self._broker.leases(self._topic(queue))
+            reader = self._broker.begin_leases(self._topic(queue))
             reader.want(1)
             delivery = reader.wait(GET_S)
             reader.want(0)

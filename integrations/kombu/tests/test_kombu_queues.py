@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator
 
 import pytest
-from kombu import Connection, Queue
+from kombu import Connection, Exchange, Producer, Queue
+from kombu.exceptions import ChannelError
 from kombu_metaq.names import queue_topic
 from kombu_metaq.terms import MOST_DELIVERIES, MOST_LEASE_MS
 from kombu_programs import Got, connect, publish
@@ -79,3 +80,42 @@ def test_leases_that_a_group_does_not_allow_are_refused_when_they_begin(
         Got(too_long, LETTERS)
     publish(too_long, LETTERS, "here")
     assert Got(connect(visibility_timeout=5), LETTERS).wait_for(1) == ["here"]
+
+
+# -- queues that are not there ----------------------------------------------------------------------------------------
+
+
+def test_a_temporary_queue_that_has_ended_is_declared_again_before_it_is_consumed(
+    admin: metaq.Admin, connect: Callable[..., Connection]
+) -> None:
+    connection = connect()
+    news = Exchange("news", type="fanout")
+    queue = Queue("reader", news, exclusive=True, durable=False)
+    ended = Got(connection, queue, no_ack=True)
+    ended.consumer.cancel()
+    with pytest.raises(ChannelError, match="NOT_FOUND - no queue 'reader'"):
+        ended.consumer.consume()
+    assert not [topic for topic in admin.topics() if topic.endswith("|reader")]
+    again = Got(connection, queue, no_ack=True)
+    Producer(connection.default_channel).publish("heard", exchange=news)
+    assert again.wait_for(1) == ["heard"]
+
+
+def test_a_queue_that_nobody_has_declared_gives_no_messages(
+    admin: metaq.Admin, topic: str, connect: Callable[..., Connection]
+) -> None:
+    with pytest.raises(ChannelError, match="NOT_FOUND - no queue 'letters'"):
+        connect().default_channel.basic_get("letters")
+    assert topic not in admin.topics()
+
+
+def test_a_queue_that_was_deleted_is_not_consumed_any_more(
+    admin: metaq.Admin, topic: str, connect: Callable[..., Connection]
+) -> None:
+    connection = connect()
+    got = Got(connection, LETTERS)
+    LETTERS(connection.default_channel).delete()
+    got.drain()
+    got.consumer.cancel()
+    assert topic not in [group.name for group in admin.groups()]
+    assert topic not in admin.topics()
