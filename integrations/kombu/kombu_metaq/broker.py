@@ -2,15 +2,17 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final, TypeVar
 
 from kombu_metaq.groups import check_lease, make_group, see_group
 from kombu_metaq.leases import LeaseReader
 from kombu_metaq.terms import QueueTerms, SendTerms
 from metaq.client import Admin, Client, ConsumeFrom, Producer
-from metaq.errors import ClientError, ConnectionFailed, Refused, RouteNotFound, RouteProblem
+from metaq.errors import ClientError, ConnectionFailed, Refused, RouteNotFound, RouteProblem, TooLate
 from metaq.protocol.remoting.codes import Response
+from metaq.protocol.remoting.timers import TimerRow
 
 logger = logging.getLogger(__name__)
 
@@ -103,25 +105,41 @@ class Broker:
         self._present.add(topic)
 
     def delete_queue(self, topic: str) -> None:
-        """Delete the topic of a queue with its messages, and its group."""
+        """Delete the topic of a queue with its messages, also those that are delayed, and its group."""
         reader = self._leases.pop(topic, None)
         if reader is not None:
             reader.close()
         admin = self._client.admin()
+        _cancel(admin, topic)  # they would come to a queue of this name that is declared until then
         admin.delete_topic(topic)
         admin.delete_group(topic)
         self._present.discard(topic)
         self._queues.discard(topic)
 
     def size(self, topic: str) -> int:
-        """Return the number of messages of a queue that can be given now, or are to come."""
-        return self._asked(lambda admin: _size(admin, topic))
+        """Return the number of messages of a queue that can be given now, or were given back to be given later."""
+        lag, leased = self._asked(lambda admin: _progress(admin, topic))
+        return lag - leased
+
+    def is_empty(self, topic: str) -> bool:
+        """Return whether no message of a queue is to be given, now or later, and no consumer has one."""
+        if self._asked(lambda admin: next(_delayed(admin, topic), None)) is not None:
+            return False
+        lag, _ = self._asked(lambda admin: _progress(admin, topic))  # afterwards: what falls due in between is seen here
+        return lag == 0
+
+    def is_used(self, topic: str) -> bool:
+        """Return whether another connection consumes a queue."""
+        members = self._asked(lambda admin: admin.members(topic))
+        return members is not None and any(member.client_id != self._client.id for member in members.members)
 
     def purge(self, topic: str) -> int:
-        """Finish all messages of a queue, and return how many there were."""
+        """Finish all messages of a queue, and return how many there were, without those that consumers have."""
+        admin = self._client.admin()
+        cancelled = _cancel(admin, topic)
         count = self.size(topic)
-        self._client.admin().reset_offset(topic, topic, ConsumeFrom.LAST, apply=True)
-        return count
+        admin.reset_offset(topic, topic, ConsumeFrom.LAST, apply=True)
+        return cancelled + count
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -172,17 +190,34 @@ def _make_queue(admin: Admin, topic: str, terms: QueueTerms) -> None:
     admin.create_topic(topic, terms.levels, priority=terms.levels > 1, dedupe_window_ms=DEDUPE_MS)
 
 
-def _size(admin: Admin, topic: str) -> int:
-    """Return the number of messages of a queue that can be given now, or are to come."""
+def _progress(admin: Admin, topic: str) -> tuple[int, int]:
+    """Return the number of messages of a queue that are not finished, and of those of them that consumers have."""
     known = {view.queue: view for view in admin.group_lag(topic, topic)}
-    total = 0
+    lag = leased = 0
     for queue in admin.queues(topic):
         view = known.get(queue.queue)
-        if view is None:
-            total += queue.end - queue.begin
-        else:
-            total += view.lag - (view.leased.in_flight if view.leased is not None else 0)
-    return total
+        lag += queue.end - queue.begin if view is None else view.lag
+        leased += view.leased.in_flight if view is not None and view.leased is not None else 0
+    return lag, leased
+
+
+def _delayed(admin: Admin, topic: str) -> Iterator[tuple[str, TimerRow]]:
+    """Yield the delayed messages of a topic, each with the name of its broker."""
+    for broker in admin.masters():
+        for timer in admin.timers().pending(broker.address):
+            if timer.topic == topic:
+                yield broker.name, timer
+
+
+def _cancel(admin: Admin, topic: str) -> int:
+    """Cancel the delayed messages of a topic, and return how many those were."""
+    count = 0
+    for broker_name, timer in list(_delayed(admin, topic)):
+        if timer.handle is not None:  # runs of recurring messages have none; to who may not administer, all have none
+            with suppress(TooLate):  # it is among the others by now
+                admin.timers().cancel(broker_name, timer)
+                count += 1
+    return count
 
 
 def _may_pass(error: ClientError, *, is_made: bool) -> bool:

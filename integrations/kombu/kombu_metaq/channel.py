@@ -147,9 +147,24 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         topic = self._topic(queue)
         return self._broker.purge(topic) if self._broker.has_topic(topic) else 0
 
+    def _is_used(self, queue: str) -> bool:
+        if self._is_temporary(queue):
+            return self._shared.temporary(queue).bell is not None
+        return queue in self.connection._callbacks or self._broker.is_used(self._topic(queue))
+
+    def _is_empty(self, queue: str) -> bool:
+        if self._is_temporary(queue):
+            return not self._shared.temporary(queue).waiting
+        topic = self._topic(queue)
+        return not self._broker.has_topic(topic) or self._broker.is_empty(topic)
+
     def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> None:
-        """Delete a queue: its topic with all messages, its group, and its bindings in this connection."""
-        if if_empty and self._size(queue):
+        """Delete a queue: its topic with all messages, its group, and its bindings in this connection.
+
+        With ``if_unused`` nothing happens while it is consumed, with ``if_empty`` while it has a message, also a delayed one or
+        one that runs.
+        """
+        if (if_unused and self._is_used(queue)) or (if_empty and not self._is_empty(queue)):
             return
         bindings = list(self.state.queue_bindings(queue))
         for exchange, routing_key, arguments in bindings:

@@ -1,18 +1,19 @@
 """What is kept for queues at a broker: topics and groups, as they are made, found, emptied and deleted."""
 
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from kombu import Connection, Exchange, Producer, Queue
 from kombu.exceptions import ChannelError
 from kombu_metaq.names import queue_topic
 from kombu_metaq.terms import MOST_DELIVERIES, MOST_LEASE_MS
-from kombu_programs import Got, connect, publish
+from kombu_programs import COME_S, Got, connect, publish
 from kombu_support import url
 
 import metaq
 from metaq.client.admin.views import GroupView
-from tests.support.broker import BrokerProcess
+from tests.support.broker import BrokerProcess, wait_until
 
 __all__ = ["connect", "url"]  # fixtures
 
@@ -80,6 +81,86 @@ def test_leases_that_a_group_does_not_allow_are_refused_when_they_begin(
         Got(too_long, LETTERS)
     publish(too_long, LETTERS, "here")
     assert Got(connect(visibility_timeout=5), LETTERS).wait_for(1) == ["here"]
+
+
+# -- emptying and deleting --------------------------------------------------------------------------------------------
+
+
+def in_an_hour() -> dict[str, str]:
+    """The headers of a task that is planned."""
+    return {"eta": (datetime.now(UTC) + timedelta(hours=1)).isoformat()}
+
+
+def delayed(process: BrokerProcess, admin: metaq.Admin, topic: str) -> int:
+    """The number of delayed messages of a topic."""
+    return [timer.topic for timer in admin.timers().pending(process.address)].count(topic)
+
+
+def test_a_purge_finishes_what_waits_what_is_delayed_and_what_runs(
+    process: BrokerProcess, admin: metaq.Admin, topic: str, connect: Callable[..., Connection]
+) -> None:
+    first, second = connect(), connect()
+    publish(first, LETTERS, "runs")
+    running = Got(first, LETTERS, prefetch=1)
+    running.wait_for(1)
+    publish(second, LETTERS, *range(3))
+    publish(second, LETTERS, "later", headers=in_an_hour())
+    other = Queue("bills")
+    publish(second, other, "not this one", headers=in_an_hour())
+    assert LETTERS(second.default_channel).purge() == 4
+    assert delayed(process, admin, topic) == 0
+    assert delayed(process, admin, topic.replace("letters", "bills")) == 1
+    assert sum(view.lag for view in admin.group_lag(topic, topic)) == 0
+
+
+def test_a_queue_is_deleted_with_its_delayed_tasks(
+    process: BrokerProcess, admin: metaq.Admin, topic: str, connect: Callable[..., Connection]
+) -> None:
+    connection = connect()
+    publish(connection, LETTERS, "later", headers=in_an_hour())
+    LETTERS(connection.default_channel).delete()
+    assert topic not in admin.topics()
+    assert delayed(process, admin, topic) == 0
+
+
+def test_a_queue_that_is_to_be_empty_is_not_deleted_with_a_delayed_task_or_one_that_runs(
+    admin: metaq.Admin, topic: str, connect: Callable[..., Connection]
+) -> None:
+    channel = connect().default_channel
+    queue = LETTERS(channel)
+
+    def is_deleted() -> bool:
+        queue.delete(if_empty=True)
+        return topic not in admin.topics()
+
+    publish(channel.connection.client, LETTERS, "later", headers=in_an_hour())
+    assert not is_deleted()
+    queue.purge()
+    publish(channel.connection.client, LETTERS, "runs")
+    running = Got(connect(), LETTERS)
+    running.wait_for(1)
+    assert not is_deleted()
+    running.messages[0].ack()
+    wait_until(is_deleted, COME_S, "it is deleted")
+
+
+def test_a_queue_that_is_to_be_unused_is_not_deleted_while_a_connection_consumes_it(
+    admin: metaq.Admin, topic: str, connect: Callable[..., Connection]
+) -> None:
+    connection, other = connect(), connect()
+    queue = LETTERS(connection.default_channel)
+
+    def is_deleted() -> bool:
+        queue.delete(if_unused=True)
+        return topic not in admin.topics()
+
+    own, others = Got(connection, LETTERS), Got(other, LETTERS)
+    assert not is_deleted()
+    own.consumer.cancel()
+    assert not is_deleted()
+    others.consumer.cancel()
+    other.release()
+    wait_until(is_deleted, COME_S, "it is deleted")
 
 
 # -- queues that are not there ----------------------------------------------------------------------------------------
