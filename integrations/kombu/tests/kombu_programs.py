@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import pytest
@@ -68,3 +69,8 @@ def publish(connection: Connection, queue: Queue, *bodies: Any, **options: Any) 
     producer = Producer(connection.default_channel)
     for body in bodies:
         producer.publish(body, exchange="", routing_key=queue.name, declare=[queue], **options)
+
+
+def in_an_hour() -> dict[str, str]:
+    """The headers of a task that is planned."""
+    return {"eta": (datetime.now(UTC) + timedelta(hours=1)).isoformat()}

@@ -11,7 +11,7 @@ from celery.contrib.migrate import republish
 from kombu import Connection, Exchange, Producer, Queue
 from kombu.exceptions import ChannelError, OperationalError
 from kombu_metaq.names import exchange_topic, queue_topic
-from kombu_programs import COME_S, LEASE_S, Got, connect, publish
+from kombu_programs import COME_S, LEASE_S, Got, connect, in_an_hour, publish
 from kombu_support import url
 
 import metaq
@@ -345,7 +345,10 @@ def test_users_need_rights_to_the_names_of_a_virtual_host(tmp_path: Path, caplog
             assert reader.wait_for(1) == ["heard"]
             with metaq.connect(broker.registry, user=ADMIN.name, password=ADMIN.secret) as client:
                 client.admin().create_topic(queue_topic("shop", "bills"), 1)
-            publish(connection, Queue("bills"), "allowed, too")
+            publish(connection, Queue("bills"), "allowed, too", headers=in_an_hour())
+            for forbidden in (Queue.purge, Queue.delete):
+                with pytest.raises(metaq.Refused, match="clerk may not administer"):
+                    forbidden(Queue("bills", channel=connection.default_channel))
         for name in ("letters", "bills"):
             assert f"metaq group update '{queue_topic('shop', name)}'" in caplog.text
         with logged_in("clerk", "clerk-secret-1", "other") as elsewhere, pytest.raises(metaq.Refused, match="clerk may not"):

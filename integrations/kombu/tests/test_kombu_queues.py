@@ -1,14 +1,13 @@
 """What is kept for queues at a broker: topics and groups, as they are made, found, emptied and deleted."""
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
 
 import pytest
 from kombu import Connection, Exchange, Producer, Queue
 from kombu.exceptions import ChannelError
 from kombu_metaq.names import queue_topic
 from kombu_metaq.terms import MOST_DELIVERIES, MOST_LEASE_MS
-from kombu_programs import COME_S, Got, connect, publish
+from kombu_programs import COME_S, Got, connect, in_an_hour, publish
 from kombu_support import url
 
 import metaq
@@ -84,11 +83,6 @@ def test_leases_that_a_group_does_not_allow_are_refused_when_they_begin(
 
 
 # -- emptying and deleting --------------------------------------------------------------------------------------------
-
-
-def in_an_hour() -> dict[str, str]:
-    """The headers of a task that is planned."""
-    return {"eta": (datetime.now(UTC) + timedelta(hours=1)).isoformat()}
 
 
 def delayed(process: BrokerProcess, admin: metaq.Admin, topic: str) -> int:
