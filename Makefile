@@ -16,7 +16,7 @@ export PATH := $(PATH):/usr/sbin:/sbin
 # Where compiled modules are not kept, each broker compiles all of its own again: twice the time of a start, a thousand times.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-slow test-all test-long lint format docs screenshots bench sbom compile interpret test-compiled
+.PHONY: run test test-slow test-all test-long lint format docs screenshots bench dist sbom compile interpret test-compiled
 
 run: .venv/.stamp-run
 	@echo "starting a broker with its data in ./data; Ctrl-C stops it; when it is ready: telnet 127.0.0.1 8123, and http://127.0.0.1:8124/ in a browser"
@@ -70,6 +70,10 @@ screenshots: .venv/.stamp-dev
 
 bench: .venv/.stamp-dev
 	$(BIN)/python -m benchmarks
+
+# What a release publishes, in dist/: the sdist and a wheel of metaq, and of the package for each framework.
+dist: .venv/.stamp-dev
+	for package in . $(INTEGRATIONS); do $(BIN)/python -m build --outdir dist $$package || exit; done
 
 # What the package needs when it runs, with versions and licences: CycloneDX in JSON, in dist/.
 sbom: .venv/.stamp-dev

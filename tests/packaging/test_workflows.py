@@ -6,7 +6,9 @@ What they call is there, and is allowed no more than it needs. Not tried: the ac
 import io
 import re
 import shlex
+import subprocess
 import tarfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -17,11 +19,12 @@ import yaml
 import metaq
 from tests.docs.examples import ROOT
 from tests.packaging.conftest import Bare
-from tests.packaging.release import problems
+from tests.packaging.release import main, problems
 
 WORKFLOWS: Final = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 FORMS: Final = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 REPOSITORY: Final = re.findall(r'^REPOSITORY = "(.+)"$', (ROOT / "setup.py").read_text("utf-8"), re.MULTILINE)[0]
+PACKAGES: Final = [path.parent.relative_to(ROOT) for path in ROOT.glob("integrations/*/pyproject.toml")]
 MADE: Final = ("dist/", ".venv/", "$")
 """What a command makes, or the machine has."""
 HOME: Final = "https://example.com/metaq"
@@ -104,16 +107,16 @@ def test_a_release_needs_the_tests_and_only_its_last_steps_may_write() -> None:
 # -- what is released -------------------------------------------------------------------------------------------------
 
 
-def sdist(folder: Path, heading: str) -> Path:
+def sdist(folder: Path, heading: str, distribution: str = "metaq-broker") -> Path:
     """The files of an sdist that the check reads."""
     texts = {
-        "PKG-INFO": f"Metadata-Version: 2.4\nVersion: 1.2.3\nHome-page: {HOME}\n",
+        "PKG-INFO": f"Metadata-Version: 2.4\nName: {distribution}\nVersion: 1.2.3\nHome-page: {HOME}\n",
         "CHANGELOG.md": f"# Changes\n\n{heading}\n",
     }
-    file = folder / "metaq_broker-1.2.3.tar.gz"
+    file = folder / f"{distribution}-1.2.3.tar.gz"
     with tarfile.open(file, "w:gz") as archive:
         for name, text in texts.items():
-            entry = tarfile.TarInfo(f"metaq_broker-1.2.3/{name}")
+            entry = tarfile.TarInfo(f"{distribution}-1.2.3/{name}")
             entry.size = len(text)
             archive.addfile(entry, io.BytesIO(text.encode()))
     return file
@@ -123,8 +126,8 @@ def sdist(folder: Path, heading: str) -> Path:
     ("tag", "repository", "heading", "expected"),
     [
         ("v1.2.3", HOME, "## [1.2.3] - 2026-12-01", []),
-        ("v1.2.4", HOME, "## [1.2.3] - 2026-12-01", ["the tag is v1.2.4 and the version 1.2.3"]),
-        ("1.2.3", HOME, "## [1.2.3] - 2026-12-01", ["the tag is 1.2.3 and the version 1.2.3"]),
+        ("v1.2.4", HOME, "## [1.2.3] - 2026-12-01", ["the tag is v1.2.4 and the version of metaq-broker 1.2.3"]),
+        ("1.2.3", HOME, "## [1.2.3] - 2026-12-01", ["the tag is 1.2.3 and the version of metaq-broker 1.2.3"]),
         ("v1.2.3", f"{HOME}s", "## [1.2.3] - 2026-12-01", ["set REPOSITORY in setup.py"]),
         ("v1.2.3", HOME, "## [1.2.3] - unreleased", ["CHANGELOG.md has no line"]),
         ("v1.2.3", HOME, "## [1.2.30] - 2026-12-01", ["CHANGELOG.md has no line"]),
@@ -137,6 +140,34 @@ def test_only_what_fits_its_tag_is_released(
     found = problems(sdist(tmp_path, heading), tag, repository)
     assert len(found) == len(expected)
     assert all(part in problem for part, problem in zip(expected, found, strict=True))
+
+
+def test_a_package_of_a_framework_is_released_under_the_version_of_metaq(tmp_path: Path) -> None:
+    """SG-137: a tag that is not its version stops the release."""
+    sdist(tmp_path, "## [1.2.3] - 2026-12-01")
+    sdist(tmp_path, "", "metaq-kombu")
+    main(str(tmp_path), "v1.2.3", HOME)
+    with pytest.raises(SystemExit, match=r"the version of metaq-kombu 1\.2\.3: .* set it in integrations/"):
+        main(str(tmp_path), "v1.2.4", HOME)
+
+
+def test_a_release_builds_the_package_of_each_framework() -> None:
+    """SG-137: as a dry run of its command shows."""
+    assert ["make", "dist"] in commands()
+    shown = subprocess.check_output(["make", "--dry-run", "dist"], cwd=ROOT, text=True)
+    (built,) = re.findall(r"for package in (.+?);", shown)
+    assert set(built.split()) == {".", *map(str, PACKAGES)}
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_the_package_of_a_framework_has_the_version_of_metaq_and_requires_its_minor_version(package: Path) -> None:
+    """SG-137: it may not fit the next one."""
+    files = [ROOT / package / "pyproject.toml", *(ROOT / package).glob("*/version.py")]
+    version = re.compile(r'^(?:version|__version__: Final) = "(.+)"$', re.MULTILINE)
+    assert [found for file in files for found in version.findall(file.read_text("utf-8"))] == [metaq.__version__]
+    major, minor, _ = metaq.__version__.split(".")
+    required = tomllib.loads(files[0].read_text("utf-8"))["project"]["dependencies"]
+    assert f"metaq-broker>={major}.{minor},<{major}.{int(minor) + 1}" in required
 
 
 @pytest.mark.slow
