@@ -213,7 +213,7 @@ def _cancel(admin: Admin, topic: str) -> int:
     """Cancel the delayed messages of a topic, and return how many those were."""
     count = 0
     for broker_name, timer in list(_delayed(admin, topic)):
-        if timer.handle is not None:  # runs of recurring messages have none; to who may not administer, all have none
+        if timer.handle is not None:  # runs of recurring messages have none, and a user who may not administer sees none
             with suppress(TooLate):  # it is among the others by now
                 admin.timers().cancel(broker_name, timer)
                 count += 1

@@ -181,6 +181,15 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         elif self._broker.has_topic(self._topic(queue)):
             self._broker.delete_queue(self._topic(queue))
 
+    def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
+        """Delete an exchange and its bindings in this process, with ``if_unused`` unless it has some. Its queues stay."""
+        bindings = [binding for binding in list(self.state.bindings) if binding.exchange == exchange]
+        if if_unused and bindings:
+            return
+        for binding in bindings:
+            self.state.binding_delete(*binding)
+        self.state.exchanges.pop(exchange, None)
+
     # -- sending ------------------------------------------------------------------------------------------------------
 
     def basic_publish(self, message: Raw, exchange: str, routing_key: str, **kwargs: Any) -> None:

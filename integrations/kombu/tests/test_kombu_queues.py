@@ -157,6 +157,24 @@ def test_a_queue_that_is_to_be_unused_is_not_deleted_while_a_connection_consumes
     wait_until(is_deleted, COME_S, "it is deleted")
 
 
+def test_an_exchange_is_deleted_without_its_queues_and_they_can_be_bound_again(connect: Callable[..., Connection]) -> None:
+    work = Exchange("work", type="direct")
+    queues = [Queue(key, work, routing_key=key) for key in "lr"]
+    connection = connect()
+    channel = connection.default_channel
+    for key in "lr":
+        Producer(channel, exchange=work).publish(key, routing_key=key, declare=[*queues])
+    work(channel).delete(if_unused=True)
+    assert "work" in channel.get_exchanges()
+    work(channel).delete()
+    assert "work" not in channel.get_exchanges()
+    for queue in queues:
+        queue(channel).declare()
+    for key in "lr":
+        Producer(channel, exchange=work).publish(key, routing_key=key)
+    assert [Got(connect(), queue).wait_for(2) for queue in queues] == [["l", "l"], ["r", "r"]]
+
+
 # -- queues that are not there ----------------------------------------------------------------------------------------
 
 
