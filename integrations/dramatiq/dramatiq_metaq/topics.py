@@ -75,5 +75,5 @@ class Topics:
         timers = self._admin.timers()
         for broker in self._admin.masters():
             for timer in timers.pending(broker.address):
-                if timer.topic == topic:
+                if timer.topic == topic and timer.handle is not None:  # runs of recurring messages have none
                     yield partial(timers.cancel, broker.name, timer)

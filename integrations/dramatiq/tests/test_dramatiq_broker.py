@@ -347,7 +347,7 @@ def test_join_has_a_timeout(broker: MetaqBroker) -> None:
 
 
 def test_queues_can_be_flushed(broker: MetaqBroker) -> None:
-    """All of them, with what is delayed."""
+    """All of them, with what is delayed; a recurring message of the same topic goes on."""
 
     @dramatiq.actor(broker=broker)
     def work() -> None:
@@ -355,10 +355,15 @@ def test_queues_can_be_flushed(broker: MetaqBroker) -> None:
 
     work.send()
     work.send_with_options(delay=3_600_000)
+    admin = broker.client.admin()
+    [master] = admin.masters()
+    admin.timers().define(master.address, "yearly", "0 0 1 1 *", f"{broker.namespace}-default", b"happy new year")
     with pytest.raises(QueueJoinTimeout):
         broker.join(work.queue_name, timeout=0)
     broker.flush_all()
     broker.join(work.queue_name, timeout=DEADLINE_MS)
+    assert [row.name for row in admin.timers().recurring(master.address)] == ["yearly"]
+    admin.timers().undefine(master.address, "yearly")
     with working(broker):
         work_again = broker.enqueue(message_for("default"))
         wait_until(lambda: dead_letters(broker) == [work_again], DEADLINE_S, "only what came later is here")
