@@ -161,6 +161,8 @@ def test_filters_are_pushed_down(broker: BrokerProcess) -> None:
         [],
     )
     assert planned(broker, "eight", EqualTo(topic, "other")) == ([], [])
+    some = In(offset, (5, 8))
+    assert planned(broker, "eight", EqualTo(number, 3), some) == ([(3, 5, 9)], [some]), "6 and 7 are read and do not match"
     odd = [StringStartsWith(topic, "e"), EqualTo(("value",), b""), EqualTo(offset, "5")]
     assert planned(broker, "eight", *odd) == (whole, odd)
     later = GreaterThan(("timestamp",), datetime.fromtimestamp(log[-1].stored_ms / 1000 + 60, UTC))

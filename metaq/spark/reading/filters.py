@@ -30,13 +30,14 @@ class FilteringReader(BatchReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Take conditions on topic, partition, offset and timestamp, and yield those that Spark must still apply.
 
-        Conditions on the timestamp are taken and yielded: offsets found by time are only close (``CLOCK_SLACK``).
+        Some are taken and yielded, because what is read has more rows: offsets found by time are only close (``CLOCK_SLACK``),
+        and a list of offsets becomes the range from its least to its greatest.
         """
         for condition in filters:
             column, bounds = _bounds(condition)
             if bounds is not None:
                 self.bounds[column] = self.bounds[column].both(bounds)
-            if bounds is None or column == "timestamp":
+            if bounds is None or column == "timestamp" or (column == "offset" and isinstance(condition, In)):
                 yield condition
 
 
