@@ -106,7 +106,7 @@ def test_a_limit_is_kept_exactly_and_shared_in_proportion(backlog: dict[TopicPar
     """P47: maxOffsetsPerTrigger: as much as may be, in proportion, and nobody is left out for whom there is room."""
     begins = {key: begin for key, (begin, _) in backlog.items()}
     ends = {key: begin + size for key, (begin, size) in backlog.items()}
-    result = limited(begins, ends, most)
+    result = limited(begins, ends, {}, most)
     total = sum(size for _, size in backlog.values())
     assert result.keys() == ends.keys()
     assert sum(result[key] - begins[key] for key in ends) == min(most, total)
@@ -125,7 +125,7 @@ def test_with_a_limit_everything_is_read_once(sizes: list[int], most: int) -> No
     begins = {TopicPartition("t", number): 0 for number in range(len(sizes))}
     ends = {TopicPartition("t", number): size for number, size in enumerate(sizes)}
     for _ in range(-(-sum(sizes) // most)):
-        after = limited(begins, ends, most)
+        after = limited(begins, ends, {}, most)
         assert sum(after.values()) == min(sum(sizes), sum(begins.values()) + most)
         assert all(begins[key] <= after[key] <= ends[key] for key in ends)
         begins = after
@@ -137,13 +137,19 @@ def test_with_fewer_messages_than_partitions_they_take_turns() -> None:
     begins = {TopicPartition("t", number): 0 for number in range(5)}
     ends = dict.fromkeys(begins, 1000)
     for _ in range(3):
-        begins = limited(begins, ends, 2)
+        begins = limited(begins, ends, {}, 2)
     assert sorted(begins.values()) == [1, 1, 1, 1, 2]
 
 
 def test_a_new_partition_counts_from_its_beginning() -> None:
-    """P47: what a query has not heard of begins at 0."""
-    assert limited({A: 10}, {A: 10, B: 8}, 3) == {A: 10, B: 3}
+    """P47: what a query has not heard of begins at its oldest message."""
+    assert limited({A: 10}, {A: 10, B: 8}, {A: Span(0, 10), B: Span(4, 8)}, 3) == {A: 10, B: 7}
+
+
+def test_a_limit_does_not_count_what_has_aged_out() -> None:
+    """P47: neither in a partition that is read, nor for one that holds nothing more, whose losses are told at once."""
+    assert limited({A: 10, B: 0}, {A: 60, B: 5}, {A: Span(50, 60), B: Span(5, 5)}, 4) == {A: 54, B: 5}
+    assert limited({A: 10}, {A: 60}, {A: Span(50, 60)}, 10) == {A: 60}
 
 
 # -- data loss ------------------------------------------------------------------------------------------------------------
@@ -214,11 +220,12 @@ def test_positions_survive_json(layout: dict[str, list[tuple[str, int]]], data: 
     rows = {topic: queues(topic, *places) for topic, places in layout.items()}
     keys = [TopicPartition(topic, number) for topic, row in rows.items() for number in range(len(row))]
     offsets = data.draw(st.fixed_dictionaries(dict.fromkeys(keys, counts)))
-    text = json.dumps(encode_position(Position(offsets, rows)))
+    begins = {key: offset for key, offset in offsets.items() if key.partition % 2}
+    text = json.dumps(encode_position(Position(offsets, rows, begins)))
     found = decode_position(json.loads(text))
-    assert found == Position(offsets, rows)
+    assert found == Position(offsets, rows, begins)
     shuffled = dict(data.draw(st.permutations(list(offsets.items()))))
-    assert json.dumps(encode_position(Position(shuffled, rows))) == text
+    assert json.dumps(encode_position(Position(shuffled, rows, begins))) == text
 
 
 def test_a_checkpoint_is_short_and_reads_as_kafkas() -> None:

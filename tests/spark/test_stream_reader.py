@@ -224,6 +224,37 @@ def test_a_broker_that_comes_moves_no_partition(
         assert ranges(reader, before, after) == [(0, 8, offsets(after)[0]), (1, 0, offsets(after)[1])]
 
 
+def test_a_partition_that_is_new_begins_at_its_oldest_message(
+    broker: BrokerProcess, new_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P48: none of it is lost, also when the batch is planned again, and with a limit or an end of the query."""
+    monkeypatch.setattr(stream_module, "ROUTES_S", 0.0)
+    monkeypatch.setattr(stream_module, "HOLD_S", 0.0)
+    options = {"subscribe": "", "subscribePattern": "t|again", "startingOffsets": "earliest"}
+
+    def create(count: int) -> None:
+        with clients(broker) as (client, text):
+            client.admin().create_topic("again", 1)
+            text.put_many("again", [b"x"] * count, partition=0)
+
+    create(5)
+    with clients(broker) as (client, _):
+        client.admin().delete_topic("again")
+    reader, ending = new_reader(broker.registry, **options), new_reader(broker.registry, **options)
+    start = reader.initialOffset()
+    ending.prepareForTriggerAvailableNow()
+    create(4)
+    nothing = ending.latestOffset(start, ALL)
+    assert ranges(ending, start, nothing) == [], "it came after the query has begun"
+    assert ranges(reader, nothing, reader.latestOffset(nothing, ALL)) == [(0, 5, 9)]
+    first = reader.latestOffset(start, ReadMaxRows(3))
+    second = reader.latestOffset(first, ReadMaxRows(3))
+    again = new_reader(broker.registry, **options)
+    assert ranges(again, start, first) == ranges(reader, start, first) == [(0, 5, 8)]
+    assert ranges(again, first, second) == ranges(reader, first, second) == [(0, 8, 9)]
+    assert reader.latestOffset(second, ALL) == second
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -59,7 +59,7 @@ class PlainStreamReader(StreamReader):
         self._initial = encode_position(begins)
         ends = {key: spans[key].most for key in begins.offsets}
         if self.options.max_offsets is not None:
-            ends = limited(begins.offsets, ends, self.options.max_offsets)
+            ends = limited(begins.offsets, ends, spans, self.options.max_offsets)
         if ends != begins.offsets:
             self._triggered = time.monotonic()
         return encode_position(Position(ends, begins.layout))

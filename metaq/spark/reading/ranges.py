@@ -7,11 +7,13 @@ months must not mix them up when a broker comes or goes, so its offsets record t
 numbers. A checkpoint holds::
 
     {"orders": {"0": 12, "1": 40},                                    next offset of each partition, as for Kafka
-     "#queues": {"orders": [["broker-a", 0, 1], ["broker-b", 0, 1]]}}   runs: broker, first queue, count; no topic has a #
+     "#queues": {"orders": [["broker-a", 0, 1], ["broker-b", 0, 1]]},   runs: broker, first queue, count; no topic has a #
+     "#begins": {"orders": {"1": 30}}}      where partitions begin that came later; without an entry at 0, and left out if empty
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from metaq.errors import ConfigError
@@ -19,6 +21,7 @@ from metaq.message import MessageQueue, TopicPartition
 from metaq.spark.reading.options import EARLIEST, LATEST, Place
 
 QUEUES: Final = "#queues"
+BEGINS: Final = "#begins"
 SHOWN: Final = 10
 """Ranges that one line names."""
 WORTH_A_TASK: Final = 20_000
@@ -72,6 +75,8 @@ class Position(NamedTuple):
     offsets: Offsets
     """The next offset of each partition."""
     layout: Layout
+    begins: Offsets = MappingProxyType({})
+    """The first offset of partitions that came after the query began; 0 for those that are not here."""
 
 
 # -- positions of a streaming query -------------------------------------------------------------------------------------
@@ -82,11 +87,9 @@ def encode_position(position: Position) -> dict[str, Any]:
 
     Equal positions become equal text, by which Spark sees that there are no new messages.
     """
-    offsets: dict[str, Any] = {}
-    for (topic, partition), offset in sorted(position.offsets.items()):
-        offsets.setdefault(topic, {})[str(partition)] = offset
     queues = {topic: list(_runs(position.layout[topic])) for topic in sorted(position.layout)}
-    return {**offsets, QUEUES: queues}
+    begins = {BEGINS: _encode_offsets(position.begins)} if position.begins else {}
+    return {**_encode_offsets(position.offsets), QUEUES: queues, **begins}
 
 
 def decode_position(found: Mapping[str, Any]) -> Position:
@@ -96,17 +99,25 @@ def decode_position(found: Mapping[str, Any]) -> Position:
             topic: tuple(MessageQueue(topic, broker, first + at) for broker, first, count in runs for at in range(count))
             for topic, runs in found[QUEUES].items()
         }
-        offsets = {
-            TopicPartition(topic, int(partition)): int(offset)
-            for topic, row in found.items()
-            if topic != QUEUES
-            for partition, offset in row.items()
-        }
+        offsets = _decode_offsets({topic: row for topic, row in found.items() if topic not in {QUEUES, BEGINS}})
         if all(partition < len(layout[topic]) for topic, partition in offsets):
-            return Position(offsets, layout)
+            return Position(offsets, layout, _decode_offsets(found.get(BEGINS, {})))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"the checkpoint's offsets {found} are not those of a metaq stream: {error!r}") from error
     raise ConfigError(f"the checkpoint's offsets {found} have more partitions than queues")
+
+
+def _encode_offsets(offsets: Offsets) -> dict[str, Any]:
+    rows: dict[str, Any] = {}
+    for (topic, partition), offset in sorted(offsets.items()):
+        rows.setdefault(topic, {})[str(partition)] = offset
+    return rows
+
+
+def _decode_offsets(rows: Mapping[str, Any]) -> dict[TopicPartition, int]:
+    return {
+        TopicPartition(topic, int(partition)): int(offset) for topic, row in rows.items() for partition, offset in row.items()
+    }
 
 
 def _runs(queues: Sequence[MessageQueue]) -> Iterable[list[Any]]:
@@ -232,17 +243,19 @@ def starts(waiting: int, idle_s: float, least: int, longest_s: float) -> bool:
     return waiting >= least or (waiting > 0 and idle_s >= longest_s)
 
 
-def limited(begins: Offsets, ends: Offsets, most: int) -> dict[TopicPartition, int]:
+def limited(begins: Offsets, ends: Offsets, spans: Spans, most: int) -> dict[TopicPartition, int]:
     """Return ends at most ``most`` messages after the begins in all, in proportion to each partition's lag.
 
-    Each partition that has messages gets at least one, so none starves. When ``most`` is less than the number of such
-    partitions, they take turns: the sum of the begins, which grows with each batch, chooses where to start.
+    Messages that have aged out do not count. Each partition that has messages gets at least one, so none starves. When ``most``
+    is less than the number of such partitions, they take turns: the sum of the begins, which grows with each batch, chooses
+    where to start.
     """
-    waiting = {key: ends[key] - begins.get(key, 0) for key in sorted(ends) if ends[key] > begins.get(key, 0)}
+    begins = {key: max(begins.get(key, 0), spans[key].least if key in spans else 0) for key in sorted(ends)}
+    waiting = {key: ends[key] - begin for key, begin in begins.items() if ends[key] > begin}
     total = sum(waiting.values())
     if total <= most:
         return dict(ends)
-    result = {key: begins.get(key, 0) if key in waiting else end for key, end in ends.items()}
+    result = {key: begins[key] if key in waiting else end for key, end in ends.items()}
     keys = list(waiting)
     turn = sum(begins.values()) % len(keys)
     keys = keys[turn:] + keys[:turn]

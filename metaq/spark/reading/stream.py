@@ -141,7 +141,7 @@ class StreamReader(DataSourceStreamReader):
             return start
         self._triggered = time.monotonic()
         if most is not None:
-            ends = Position(limited(position.offsets, ends.offsets, most), ends.layout)
+            ends = ends._replace(offsets=limited(position.offsets, ends.offsets, spans, most))
         self._remember(kept(_between(position, ends), spans)[1])  # Spark asks for a batch's progress before its plan
         return encode_position(ends)
 
@@ -178,15 +178,20 @@ class StreamReader(DataSourceStreamReader):
         return {key: span for key, span in found.items() if is_chosen(self.options.topics, key)}
 
     def _ends(self, start: Position, spans: Spans) -> Position:
-        """Return all that is there, up to the target if there is one. A partition that does not answer keeps its offset."""
+        """Return all that is there, up to the target if there is one. A partition that does not answer keeps its offset.
+
+        The begins of new partitions are part of the position, so that a batch is the same when it is planned again.
+        """
         layout = self._layout(start.layout)
+        new = {key: span.least for key, span in spans.items() if key not in start.offsets}
         ends = {**start.offsets, **{key: span.most for key, span in spans.items()}}
         if self._target is not None:
             targets = {_queue(self._target.layout, key): offset for key, offset in self._target.offsets.items()}
-            begins = start.offsets
-            ends = {key: max(begins.get(key, 0), min(end, targets.get(_queue(layout, key), 0))) for key, end in ends.items()}
-        self._latest = encode_position(Position(ends, layout))
-        return Position(ends, layout)
+            begins = {**start.offsets, **new}
+            ends = {key: max(begins[key], min(end, targets.get(_queue(layout, key), 0))) for key, end in ends.items()}
+        position = Position(ends, layout, {**start.begins, **{key: least for key, least in new.items() if least}})
+        self._latest = encode_position(position)
+        return position
 
     def _remember(self, losses: list[Loss]) -> None:
         """Count losses, each once, however often a batch is planned."""
@@ -195,7 +200,8 @@ class StreamReader(DataSourceStreamReader):
 
 def _between(start: Position, end: Position) -> list[Range]:
     """Return the messages between two positions; a new partition is read from its beginning."""
-    wanted = [Range(key, start.offsets.get(key, 0), offset) for key, offset in sorted(end.offsets.items())]
+    begins = {**end.begins, **start.offsets}
+    wanted = [Range(key, begins.get(key, 0), offset) for key, offset in sorted(end.offsets.items())]
     return [one for one in wanted if one.begin != one.end]
 
 
