@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from pyspark.sql.types import StructType
 
-from metaq.client import connect
+from metaq.client import Client, TextClient, connect
 from metaq.errors import ConfigError, DataLost
 from metaq.spark.reading import stream as stream_module
 from metaq.spark.reading.limitedstream import LOST, LimitedStreamReader
@@ -56,6 +56,10 @@ def put(broker: BrokerProcess, partition: int, count: int, body: bytes = b"x") -
     with clients(broker) as (client, text):
         client.admin().create_topic(TOPIC, 2)
         text.put_many(TOPIC, [body] * count, partition=partition)
+
+
+def masters(client: Client) -> set[str]:
+    return {broker.name for broker in client.admin().masters()}
 
 
 def offsets(position: dict[str, Any]) -> list[int]:
@@ -206,9 +210,8 @@ def test_a_broker_that_comes_moves_no_partition(
         reader = new_reader(registry.address, startingOffsets="earliest")
 
         def start(name: str) -> None:
-            flags = ("--registries", registry.address, "--broker-name", name)
-            stack.enter_context(BrokerProcess(tmp_path / name, *flags))
-            wait_until(lambda: name in {one.name for one in client.admin().masters()}, DEADLINE_S, f"{name} is registered")
+            stack.enter_context(BrokerProcess(tmp_path / name, "--registries", registry.address, "--broker-name", name))
+            wait_until(lambda: name in masters(client), DEADLINE_S, f"{name} is registered")
             client.admin().create_topic(TOPIC, 1, broker_names=(name,))
             with client.producer() as producer:
                 for _ in range(8):
@@ -222,6 +225,32 @@ def test_a_broker_that_comes_moves_no_partition(
         assert after[QUEUES] == {TOPIC: [["m", 0, 1], ["a", 0, 1]]}
         assert sum(offsets(after)) == 16
         assert ranges(reader, before, after) == [(0, 8, offsets(after)[0]), (1, 0, offsets(after)[1])]
+
+
+def test_a_broker_that_restarts_is_planned_with_its_address(
+    tmp_path: Path, new_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P47: also when the last look for topics was while it was away."""
+    with RegistryProcess(tmp_path / "registry") as registry, connect(registry.address, timeout_s=60) as client:
+        flags = ("--registries", registry.address, "--broker-name")
+        with BrokerProcess(tmp_path / "m", *flags, "m"), BrokerProcess(tmp_path / "n", *flags, "n") as broker:
+            wait_until(lambda: masters(client) == {"m", "n"}, DEADLINE_S, "both are registered")
+            client.admin().create_topic(TOPIC, 1)
+            reader = new_reader(registry.address, startingOffsets="earliest")
+            start = reader.initialOffset()
+            broker.terminate()
+            wait_until(lambda: masters(client) == {"m"}, DEADLINE_S, "one has left")
+            monkeypatch.setattr(stream_module, "ROUTES_S", 0.0)
+            reader.latestOffset(start, ALL)
+            monkeypatch.setattr(stream_module, "ROUTES_S", 3600.0)
+            broker.restart()
+            wait_until(lambda: masters(client) == {"m", "n"}, DEADLINE_S, "it is back")
+            with TextClient(broker.host, broker.port, timeout_s=60) as text:
+                text.put_many(TOPIC, [b"x"] * 8, partition=0)
+            (task,) = reader.partitions(start, reader.latestOffset(start, ALL))
+            assert isinstance(task, Task)
+            (part,) = task.parts
+            assert (part.queue.broker_name, part.range.size, len(part.addresses)) == ("n", 8, 1)
 
 
 def test_a_partition_that_is_new_begins_at_its_oldest_message(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.errors import DataLost
+from metaq.errors import ConnectionFailed, DataLost
 from metaq.message import MessageQueue, TopicPartition
 from metaq.spark.reading.options import ReadOptions, read_options
 from metaq.spark.reading.ranges import Range
@@ -61,6 +61,12 @@ def test_a_broker_that_restarts_or_dies_is_left_for_its_slave(broker: BrokerProc
     broker.restart(same_port=True)
     assert len(offsets(broker, part(0, 10, broker.address))) == 10
     assert len(offsets(broker, part(0, 10, DEAD, broker.address))) == 10
+
+
+def test_a_broker_without_an_address_is_named(broker: BrokerProcess) -> None:
+    """P47: at once: a task cannot look it up."""
+    with pytest.raises(ConnectionFailed, match="broker metaq had no address"):
+        offsets(broker, part(0, 1))
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ class StreamReader(DataSourceStreamReader):
             ranges, losses = kept(moved, self._brokers.spans({topic: after.layout[topic] for topic, _ in queues}))
             report_losses(losses, fail=self.options.fail_on_data_loss)
             self._remember(losses)
-            self._look(ranges)
+            self._look({(one.partition.topic, queues[one.partition].broker_name) for one in ranges})
             addresses = {name: topic.addresses for name, topic in self._topics.items()}
             return tasks_of(ranges, after.layout, addresses, self.options)
 
@@ -168,9 +168,9 @@ class StreamReader(DataSourceStreamReader):
             logger.warning("topics not looked up reason=%s", error)
         self._looked = time.monotonic()
 
-    def _look(self, ranges: list[Range]) -> None:
-        """Look up the addresses of planned topics: after a restart a batch may be planned before any other call."""
-        if any(one.partition.topic not in self._topics for one in ranges):
+    def _look(self, planned: set[tuple[str, str]]) -> None:
+        """Look up topics whose brokers have no address: the query, or a broker, may have started after the last look."""
+        if planned - {(name, broker) for name, topic in self._topics.items() for broker in topic.addresses}:
             self._refresh()
 
     def _spans(self, layout: Layout) -> dict[TopicPartition, Span]:

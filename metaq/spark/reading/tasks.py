@@ -146,6 +146,10 @@ def _fetched(part: Part, options: ReadOptions) -> Iterator[Piece]:
 
 def _fetch(part: Part, at: int, end: int, login: Login, *, verified: bool) -> Bulk:
     """Fetch from the master, or from a slave while the master cannot be reached; the next fetch is sent ahead."""
+    if not part.addresses:
+        raise ConnectionFailed(
+            f"broker {part.queue.broker_name} had no address at its registry when the read was planned; run it again"
+        )
     deadline = time.monotonic() + PATIENCE_S
     while True:
         for address in part.addresses:
