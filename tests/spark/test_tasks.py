@@ -8,9 +8,11 @@ import pytest
 
 from metaq.errors import ConnectionFailed, DataLost
 from metaq.message import MessageQueue, TopicPartition
+from metaq.spark.reading.disk import Folder
 from metaq.spark.reading.options import ReadOptions, read_options
 from metaq.spark.reading.ranges import Range
 from metaq.spark.reading.tasks import Part, Task, read_task
+from tests.spark.test_disk import FIRST, make
 from tests.spark.topics import AGING, age, clients
 from tests.support.broker import BrokerProcess
 
@@ -85,6 +87,26 @@ def test_what_is_gone_is_told_or_left_out(tmp_path: Path, caplog: pytest.LogCapt
         assert [line.partition("t-7 offsets ")[2].partition(" (")[0] for line in told] == [f"50 to {least - 1}", "10 to 19"]
         with pytest.raises(DataLost, match=r"t-7 offsets 305 to 309 \(5\): the partition ends at 300"):
             offsets(broker, part(305, 310, broker.address))
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_what_ages_out_of_a_folder_is_told_or_left_out(tmp_path: Path, fail: str) -> None:
+    """P48: also when it goes while the folder is read."""
+    made = make(tmp_path / "data", 900, 300)
+    most = len(made.bodies[FIRST])
+    given = read_options({"path": str(made.path), "subscribe": FIRST.topic, "failOnDataLoss": fail})
+    reading = read_task(Task([Part(Range(FIRST, 0, most), MessageQueue(FIRST.topic, "", 0))]), given)
+    found = next(reading)["offset"].to_pylist()
+    for segment in sorted((made.path / "commitlog").iterdir())[:6]:
+        segment.unlink()
+    begun, least = len(found), Folder(made.path).ends(*FIRST).least
+    if fail == "true":
+        lost = rf"a-0 offsets {begun} to {least - 1} \({least - begun}\): they aged out while the folder was read"
+        with pytest.raises(DataLost, match=lost):
+            list(reading)
+        return
+    found += [offset for batch in reading for offset in batch["offset"].to_pylist()]
+    assert found == [*range(begun), *range(least, most)]
 
 
 def test_memory_is_bounded_whatever_the_range(broker: BrokerProcess) -> None:

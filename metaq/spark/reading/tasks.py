@@ -175,11 +175,18 @@ def _wanted(part: Part, at: int, end: int, *, verified: bool) -> BulkFetch:
 
 
 def _cut(part: Part, options: ReadOptions) -> Iterator[Piece]:
-    """Yield the messages of a part from a store folder. ``DataLost`` for those that aged out meanwhile."""
+    """Yield the messages of a part from a store folder, and report those that aged out meanwhile."""
     from metaq.spark.reading.disk import Folder  # noqa: PLC0415 - brings the store's modules, which brokers' readers need not
 
     partition, at, end = part.range
-    try:
-        yield from Folder(Path(options.path)).pieces(*partition, at, end, verify=options.verify)
-    except AgedOut as gone:
-        raise DataLost(f"messages were deleted while they were read: {gone}. Read a copy of the folder") from gone
+    folder = Folder(Path(options.path))
+    while at < end:
+        try:
+            for piece in folder.pieces(*partition, at, end, verify=options.verify):
+                at = piece.first + len(piece.sizes)
+                yield piece
+        except AgedOut as gone:
+            least = min(gone.least, end)
+            why = "they aged out while the folder was read, but none do from a copy of it"
+            report_losses([Loss(partition, at, least, why)], fail=options.fail_on_data_loss)
+            at = least
