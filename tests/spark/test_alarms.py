@@ -123,6 +123,22 @@ def test_an_alarm_that_was_not_noted_is_sent_again(broker: BrokerProcess, tmp_pa
     assert found == [(RAISED, ("stuck/g/t/",))] * 2
 
 
+def test_an_alarm_about_any_group_can_be_sent(broker: BrokerProcess, tmp_path: Path) -> None:
+    r"""MQ-116: a group that only reads by ``get`` may have a name that no key may have; different names stay different."""
+    names = ["a\x01b", "a\tb", "a\u2028b", r"a\u0001b", "数/%g%"]
+    findings = [OffsetFinding("problem", "stuck", name, "t", ["b/0"], "", "", None, 3, None, None) for name in names]
+    with connect(broker.registry, timeout_s=60) as client:
+        raise_alarms(watch_of(broker, tmp_path), findings, client.producer())
+        admin = client.admin()
+        found = {
+            message.keys: json.loads(message.body)["group"]
+            for queue in admin.queues(ALARMS)
+            for message in admin.read(queue.queue, 0, queue.end)
+        }
+    keys = [r"a\u0001b", r"a\u0009b", r"a\u2028b", r"a\u005cu0001b", "数/%g%"]
+    assert found == {(f"stuck/{key}/t/",): name for key, name in zip(keys, names, strict=True)}
+
+
 def test_it_is_a_program_of_its_own(tmp_path: Path) -> None:
     """MQ-116: started with the job as one argument; brokers that are not there are one line."""
     watch = json.dumps(Watch(out=str(tmp_path), servers="127.0.0.1:1", topic=HISTORY_TOPIC)._asdict())

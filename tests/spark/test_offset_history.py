@@ -5,11 +5,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from metaq.client import connect
 from metaq.message import HISTORY_TOPIC
 from metaq.protocol.remoting.offsetrows import OffsetRow
-from metaq.spark.report.history import SCHEMA, read_files, read_topic
+from metaq.spark.login import NOBODY
+from metaq.spark.reading.limitedstream import LimitedStreamReader
+from metaq.spark.reading.options import read_options
+from metaq.spark.reading.tasks import Task
+from metaq.spark.report.history import SCHEMA, _options, read_files, read_topic
+from tests.spark.topics import clients
 from tests.support.admin import connect as connect_remoting
 from tests.support.admin import create_topic, send
 from tests.support.broker import BrokerProcess, wait_until
@@ -36,6 +42,28 @@ def rows_of(history: "DataFrame") -> list[OffsetRow]:
 
 def order(row: OffsetRow) -> tuple[object, ...]:
     return row.ts, row.kind, row.group, row.topic, row.partition
+
+
+def test_samples_that_are_gone_do_not_stop_a_report(tmp_path: Path) -> None:
+    """MQ-116: it goes on with those that are kept, however long it did not run."""
+    with BrokerProcess(tmp_path / "data") as broker, clients(broker) as (client, text):
+
+        def record(count: int) -> None:
+            client.admin().create_topic("samples", 1)
+            text.put_many("samples", [b"{}"] * count, partition=0)
+
+        record(5)
+        options = {**_options(broker.registry, "samples", NOBODY), "startingOffsets": "earliest"}
+        readers = [LimitedStreamReader(lambda: read_options(options)) for _ in range(2)]
+        start = readers[0].initialOffset()
+        client.admin().delete_topic("samples")
+        record(4)
+        (task,) = readers[1].partitions(start, readers[1].latestOffset(start, ReadAllAvailable()))
+        assert isinstance(task, Task)
+        assert [part.range[1:] for part in task.parts] == [(5, 9)]
+        for reader in readers:
+            assert reader._connected is not None
+            reader._connected.close()
 
 
 def test_the_history_as_spark_reads_it(spark: "SparkSession", tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ A partition of a group has at most one problem, the first that applies in the or
 Partitions of one group and topic with the same problem are one finding.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
@@ -34,6 +35,9 @@ SKEW_PARTITIONS: Final = 3
 SKEW_MESSAGES: Final = 1000
 """A topic is skewed when all four are reached. RATIO is that of the largest partition to the median; the last two exclude
 topics that are uneven by chance, with few partitions or messages."""
+_NOT_IN_KEYS: Final = re.compile(r"[\s\x00-\x1f\x7f-\x9f\\]")
+"""The characters that divide a message's keys or properties, or that make a key look like another one. Groups that only read by
+``get`` may have any names."""
 
 Row = Mapping[str, Any]
 
@@ -69,8 +73,13 @@ class OffsetFinding(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The identity of a finding: the same in every report, and unique within one."""
-        return "/".join((self.kind, self.group or "", self.topic or "", "" if self.topic else ",".join(self.partitions)))
+        r"""The identity of a finding: the same in every report, and unique within one.
+
+        A message can have it as a key: blanks, control characters and backslashes in names are written by their
+        number, as ``\u0020``.
+        """
+        named = "/".join((self.kind, self.group or "", self.topic or "", "" if self.topic else ",".join(self.partitions)))
+        return _NOT_IN_KEYS.sub(lambda found: f"\\u{ord(found[0]):04x}", named)
 
 
 def find(
