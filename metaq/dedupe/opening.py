@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from metaq.dedupe.records import WAITING, SeenId, seen_in, topic_in
+from metaq.dedupe.records import INTERNAL, SeenId, seen_in, topic_in
 from metaq.dedupe.seen import SeenIds, Windows, windows_in
 from metaq.errors import CorruptRecord, IndexFailed, StoreError
 from metaq.store.files.filecache import Read, Run, read_here
@@ -28,7 +28,7 @@ class IdReader:
 
     def __init__(self, log: CommitLog, at: int, windows: Windows) -> None:
         self._log = log
-        self._topics = windows.keys() | WAITING
+        self._topics = windows.keys() | INTERNAL
         self._window = READ_BYTES
         self.at = at
         """The log offset before which all is read."""

@@ -2,7 +2,8 @@
 
 The id of a message is its property ``DEDUPE_ID``, else ``UNIQ_KEY``. A message that waits for its time or for a decision has
 its id in the record that waits (REAL_TOPIC names its topic). The copies that the broker makes of it later do not count, so
-neither does a message that a client got as such a copy and sends again.
+neither does a message that a client got as such a copy and sends again. The record of its cancel or rollback *releases* the id,
+as if it had never come: it has both properties, too, and STORED_MS.
 
 A key names a *generation*: its length is the window of the topic, and it is over one window after its end. So an id is known
 for one window at least and two at most, whatever the windows of other topics, and all ids that are over are one range::
@@ -16,20 +17,22 @@ for one window at least and two at most, whatever the windows of other topics, a
 
 import enum
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Final, NamedTuple
 
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
-from metaq.message import HALF_TOPIC, SCHEDULE_TOPIC, TIMERS_TOPIC
+from metaq.message import HALF_OP_TOPIC, HALF_TOPIC, SCHEDULE_TOPIC, TIMERS_TOPIC
 from metaq.protocol import properties
 from metaq.protocol.properties import COPIED, DEDUPE_ID, UNIQUE_KEY
 from metaq.protocol.record import decode_record, identity
 
 GENERATION: Final = b"G"
-WAITING: Final = frozenset((HALF_TOPIC, SCHEDULE_TOPIC, TIMERS_TOPIC))
-"""Topics whose records are messages of other topics."""
+INTERNAL: Final = frozenset((HALF_TOPIC, HALF_OP_TOPIC, SCHEDULE_TOPIC, TIMERS_TOPIC))
+"""Topics whose records are messages of other topics, or say what became of them."""
+STORED: Final = "STORED_MS"
+"""The property of a cancel or rollback that says when the message was first stored: its id is known by that time."""
 LONGEST_NAME: Final = 128
 _OVER: Final = struct.Struct(">cQ")
 _VALUE: Final = struct.Struct(">Biqqq")
@@ -47,6 +50,8 @@ class StoredAs(enum.IntEnum):
     """It waits for a time."""
     LEVEL = 3
     """It waits for a delay level."""
+    RELEASED = 4
+    """It was cancelled or rolled back: the next message with its id is stored."""
 
 
 class First(NamedTuple):
@@ -58,6 +63,9 @@ class First(NamedTuple):
     ordinal: int
     log_offset: int
     detail: int
+
+
+RELEASED: Final = First(StoredAs.RELEASED, 0, 0, 0, 0)
 
 
 class SeenId(NamedTuple):
@@ -115,6 +123,19 @@ def end_of_range(now_ms: int) -> bytes:
     return _OVER.pack(GENERATION, now_ms + 1)
 
 
+def latest_of(found: Sequence[First]) -> First | None:
+    """Return what an id is known as that was found under these keys, the newest first.
+
+    It is not released if there is a message: that may have come later all the same, with a clock that was set back.
+    """
+    return next((first for first in found if first.kind != StoredAs.RELEASED), found[0] if found else None)
+
+
+def properties_of_release(topic: str, ident: str, stored_ms: int) -> dict[str, str]:
+    """Return the properties by which a record releases the id of a message that was first stored at a time."""
+    return {properties.REAL_TOPIC: topic, DEDUPE_ID: ident, STORED: str(stored_ms)}
+
+
 def value_of(first: First) -> bytes:
     """Return a message as the index keeps it."""
     kind, partition, ordinal, log_offset, detail = first
@@ -150,14 +171,16 @@ def seen_in(data: memoryview, log_offset: int) -> SeenId | None:
     if ident is None:
         return None
     topic, partition, end = record.topic, record.partition, log_offset + record.size
-    if topic not in WAITING:
+    if topic not in INTERNAL:
         first = First(StoredAs.PLAIN, partition, record.queue_offset, log_offset, record.text_position)
         return SeenId(topic, ident, record.store_ms, first, end)
     name, number = pairs.get(properties.REAL_TOPIC), int(pairs.get(properties.REAL_QUEUE, "0"))
     if name is None:
         return None
-    if topic == TIMERS_TOPIC:
+    if topic == TIMERS_TOPIC and properties.TIMER_OUT in pairs:
         first = First(StoredAs.TIMER, number, 0, log_offset, int(pairs[properties.TIMER_OUT]))
+    elif topic in (HALF_OP_TOPIC, TIMERS_TOPIC):
+        return SeenId(name, ident, int(pairs[STORED]), RELEASED, end)
     else:
         first = First(StoredAs.HALF if topic == HALF_TOPIC else StoredAs.LEVEL, number, record.queue_offset, log_offset, 0)
     return SeenId(name, ident, record.store_ms, first, end)

@@ -28,7 +28,18 @@ from typing import Final
 import orjson
 
 from metaq.dedupe.filter import IdFilter, spot_of
-from metaq.dedupe.records import GENERATION, First, SeenId, end_of_range, generation_of, name_of, over_ms, read_value, value_of
+from metaq.dedupe.records import (
+    GENERATION,
+    First,
+    SeenId,
+    end_of_range,
+    generation_of,
+    latest_of,
+    name_of,
+    over_ms,
+    read_value,
+    value_of,
+)
 from metaq.store.files.filecache import Run, run_here
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.ordered.engine import DeleteRange, Operation, SetKey
@@ -210,12 +221,13 @@ class SeenIds:
         return ids
 
     def look(self, keys: list[bytes]) -> First | None:
-        """Return what memory has."""
+        """Return what memory has. That an id was released counts only where no message with it came since."""
         self._learn()
         staged = self._staged
         for at in range(len(self._staged_known), len(staged.keys)):
             self._staged_known[staged.keys[at]] = staged.values[at]
         staged_known, newer, older = self._staged_known, self._newer, self._older
+        found: list[First] = []
         for key in keys:
             value = staged_known.get(key)
             if value is None:
@@ -223,8 +235,8 @@ class SeenIds:
             if value is None:
                 value = older.get(key)
             if value is not None:
-                return read_value(value)
-        return None
+                found.append(read_value(value))
+        return latest_of(found)
 
     def may_have(self, keys: list[bytes]) -> bool:
         """Return false when the index certainly lacks all keys; never wait."""

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final
 
 from metaq.engine.context import Context
+from metaq.engine.dedupe.dedupe import Dedupe
 from metaq.engine.priorities.levels import check_priority, partition_of_copy
 from metaq.engine.turn import Turns
 from metaq.engine.writing import Draft, Placed, again, delayed, internal, new_record, note, stage
@@ -20,7 +21,7 @@ from metaq.protocol.record import TAGS, Record
 from metaq.protocol.sysflag import TRANSACTION_COMMIT
 from metaq.store.files.filecache import ColdRead, read_cached
 from metaq.store.recordgroups import put_record_group
-from metaq.tx.halves import LONGEST_ORIGIN, Fate, Halves
+from metaq.tx.halves import LONGEST_ORIGIN, Fate, Halves, origin_of
 
 logger = logging.getLogger(__name__)
 
@@ -54,10 +55,11 @@ def pairs_of(record: Record) -> dict[str, str]:
 class HalfMessages:
     """The half messages of one broker."""
 
-    def __init__(self, context: Context, turns: Turns, halves: Halves) -> None:
+    def __init__(self, context: Context, turns: Turns, halves: Halves, dedupe: Dedupe) -> None:
         self.context = context
         self.turns = turns
         self.halves = halves
+        self._dedupe = dedupe
         self._noted = -1  # the turn at whose end the table of halves is brought up to date
 
     def park(self, draft: Draft, producer_group: str) -> Placed:
@@ -89,13 +91,28 @@ class HalfMessages:
         with contextlib.suppress(ColdRead, StoreError):
             self.halves.follow(read_cached)
 
-    def decide(self, ordinal: int, fate: Fate, message: Draft | None = None, own: Mapping[str, str] = properties.NONE) -> None:
+    def roll_back(self, record: Record, pairs: dict[str, str]) -> None:
+        """Stage the rollback of the undecided half message in a record with the properties ``pairs``.
+
+        Raises what ``Dedupe.release`` raises.
+        """
+        ordinal, log_offset, since_ms = origin_of(record, pairs)
+        self._dedupe.release(pairs, log_offset, since_ms, lambda told: self.decide(ordinal, Fate.ROLLED_BACK, told=told))
+
+    def decide(
+        self,
+        ordinal: int,
+        fate: Fate,
+        message: Draft | None = None,
+        own: Mapping[str, str] = properties.NONE,
+        told: Mapping[str, str] = properties.NONE,
+    ) -> None:
         """Stage the decision about an undecided half message, together with the ``message`` that it brings about.
 
-        ``own`` are properties of that message that only the broker may set.
+        ``own`` are properties of that message that only the broker may set, ``told`` further ones of the decision.
         """
         context = self.context
-        op = internal(context, HALF_OP_TOPIC, str(ordinal).encode(), {TAGS: DECIDED})
+        op = internal(context, HALF_OP_TOPIC, str(ordinal).encode(), {TAGS: DECIDED, **told})
         members = [] if message is None else [new_record(context, message, own)]
         put_record_group(context.store, new_record(context, op), members)
         self.halves.claim(ordinal)

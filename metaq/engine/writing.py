@@ -83,9 +83,9 @@ def internal(context: Context, topic: str, body: bytes, pairs: Mapping[str, str]
     )
 
 
-def internal_mark(context: Context, key: TopicPartition, body: bytes) -> Draft:
+def internal_mark(context: Context, key: TopicPartition, body: bytes, pairs: Mapping[str, str] = properties.NONE) -> Draft:
     """Return a message of the broker itself for a partition of an internal topic."""
-    draft = internal(context, key.topic, body)
+    draft = internal(context, key.topic, body, pairs)
     draft.partition = key.partition
     return draft
 

@@ -13,7 +13,6 @@ from metaq.clock import Clock
 from metaq.config import Settings
 from metaq.engine.checkback import CheckBack
 from metaq.engine.context import Context
-from metaq.engine.dedupe.dedupe import Dedupe
 from metaq.engine.duties import Duties
 from metaq.engine.figures.counters import Counters
 from metaq.engine.figures.statistics import SAMPLE_S, Statistics
@@ -156,8 +155,7 @@ class Broker:
         self._schedule = Schedule(self.context, self.turns, self.holds, self._hub.loop, self.run)
         self.later = Later(self._reads)
         self._timing = Timing.open(self.context, self.turns, self.run)
-        self.timers = self._timing.timers
-        self.dedupe = Dedupe(self.context, self.turns, self.timers, self.run)
+        self.timers, self.dedupe = self._timing.timers, self._timing.dedupe
         self._local: LocalBranches[Held] = LocalBranches(self._room)
         undecided = Tables(self.transactions, self._local, self._room, self.halves)
         self._operators = TransactionAdminHandler(self.context, self.turns, self.later, undecided, self.run)
@@ -334,7 +332,7 @@ class Broker:
 
     def _answer_remoting(self) -> None:
         """Set the handlers of the remoting protocol's requests."""
-        half_messages = HalfMessages(self.context, self.turns, self.halves)
+        half_messages = HalfMessages(self.context, self.turns, self.halves, self.dedupe)
         decisions = HalfHandler(half_messages, self._reads)
         self._check_back = CheckBack(half_messages, self._duties.rest, self._duties.ending, self.run)
         partitions = Partitions(self.context, self.turns)

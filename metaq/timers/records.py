@@ -38,7 +38,6 @@ _KEY: Final = struct.Struct(">QQ")
 _OUT: Final = f"{TIMER_OUT}\x01".encode()
 _AGAIN: Final = f"{TIMER}\x01".encode()
 _CRON: Final = f"{CRON}\x01".encode()
-_TOPIC: Final = f"{REAL_TOPIC}\x01".encode()
 MOST_IN_RUN: Final = 256
 """Parks in one event."""
 _OWN: Final = b"METAQ_"
@@ -288,12 +287,6 @@ def ended_of(numbers: Sequence[int]) -> Ended:
     """Return the end of a definition as marks have it: number, due, id and place of the run."""
     number, due_ms, ident, place = numbers
     return Ended(number, key_of(due_ms, ident), place)
-
-
-def topic_of_park(record: Record) -> str:
-    """Return the topic to which a parked message will be delivered."""
-    found = _value(record.properties, _TOPIC)
-    return "" if found is None else found.decode()
 
 
 def _value(properties: bytes, name: bytes) -> bytes | None:

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.codes import Request, Response
 from tests.cluster.test_roles import ALONE, restart_as_slave
 from tests.engine.test_dedupe import TOPIC, create, put
+from tests.engine.test_timers import recall
 from tests.support.admin import connect
 from tests.support.broker import wait_until
 from tests.support.cluster import DEADLINE_S, Cluster, ReplicaProcess, wait_caught_up
@@ -25,7 +26,10 @@ def places(replica: ReplicaProcess, idents: list[str], partition: int) -> list[t
 
 
 def test_an_id_is_stored_once_over_failovers(tmp_path: Path) -> None:
-    """E-07, D-1, F-FAIL: of ids in the slave's index and of those that are still in its memory, there and back."""
+    """E-07, D-1, F-FAIL: of ids in the slave's index and of those that are still in its memory, there and back.
+
+    The new master also knows that a message was cancelled: the next one with its id is stored.
+    """
     with Cluster(tmp_path, *ALONE, "--sweep-interval-ms", "10", "--checkpoint-interval-ms", "50") as cluster:
         master, slave = cluster.pair()
         with connect(master) as client:
@@ -36,10 +40,16 @@ def test_an_id_is_stored_once_over_failovers(tmp_path: Path) -> None:
         for partition in (1, 3):
             idents.append(f"new {partition}")
             first += places(master, idents[-1:], partition)
+            cancelled = f"cancelled-{partition}"
+            with connect(master) as client:
+                handle = put(client, cancelled, more="TIMER_DELAY_MS\x01600000\x02")["recallHandle"]
+                assert recall(client, handle, TOPIC) == (Response.SUCCESS, cancelled)
             wait_caught_up(master, slave)
             master.kill()
             slave.promote()
             assert places(slave, idents, 0) == first
+            idents.append(cancelled)
+            first += places(slave, idents[-1:], partition)
             restart_as_slave(master, slave)
             slave.wait_for(in_sync=[1, 2])
             master.wait_for(suspect=None)

@@ -1,16 +1,20 @@
 """Idempotent producers: a message whose id was stored within the window is answered as the first one, and stored once."""
 
+import shutil
 import time
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.remoting.codes import Request, Response
-from metaq.protocol.remoting.headers import SendMessage
+from metaq.protocol.remoting.headers import SendMessage, encode_header
 from metaq.protocol.remoting.sending.batch import BatchItem, encode_batch
 from metaq.protocol.sysflag import TRANSACTION_TYPE
+from tests.engine.test_timers import recall
 from tests.support.broker import BrokerProcess, wait_until
+from tests.support.halves import COMMIT, NEVER, ROLLBACK, Begun
 from tests.support.messages import count, pairs_of, records, send, send_header, sent
 from tests.support.metrics import value
 from tests.support.remoting import RemotingClient
@@ -132,6 +136,53 @@ def test_batches_halves_and_delayed_ones(tmp_path: Path) -> None:
             copy = "".join(f"{name}\x01{value}\x02" for name, value in pairs_of(records(client, TOPIC, 1)[0]).items())
             sent(client, send(client, send_header(TOPIC, copy, partition=1), b"on its way again"))
             assert count(client, TOPIC, 1) == 2
+
+
+def half_of(client: RemotingClient, ident: str) -> dict[str, str]:
+    """Send a half message; the fields of the answer."""
+    header = send_header(TOPIC, f"UNIQ_KEY\x01{ident}\x02TRAN_MSG\x01true\x02PGROUP\x01pg\x02", sys_flag=TRANSACTION_TYPE)
+    return sent_when_ready(client, header, b"half")
+
+
+def decide(client: RemotingClient, half: dict[str, str], decision: int) -> None:
+    place = decode_offset_id(half["msgId"]).log_offset
+    header = Begun(int(half["queueOffset"]), place, half["transactionId"], half["msgId"]).end(decision)
+    assert client.call(Request.END_TRANSACTION, encode_header(header)).code == Response.SUCCESS
+
+
+@ENGINES
+def test_what_was_cancelled_or_rolled_back_is_stored_when_it_is_sent_again(tmp_path: Path, engine: str) -> None:
+    """E-07: at once, after a kill, and when the index is made from the log; then the id is that of the later message."""
+    flags = ("--timer-engine", engine, "--checkpoint-interval-ms", "50", "--sweep-interval-ms", "10")
+    with BrokerProcess(tmp_path / "data", *flags, *NEVER) as broker:
+        known: list[dict[str, str]] = []
+        for when in ("first", "at once", "after a kill", "from the log"):
+            if known:
+                with RemotingClient(broker.host, broker.port) as client:
+                    timer, half = known
+                    assert recall(client, timer["recallHandle"], TOPIC) == (Response.SUCCESS, "t")
+                    decide(client, half, ROLLBACK)
+            if when == "after a kill":
+                broker.kill()
+                broker.restart(same_port=True)
+            elif when == "from the log":
+                broker.terminate()
+                shutil.rmtree(broker.data / "dedupeindex")
+                broker.restart(same_port=True)
+            with RemotingClient(broker.host, broker.port) as client:
+                if not known:
+                    create(client)
+                latest = [put(client, "t", more="TIMER_DELAY_MS\x0160000\x02"), half_of(client, "h")]
+                assert [put(client, "t", more="TIMER_DELAY_MS\x0160000\x02"), half_of(client, "h")] == latest
+                assert all(before["msgId"] != after["msgId"] for before, after in zip(known, latest, strict=False)), when
+                known = latest
+        broker.kill()
+        broker.restart(same_port=True)
+        with RemotingClient(broker.host, broker.port) as client:
+            assert [put(client, "t"), half_of(client, "h")] == known
+            decide(client, known[1], COMMIT)
+            assert half_of(client, "h") == known[1]
+            wait_until(lambda: count(client, TOPIC) == 1, DEADLINE_S, "the committed message")
 
 
 def test_a_window_ends_and_a_new_topic_knows_nothing(tmp_path: Path) -> None:

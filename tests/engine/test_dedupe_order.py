@@ -24,7 +24,7 @@ def _nothing() -> None:
 def dedupe(tmp_path: Path) -> Iterator[Dedupe]:
     parts = Parts(tmp_path / "data", topics={TOPIC: {"partitions": 1, "dedupe_window_ms": 60_000}})
     timers = Timers(parts.context, parts.turns, run_here)
-    dedupe = Dedupe(parts.context, parts.turns, timers, run_here)
+    dedupe = Dedupe(parts.context, parts.turns, timers.parked_handle, run_here)
     dedupe.start()
     gevent.sleep(0)  # it reads an empty log
     yield dedupe

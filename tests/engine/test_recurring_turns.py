@@ -7,6 +7,7 @@ from typing import Any, Final
 import gevent
 import pytest
 
+from metaq.engine.dedupe.dedupe import Dedupe
 from metaq.engine.timers.cancelling import Cancels
 from metaq.engine.timers.delivery import Delivery
 from metaq.engine.timers.recurring import RecurringMessages, Runs
@@ -32,8 +33,9 @@ class Bench:
     def __init__(self, data: Path, **settings: Any) -> None:
         self.parts = Parts(data, topics={JOBS.topic: {"partitions": 1}}, **settings)
         self.timers = Timers(self.parts.context, self.parts.turns, run_here)
+        dedupe = Dedupe(self.parts.context, self.parts.turns, self.timers.parked_handle, run_here)
         runs = Runs(self.parts.context, run_here)
-        self.recurring = RecurringMessages(self.timers, Cancels(self.timers, run_here), runs)
+        self.recurring = RecurringMessages(self.timers, Cancels(self.timers, dedupe, run_here), runs)
         self.delivery = Delivery(self.timers, runs, run_here)
         self.delivery.start()
 

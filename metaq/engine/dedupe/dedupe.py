@@ -19,17 +19,29 @@ import gevent
 from gevent.lock import BoundedSemaphore
 
 from metaq.dedupe.opening import IdReader, open_seen
-from metaq.dedupe.records import First, StoredAs, id_of, name_of, value_of
+from metaq.dedupe.records import (
+    RELEASED,
+    First,
+    StoredAs,
+    generation_of,
+    id_of,
+    latest_of,
+    name_of,
+    over_ms,
+    properties_of_release,
+    value_of,
+)
 from metaq.dedupe.seen import SeenIds
 from metaq.engine.context import Context
-from metaq.engine.timers.timers import Timers
 from metaq.engine.turn import Turns
 from metaq.engine.writing import Draft, Placed
 from metaq.errors import DiskFull, IndexFailed, Overloaded, StoreError
 from metaq.message import DEAD_PREFIX, HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, TopicPartition
+from metaq.protocol.properties import NONE, REAL_TOPIC
 from metaq.store.copies.discarding import DEDUPE_INDEX
 from metaq.store.files.filecache import Read, Run, read_through
 from metaq.store.ordered.ordered import remove_ordered
+from metaq.timers.handles import Handle
 
 logger = logging.getLogger(__name__)
 
@@ -73,11 +85,14 @@ class Looked(NamedTuple):
 class Dedupe:
     """The ids of one broker, as a master that stores messages or as a slave that follows."""
 
-    def __init__(self, context: Context, turns: Turns, timers: Timers, run: Run) -> None:
-        """Open the index if a topic has a window; ``ConfigError`` without the package that it needs."""
+    def __init__(self, context: Context, turns: Turns, handle_of: Callable[[int, int], Handle], run: Run) -> None:
+        """Open the index if a topic has a window; ``ConfigError`` without the package that it needs.
+
+        ``handle_of`` returns the handle of a delayed message, by its time and log offset (``Timers.parked_handle``).
+        """
         self._context = context
         self._turns = turns
-        self._timers = timers
+        self._handle_of = handle_of
         self._store = context.store
         self._run = run
         self._read = read_through(run)
@@ -284,12 +299,14 @@ class Dedupe:
         keys = seen.keys(topic, name, now_ms)
         first = seen.look(keys)
         if first is None and self._found:
-            first = next((self._found[key] for key in keys if key in self._found), None)
+            first = latest_of([self._found[key] for key in keys if key in self._found])
         is_absent = first is None and bool(self._absent) and self._absent.issuperset(keys)
         if first is None and not is_absent and seen.may_have(keys):
             raise ColdIds(keys)
         if first is not None:
-            if first.kind == StoredAs.PLAIN and first.ordinal < self._deleted_before(topic, first.partition):
+            if first.kind == StoredAs.RELEASED:
+                first = None
+            elif first.kind == StoredAs.PLAIN and first.ordinal < self._deleted_before(topic, first.partition):
                 first = None  # it was in an earlier topic of the same name
             else:
                 self.duplicates += 1
@@ -336,9 +353,33 @@ class Dedupe:
         self.stage(key, value_of(_first_of(placed, partition, position)), now_ms)
         return placed, None
 
+    def release(
+        self, pairs: Mapping[str, str], place: int, stored_ms: int, stage: Callable[[Mapping[str, str]], object]
+    ) -> None:
+        """Stage the cancel or rollback of a message: from then on the next one with its id is stored.
+
+        The message has the properties ``pairs``, and was first stored at a log offset and a time. ``stage`` gets those of the
+        record to stage, from which the log is understood later. The caller stages an outcome in the same turn. Raises what
+        ``stage`` raises, and ``Overloaded`` while ids cannot be taken.
+        """
+        topic = pairs.get(REAL_TOPIC, "")
+        ident = id_of(pairs) if topic in self.windows else None
+        if ident is None:
+            stage(NONE)
+            return
+        key = generation_of(over_ms(stored_ms, self.windows[topic])) + name_of(topic, ident)
+        seen = None if self._seen is None else self._ready()
+        known = None if seen is None else seen.look([key])
+        if known is not None and known.log_offset != place:
+            stage(NONE)  # the window was changed, and another message with the id came since
+            return
+        stage(properties_of_release(topic, ident, stored_ms))
+        if seen is not None:
+            self.stage(key, value_of(RELEASED), self._store.clock.now_ms())
+
     def _placed(self, topic: str, first: First) -> Placed:
         """Return the place of a message that was stored before."""
-        handle = self._timers.parked_handle(first.detail, first.log_offset) if first.kind == StoredAs.TIMER else None
+        handle = self._handle_of(first.detail, first.log_offset) if first.kind == StoredAs.TIMER else None
         queue = self._store.queue(HALF_TOPIC, 0) if first.kind == StoredAs.HALF else self._store.queue(topic, first.partition)
         return Placed(queue, first.ordinal, first.log_offset, handle)
 

@@ -1,18 +1,22 @@
 """Cancels of timers: acknowledged only when no delivery can follow any more."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from gevent.event import AsyncResult
 
+from metaq.engine.dedupe.dedupe import Dedupe
 from metaq.engine.timers.timers import Timers
 from metaq.engine.turn import NOT_STORED, Short
 from metaq.errors import IndexFailed, MetaqError, NotWritable, RequestFailed, TimerDelivered, UnknownTimer
+from metaq.protocol import properties
 from metaq.protocol.record import decode_record
 from metaq.store.files.filecache import Run, read_through
 from metaq.timers.entering import KEPT_CANCELS_MS, TimerState
 from metaq.timers.handles import Handle
 from metaq.timers.pending import Pending
-from metaq.timers.records import Key, parts_of, topic_of_park
+from metaq.timers.records import Key, park_origin, parts_of
 
 FOLD_WAIT_S: Final = 3.0
 TAKEN_WAIT_S: Final = 10.0
@@ -47,45 +51,38 @@ class Awaited:
 class Cancels:
     """Cancels the timers of one broker; its calls wait, so they run in greenlets of their own."""
 
-    def __init__(self, timers: Timers, run: Run) -> None:
+    def __init__(self, timers: Timers, dedupe: Dedupe, run: Run) -> None:
         self._timers = timers
+        self._dedupe = dedupe
         self._store = timers.context.store
         self._run = run
         self._read = read_through(run)
 
-    def check(self, handle: Handle, topic: str) -> None:
-        """Raise ``UnknownTimer`` unless this broker gave a handle, and not for a message of another topic."""
-        found = self.topic_of(handle)
-        if found is not None and found != topic:
-            raise UnknownTimer(f"the handle is not of a message of the topic {topic}")
+    def cancel(self, handle: Handle, check: Callable[[str], object]) -> None:
+        """Cancel a timer, and return when that is as safe as the broker promises of messages.
 
-    def topic_of(self, handle: Handle) -> str | None:
-        """Return the topic of a pending timer; ``None`` for one that was cancelled, or cannot be read.
-
-        Raises ``UnknownTimer`` and ``TimerDelivered`` as ``cancel`` does.
+        ``check`` is called with the topic of its message, and raises when it may not be cancelled. A timer that was cancelled
+        before is cancelled. Raises ``TimerDelivered`` for one whose delivery was first, ``UnknownTimer`` for one that the log
+        does not have, and whatever keeps messages from being stored.
         """
         self.table()
         if not self._timers.is_genuine(handle):
             raise UnknownTimer("the handle is not of this broker")
         place = self.place(self.table(), handle.key)
-        stored = None if place is None else self._store.record_at_offset(place, self._read)
-        return (
-            None if stored is None else topic_of_park(decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size])))
-        )
-
-    def cancel(self, key: Key) -> None:
-        """Cancel a timer, and return when that is as safe as the broker promises of messages.
-
-        A timer that was cancelled before is cancelled. Raises ``TimerDelivered`` for one whose delivery was first,
-        ``UnknownTimer`` for one that the log does not have, and whatever keeps messages from being stored.
-        """
-        table = self.table()
-        place = self.place(table, key)
+        if place is None:
+            return
+        pairs, stored_ms = dict[str, str](), 0  # of a message that cannot be read
+        stored = self._store.record_at_offset(place, self._read)
+        if stored is not None:
+            record = decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size]))
+            pairs, stored_ms = properties.parse(record.properties.decode(errors="replace")), park_origin(record).since_ms
+            check(pairs.get(properties.REAL_TOPIC, ""))
+        place = self.place(self.table(), handle.key)  # others may have cancelled it or stored it again while it was read
         if place is None:
             return
         self._store.check_writable()
         self._timers.turns.check_load()
-        self._timers.stage_cancel(key, place)
+        self._dedupe.release(pairs, handle.ident, stored_ms, partial(self._timers.stage_cancel, handle.key, place))
         outcome = Awaited()
         self._timers.turns.staged(outcome)
         outcome.get()

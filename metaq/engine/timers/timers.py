@@ -7,7 +7,7 @@ the append of the turn fails, it is undone at once, whatever the order in which 
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -417,11 +417,11 @@ class Timers:
             self._pending.flight.add(key)
             self.stage_event(Park(key, place, None, end, run.definition.number))
 
-    def stage_cancel(self, key: Key, place: int) -> None:
-        """Stage the cancel of a timer that is pending at a place, and take it."""
+    def stage_cancel(self, key: Key, place: int, pairs: Mapping[str, str]) -> None:
+        """Stage the cancel of a timer that is pending at a place, in a record with properties, and take the timer."""
         context, store, pending = self.context, self._store, self._pending
         assert pending is not None
-        stage(context, internal_mark(context, MARKS, cancel_mark([(key, place)])))
+        stage(context, internal_mark(context, MARKS, cancel_mark([(key, place)]), pairs))
         pending.take(key, place)
         pending.flight.add(key)
         self.stage_event(Cancelled([(key, place)], store.log.staged_end), [key])

@@ -1,6 +1,7 @@
 """Delayed and recurring messages: which wait, when they come, and ending them."""
 
 from base64 import b64encode
+from functools import partial
 from typing import Annotated
 
 from msgspec import Meta
@@ -114,11 +115,7 @@ def _place(row: PendingTimer) -> str:
 def cancel_timer(call: Call, handle: HandleText) -> Done:
     """Cancel a delayed message."""
     call.demand(Action.PUBLISH)
-    cancels, found = call.interior.cancels, _handle(handle)
-    topic = cancels.topic_of(found)
-    if topic is not None:
-        call.demand(Action.PUBLISH, topic)
-    cancels.cancel(found.key)
+    call.interior.cancels.cancel(_handle(handle), partial(call.demand, Action.PUBLISH))
     return Done()
 
 

@@ -124,10 +124,7 @@ class LaterHandler:
     def _cancel(self, session: TextSession, handle: Handle, opaque: str) -> None:
         try:
             try:
-                topic = self._cancels.topic_of(handle)
-                if topic is not None:
-                    demand(session.principal, Action.PUBLISH, topic)
-                self._cancels.cancel(handle.key)
+                self._cancels.cancel(handle, partial(demand, session.principal, Action.PUBLISH))
                 reply = write_result(OK, "cancelled", opaque)
             except MetaqError as error:
                 reply = write_result(error.status, str(error), opaque)

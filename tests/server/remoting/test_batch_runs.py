@@ -54,10 +54,10 @@ class Sends:
         topics = {TOPIC: {"partitions": 1, "dedupe_window_ms": WINDOW}}
         self.parts = parts = Parts(data, topics=topics, max_message_bytes=65_536)
         self._timers = Timers(parts.context, parts.turns, run_here)
-        self._dedupe = Dedupe(parts.context, parts.turns, self._timers, run_here)
+        self._dedupe = Dedupe(parts.context, parts.turns, self._timers.parked_handle, run_here)
         self._dedupe.start()
         wait_until(self._knows_ids, DEADLINE_S, "the log is read for ids")
-        halves = HalfMessages(parts.context, parts.turns, Halves(parts.store, data.with_suffix(".halves"), 1000))
+        halves = HalfMessages(parts.context, parts.turns, Halves(parts.store, data.with_suffix(".halves"), 1000), self._dedupe)
         partitions = Partitions(parts.context, parts.turns)
         self.handler = SendHandler(parts.context, parts.turns, halves, self._timers, self._dedupe, partitions)
         parts.endpoint.answer(self.handler.requests())

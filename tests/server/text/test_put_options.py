@@ -12,9 +12,10 @@ from metaq.engine.dedupe.dedupe import Dedupe
 from metaq.engine.tables.topics import Topic
 from metaq.engine.timers.cancelling import Cancels
 from metaq.engine.timers.timers import Timers
+from metaq.errors import Fenced
 from metaq.protocol.properties import DEDUPE_ID, PRIORITY, SHARDING_KEY, TIMER_OUT
 from metaq.protocol.record import TAGS, decode_properties, decode_record
-from metaq.protocol.text.commands import Create, Get, PutWith
+from metaq.protocol.text.commands import Create, Get
 from metaq.protocol.text.messages import EPOCH_SHIFT
 from metaq.server.text.admin import AdminHandler
 from metaq.server.text.get import GetHandler
@@ -34,12 +35,13 @@ def parts(tmp_path: Path) -> Iterator[Parts]:
     gets = GetHandler(parts.context, parts.holds, parts.reads, parts.loop)
     puts = PutHandler(parts.context, parts.turns)
     timers = Timers(parts.context, parts.turns, run_here)
-    dedupe = Dedupe(parts.context, parts.turns, timers, run_here)
+    dedupe = Dedupe(parts.context, parts.turns, timers.parked_handle, run_here)
+    parts.context.topics.changed = dedupe.topic_changed
     dedupe.start()
     gevent.sleep(0)  # it reads an empty log
-    later = LaterHandler(parts.context, puts, timers, Cancels(timers, run_here), dedupe)
+    later = LaterHandler(parts.context, puts, timers, Cancels(timers, dedupe, run_here), dedupe)
     admin = AdminHandler(parts.context, parts.endpoint, lambda: None, lambda read: {})
-    parts.endpoint.answer_text({Get: gets.get, PutWith: later.put, Create: admin.create}, puts.puts, puts.puts)
+    parts.endpoint.answer_text({**later.commands(), Get: gets.get, Create: admin.create}, puts.puts, puts.puts)
     yield parts
     dedupe.stop()
     dedupe.close()
@@ -209,6 +211,75 @@ def test_an_id_is_stored_once_in_a_topic_with_a_window(parts: Parts, client: Tex
 def test_an_id_that_was_parked_is_answered_with_its_handle_when_it_comes_without_a_time(parts: Parts, client: Text) -> None:
     (parked,) = places(parts, client, b"put payments 1 4 0 id=a delay=60000 1\r\npaid")
     assert places(parts, client, b"put payments 0 4 0 id=a 1\r\npaid") == [parked]
+
+
+def cancel(parts: Parts, parked: bytes) -> Text:
+    """Have a parked message cancelled in this turn; return the client that is answered at its end."""
+    client = Text(parts)
+    client.send(b"cancel %b 2\r\n" % parked.split(b" ")[3])
+    gevent.sleep(0)  # for the greenlet that stages it
+    return client
+
+
+def test_an_id_is_released_by_the_cancel_of_its_message(parts: Parts, client: Text) -> None:
+    """E-07: also for a put of the same turn; not by a cancel that is not stored."""
+    put = b"put payments 1 4 0 id=a delay=60000 1\r\npaid"
+    (first,) = places(parts, client, put)
+    cancelling = cancel(parts, first)
+    (second,) = places(parts, client, put)
+    gevent.sleep(0)  # for the greenlet that answers
+    assert cancelling.answers() == b"result 200 9 2\r\ncancelled"
+    assert second != first
+    assert places(parts, client, put) == [second]
+    cancelling = cancel(parts, second)
+    parts.store.fence.guard(refuse)
+    parts.end_turn()
+    parts.store.fence.guard(lambda: None)
+    gevent.sleep(0)
+    assert cancelling.answers().startswith(b"result 503 ")
+    assert places(parts, client, put) == [second]
+
+
+def test_a_cancel_releases_no_id_of_a_later_message(parts: Parts, client: Text) -> None:
+    """E-07: the id of a message that is delayed for longer than the window may come again while it waits."""
+    put = b"put payments 1 4 0 id=a delay=%d 1\r\npaid"
+    (first,) = places(parts, client, put % 600_000)
+    parts.clock.advance(3 * WINDOW_MS / 1000)
+    (second,) = places(parts, client, put % 600_000)
+    cancel(parts, first)
+    parts.end_turn()
+    assert second != first
+    assert places(parts, client, put % 600_000) == [second]
+
+
+def test_a_cancel_releases_no_id_that_another_message_has_by_now(parts: Parts, client: Text) -> None:
+    """E-07: it came because the window was changed, and no id of before is known."""
+    put = b"put payments 1 4 0 id=a delay=600000 1\r\npaid"
+    (first,) = places(parts, client, put)
+    parts.context.topics.put(Topic("payments", 2, 2, attributes={"dedupe.window.ms": str(10 * WINDOW_MS)}))
+    (second,) = places(parts, client, put)
+    cancel(parts, first)
+    parts.end_turn()
+    assert second != first
+    assert places(parts, client, put) == [second]
+
+
+@pytest.mark.parametrize("jump_ms", [-WINDOW_MS, WINDOW_MS])
+def test_an_id_is_released_although_the_clock_was_set(parts: Parts, client: Text, jump_ms: int) -> None:
+    """E-07, D-2: by a window or less, and then the id is that of the later message."""
+    put = b"put payments 1 4 0 id=a delay=600000 1\r\npaid"
+    (first,) = places(parts, client, put)
+    parts.clock.jump(jump_ms)
+    cancel(parts, first)
+    (second,) = places(parts, client, put)
+    assert second != first
+    assert places(parts, client, put) == [second]
+    parts.clock.jump(-jump_ms)
+    assert places(parts, client, put) == [second]
+
+
+def refuse() -> None:
+    raise Fenced("another replica is the master")
 
 
 @pytest.mark.parametrize("put", [PUT + b" id=a", PUT + b" id=a delay=60000", b"put payments 0 4 0 key=a"])

@@ -30,8 +30,8 @@ MANY: Final = 200
 def parts(tmp_path: Path) -> Iterator[Parts]:
     parts = Parts(tmp_path / "data", topics={TOPIC: {"partitions": 1}})
     timers = Timers(parts.context, parts.turns, run_here)
-    dedupe = Dedupe(parts.context, parts.turns, timers, run_here)
-    halves = HalfMessages(parts.context, parts.turns, Halves(parts.store, tmp_path / "halves", 1000))
+    dedupe = Dedupe(parts.context, parts.turns, timers.parked_handle, run_here)
+    halves = HalfMessages(parts.context, parts.turns, Halves(parts.store, tmp_path / "halves", 1000), dedupe)
     sends = SendHandler(parts.context, parts.turns, halves, timers, dedupe, Partitions(parts.context, parts.turns))
     parts.endpoint.answer(sends.requests())
     parts.endpoint.answer_runs({Request.SEND_MESSAGE_V2: sends.sends})

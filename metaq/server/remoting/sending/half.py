@@ -97,7 +97,7 @@ class _End(Change):
         if header.commit_or_rollback == TRANSACTION_COMMIT:
             messages.decide(ordinal, Fate.COMMITTED, messages.committed(record, pairs, ordinal))
         else:
-            messages.decide(ordinal, Fate.ROLLED_BACK)
+            messages.roll_back(record, pairs)
         self.answer_stored(len(record.body))
 
     def _check(self, record: Record, pairs: dict[str, str]) -> None:

@@ -1,5 +1,7 @@
 """Cancels of delayed messages: 370."""
 
+from functools import partial
+
 from metaq.engine.timers.cancelling import Cancels
 from metaq.errors import BadRequest, RequestFailed, TimerDelivered, UnknownTimer
 from metaq.protocol.remoting.codes import Request, Response
@@ -42,8 +44,12 @@ class RecallHandler:
 
     def _cancel(self, recall: RecallHandle, handle: Handle) -> Answer:
         try:
-            self._cancels.check(handle, recall.topic)
-            self._cancels.cancel(handle.key)
+            self._cancels.cancel(handle, partial(_check_topic, recall.topic))
         except TimerDelivered as error:
             return Answer(error.code, {TIMER_STATE: DELIVERED}, str(error))
         return Answer(Response.SUCCESS, {"msgId": recall.unique_key})
+
+
+def _check_topic(named: str, topic: str) -> None:
+    if topic != named:
+        raise UnknownTimer(f"the handle is not of a message of the topic {named}")
