@@ -161,12 +161,13 @@ class Model:
 def test_ids_are_known_for_their_window(tmp_path: Path, engine: EngineName) -> None:
     """D-1, D-2, I-4, I-5: through failed appends, crashes with any X, generations that end, and a clock that steps back."""
     seed = seed_of_tree()
-    for case in range(4 if engine == "rocksdict" else 2):
-        model = Model(tmp_path / str(case), engine, seed + case)
+    models = [Model(tmp_path / str(case), engine, seed + case) for case in range(4 if engine == "rocksdict" else 2)]
+    for model in models:
         for _ in range(STEPS):
             getattr(model, model.rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0])()
         model.seen.index.close()
-        assert min(model.swallowed, model.stored, model.surely) > 10, f"seed {seed + case}"
+    seen = [sum(counts) for counts in zip(*((model.swallowed, model.stored, model.surely) for model in models), strict=True)]
+    assert min(seen) > 10, f"seed {seed}: {seen}"  # one case alone may be poor in one of them
 
 
 def test_both_forms_of_properties_have_the_same_id() -> None:
