@@ -98,8 +98,8 @@ class TextSubscription:
     def receive(self, timeout_s: float) -> PushedMessage | None:
         """Return the next message; ``None`` when none comes in time, or the subscription is closed meanwhile.
 
-        ``ConnectionFailed`` when the connection is lost; ``Refused`` with 301 when another subscription has taken the
-        partition over.
+        ``ConnectionFailed`` when the connection is lost; ``Refused`` when the broker ends the subscription: with 301
+        when another one has taken the partition over, with 403 when the user may lease no more.
         """
         try:
             frame = self._connection.next_push(time.monotonic() + timeout_s)

@@ -138,7 +138,7 @@ class Frames:
             yield self._text(msgspec.json.encode(problem))
             self._problem_sent.set()
         if self._subscription.is_over and self._close is None:
-            reason = "the broker stops, changes its role, or met an error; subscribe again"
+            reason = "the broker stops, changes its role, met an error, or said why; subscribe again"
             self._close = CloseConnection(CloseReason.GOING_AWAY, reason)
         elif time.monotonic() - self._heard_s > SILENT_S:
             logger.info("subscriber lost address=%s reason=silent for %g s", self._call.address, SILENT_S)

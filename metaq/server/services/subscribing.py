@@ -133,7 +133,7 @@ class PushStream:
 
     @property
     def is_over(self) -> bool:
-        """True when the broker has ended it: it stops, changes its role, or met an error."""
+        """True when the broker has ended it: it stops, changes its role, met an error, or the user may lease no more."""
         return self._session.closed
 
     def said(self, word: SubscriberInput) -> None:
@@ -163,7 +163,9 @@ class PushStream:
 
     def _answer(self, reply: Reply | Pushed) -> LeaseChanged | LeaseUnchanged | None:
         assert not isinstance(reply, Pushed), "messages are written as JSON"
-        receipt = self._asked.pop(reply.opaque)
+        if reply.opaque not in self._asked:  # not an answer: the reason why nothing more is pushed
+            self.end()
+        receipt = self._asked.pop(reply.opaque, None)
         if reply.code != OK:
             code = _CODES.get(reply.code, Response.SYSTEM_ERROR)
             return LeaseUnchanged(receipt, RequestFailed(code, reply.body.decode()))

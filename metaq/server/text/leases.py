@@ -8,7 +8,8 @@ from metaq.engine.context import Context
 from metaq.engine.leases.leasing import Leasing
 from metaq.engine.leases.planning import PopRequest
 from metaq.engine.reading.filters import EVERY_MESSAGE, Filter, filter_of, parse_cached
-from metaq.engine.tables.groups import SAFE_ACKS
+from metaq.engine.tables.groups import SAFE_ACKS, Group
+from metaq.engine.tables.topics import Topic
 from metaq.errors import (
     AccessDenied,
     BadRequest,
@@ -27,7 +28,7 @@ from metaq.protocol.remoting.codes import READ
 from metaq.protocol.subscription import ExpressionKind
 from metaq.protocol.text.commands import Ack, Extend, Nack, Pop, Subscribe
 from metaq.protocol.text.ids import encode_token
-from metaq.server.access.permissions import Action, demand
+from metaq.server.access.permissions import Action, Principal, demand
 from metaq.server.text.leaseanswers import Leased, SafeAnswer, counted, give_frames, lease_refusal, push_others
 from metaq.server.text.leasewaits import HeldPop, RejectionWait
 from metaq.server.text.session import TextSession
@@ -80,8 +81,7 @@ class LeaseHandler:
     def request(self, session: TextSession, command: Pop | Subscribe, most: int, partition: int | None = None) -> PopRequest:
         """Return what a command wants. Raise why it may not."""
         context = self.context
-        demand(session.principal, Action.SUBSCRIBE, command.topic)
-        demand(session.principal, Action.CONSUME, command.group)
+        _check_rights(session.principal, command.topic, command.group)
         topic = context.topics.get(command.topic)
         if topic is None:
             raise UnknownTopic(f"the topic {command.topic} does not exist on this broker")
@@ -90,8 +90,7 @@ class LeaseHandler:
             raise WrongPartition(f"the topic {topic.name} has {topic.read_partitions} partitions to read, not {partition}")
         context.store.check_master()
         group = context.groups.ensure(command.group)
-        if not group.consume_enable:
-            raise AccessDenied(f"the group {group.name} may not consume (consumeEnable is false)")
+        _check_enabled(group)
         invisible_ms = min(INVISIBLE_MS, group.max_invisible_ms) if command.invisible_ms is None else command.invisible_ms
         if invisible_ms > group.max_invisible_ms:
             limit = f"{group.max_invisible_ms} (max_invisible_ms of the group)"
@@ -106,6 +105,12 @@ class LeaseHandler:
             wanted=_filter(command),
             from_first=command.from_first is not False,
         )
+
+    def check(self, session: TextSession, topic: Topic, group: Group) -> None:
+        """Raise ``AccessDenied`` when a session that was subscribed may lease no more."""
+        _check_rights(session.principal, topic.name, group.name)
+        self.context.topics.check(topic, READ)
+        _check_enabled(group)
 
     # -- ends of leases -----------------------------------------------------------------------------------------------
 
@@ -181,8 +186,7 @@ class LeaseHandler:
     def _leased(self, session: TextSession, command: Ack | Nack | Extend) -> list[Leased]:
         """Return the messages that the ids of a command name, of those that this connection leases, or of a topic and group."""
         if command.topic is not None and command.group is not None:
-            demand(session.principal, Action.SUBSCRIBE, command.topic)
-            demand(session.principal, Action.CONSUME, command.group)
+            _check_rights(session.principal, command.topic, command.group)
             pairs: Sequence[tuple[str, str]] = [(command.topic, command.group)]
         else:
             pairs = list(session.leases_from)
@@ -197,6 +201,8 @@ class LeaseHandler:
                 self.leases.counts.meaningless += 1
             else:
                 found.append(leased)
+        for topic, group in {(leased.place.topic, leased.place.group) for leased in found}:
+            _check_rights(session.principal, topic, group)
         return found
 
     def _places(self, pairs: Sequence[tuple[str, str]], partition: int) -> "list[_Place]":
@@ -226,6 +232,16 @@ def _find(places: Sequence[_Place], ordinal: int, token: str) -> Leased | None:
         if bunch is not None and token == encode_token(bits_in(begun, ordinal, bunch.pop_ms)):
             return _new(Leased, (place, ordinal, bunch.pop_ms))
     return None
+
+
+def _check_rights(principal: Principal, topic: str, group: str) -> None:
+    demand(principal, Action.SUBSCRIBE, topic)
+    demand(principal, Action.CONSUME, group)
+
+
+def _check_enabled(group: Group) -> None:
+    if not group.consume_enable:
+        raise AccessDenied(f"the group {group.name} may not consume (consumeEnable is false)")
 
 
 def _remember(session: TextSession, topic: str, group: str) -> None:

@@ -22,10 +22,10 @@ def log_in(authentication: Authentication, session: TextSession, auth: Auth) -> 
 
 
 def _log_in(authentication: Authentication, session: TextSession, auth: Auth) -> None:
-    session.principal = authentication.anonymous
     try:
         session.principal = authentication.check(auth.user, auth.password, session.address[0])
         answer = write_result(OK, auth.user, auth.opaque)
     except BrokerError as error:
+        session.principal = authentication.anonymous
         answer = write_result(error.status, str(error), auth.opaque)
     session.answer(1, 0, answer)

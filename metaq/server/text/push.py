@@ -11,7 +11,7 @@ from typing import Final
 from metaq.engine.leases.planning import Plan, PopRequest
 from metaq.engine.leases.popping import PopResult
 from metaq.engine.leases.waiting import Waiting
-from metaq.errors import BadRequest, MetaqError, StoreError
+from metaq.errors import AccessDenied, BadRequest, MetaqError, StoreError
 from metaq.leases.state import ReceiptState
 from metaq.message import GroupPartition
 from metaq.protocol.text.commands import Ready, Subscribe, Unsubscribe
@@ -74,7 +74,7 @@ class PushHandler:
         self._shares[key] = shares
         replaced = shares.add(subscription, command.name or "", command.partition)
         if replaced is not None:
-            replaced.replace()
+            replaced.end_by(MOVED, "taken over")
         self._deal_again(key)
 
     def _count(self, name: str) -> int:
@@ -256,15 +256,16 @@ class PushSubscription(StoreRead):
 
     # -- pushing ------------------------------------------------------------------------------------------------------
 
-    @property
     def _request(self) -> PopRequest:
+        """Return what it wants now. Raise ``AccessDenied`` when its client may lease no more."""
         context = self._leases.context
         group = context.groups.get(self._wanted.group.name) or self._wanted.group
         topic = context.topics.get(self._wanted.topic.name) or self._wanted.topic
+        self._leases.check(self.session, topic, group)  # the rights may have changed since it was subscribed
         return self._wanted._replace(group=group, topic=topic, partitions=self._partitions(), most=max(1, self._credit))
 
     def read(self, read: Read) -> Plan:
-        wanted = self._request
+        wanted = self._request()
         self._planned = wanted.partitions
         return self._leases.leasing.pops.plan(wanted, read)
 
@@ -272,16 +273,19 @@ class PushSubscription(StoreRead):
         """Do nothing: no command is owed anything."""
 
     def fail(self, error: MetaqError) -> None:
-        """Try again after a pause; a broker that is no master any more closes its connections by itself."""
+        """End it if its client may lease no more, else try again: a broker that is no master any more closes connections."""
         self._is_reading = False
-        self._wait(LOOK_S)
+        if isinstance(error, AccessDenied):
+            self.end_by(error.status, str(error))
+        else:
+            self._wait(LOOK_S)
 
     def found(self, plan: Plan) -> None:
         """Push what a plan has, and take the last place in line."""
         self._is_reading = False
         if self._ended:
             return
-        wanted = self._request
+        wanted = self._request()
         if wanted.partitions != self._planned:  # its share has changed while it read
             self._wait(LOOK_S)
             return
@@ -308,11 +312,12 @@ class PushSubscription(StoreRead):
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def replace(self) -> None:
-        """End it because another one takes its partition over; the client is told."""
-        self.session.subscriptions.pop(self.key, None)
-        self.end()
-        self.session.push(write_result(MOVED, "taken over", self._style.opaque))
+    def end_by(self, code: int, reason: str) -> None:
+        """End it by the will of the broker, and tell the client the reason."""
+        if not self._ended:
+            self.session.subscriptions.pop(self.key, None)
+            self.end()
+            self.session.push(write_result(code, reason, self._style.opaque))
 
     def end(self) -> None:
         """Push nothing more, and give back what is out."""

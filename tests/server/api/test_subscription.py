@@ -19,7 +19,7 @@ from metaq.errors import Fenced
 from metaq.server.api import websocket
 from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess, wait_until
 from tests.support.rest import ROOT, Rest
-from tests.support.users import GROUP, READER, TOPIC, WRITER, write_users
+from tests.support.users import GROUP, READER, TOPIC, USERS, WRITER, write_users
 from tests.support.websocket import Subscriber
 
 DEADLINE_S: Final = 60.0
@@ -252,6 +252,22 @@ def test_rights_are_those_of_other_protocols(tmp_path: Path) -> None:
                 member.hear()
         assert end.value.rcvd is not None
         assert (end.value.rcvd.code, "stops" in end.value.rcvd.reason) == (GOING_AWAY, True)
+
+
+def test_a_user_that_is_removed_gets_nothing_more(tmp_path: Path) -> None:
+    """E-33: and is told why."""
+    users = write_users(tmp_path / "users.yaml")
+    with BrokerProcess(tmp_path / "data", "--users-file", str(users)) as broker, Rest(broker.http, WRITER) as writer:
+        writer.publish(TOPIC, "x")
+        with Subscriber(broker.http, GROUP, TOPIC, READER, ready=9) as member:
+            assert member.taken()[0] == "x"
+            write_users(users, USERS.replace("reader:", "reader2:"))
+            wait_until(lambda: "users reloaded" in broker.stderr(), 30, "the log tells it")
+            writer.publish(TOPIC, "y")
+            end = member.hear()
+            assert (end["problem"]["status"], end["receipt"]) == (403, None)
+            with pytest.raises(ConnectionClosed):
+                member.hear()
 
 
 # -- what clients may say ---------------------------------------------------------------------------------------------
