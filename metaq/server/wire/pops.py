@@ -34,8 +34,8 @@ class LineRead(StoreRead):
 
     @property
     def may_wait(self) -> bool:
-        """True while its client is there and its time is not over."""
-        return not self.session.closed and self.deadline_s > self.clock.monotonic()
+        """True while its client may send more, and so is there, and its time is not over."""
+        return not self.session.ended and self.deadline_s > self.clock.monotonic()
 
     def wait(self, group: str, topic: str, partitions: Sequence[int] | None, most_s: float = inf) -> None:
         """Wait in line, at the place that the request had there before; look after ``most_s`` in any case."""
@@ -99,6 +99,9 @@ class PopRead(LineRead):
 
     def found(self, plan: Plan) -> None:
         """Take the plan and answer; plan again when others were faster, and wait in line when there is nothing."""
+        if self.session.closed or (self.number and self.session.ended):  # else messages were leased to nobody
+            self._miss(is_full=False)
+            return
         result = self.leasing.pops.take(self.wanted, plan)
         if plan and (result is None or not result.given):
             self.tries += 1
@@ -117,6 +120,9 @@ class PopRead(LineRead):
             most_s = inf if self.leasing.lines.wakes == self.wakes else LOOK_S
             self.wait(self.wanted.group.name, self.wanted.topic.name, self.wanted.partitions, most_s)
             return
+        self._miss(is_full=is_full)
+
+    def _miss(self, *, is_full: bool) -> None:
         context = self.leasing.leases.context
         context.counters.get_miss.add(1)
         context.topic_counters(self.wanted.topic.name).get_miss.add(1)

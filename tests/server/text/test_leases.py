@@ -181,6 +181,17 @@ def test_a_pop_waits_for_a_message(broker: Broker, client: Client) -> None:
     assert client.heard()[0].startswith("result 404 ")
 
 
+def test_a_pop_that_waits_ends_with_its_connection(broker: Broker, client: Client) -> None:
+    """ES-103: a message that comes later is for those who are there."""
+    client.say("pop orders billing 1 wait=5000 7")
+    client.text._session._ended()
+    assert client.heard()[0].startswith("result 404 ")
+    other = Client(broker)
+    other.say("pop orders billing 1 wait=5000 7")
+    broker.put("a")
+    assert other.heard()[0] == "message 1 7 0-0 orders 0 0 1 0"
+
+
 def test_push_with_credit(broker: Broker, client: Client) -> None:
     """MY-008, MY-031: never more than the credit are out; an ack makes room for the next."""
     broker.put("a", "b", "c")
@@ -248,6 +259,21 @@ def test_what_comes_while_the_disk_is_read_is_not_missed(tmp_path: Path, line: s
     slow.let_all()
     broker.parts.end_turn()
     assert client.heard()[:1] == ["message 3 7 0-1 orders 0 23 1 0"]
+    broker.parts.close()
+
+
+def test_a_pop_whose_connection_is_closed_while_the_disk_is_read_takes_nothing(tmp_path: Path) -> None:
+    first = Broker(tmp_path / "data")
+    first.put("old")
+    broker, slow = reopened(first, tmp_path)
+    client = Client(broker)
+    client.say("pop orders billing 1 wait=5000 7")
+    assert slow.waiting
+    client.text._session.close()
+    slow.let_all()
+    broker.parts.reads._run = run_here
+    other = Client(broker)
+    assert (other.say("pop orders billing 1 7") + other.heard())[0] == "message 3 7 0-0 orders 0 0 1 0"
     broker.parts.close()
 
 
