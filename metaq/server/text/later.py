@@ -16,7 +16,7 @@ from metaq.engine.writing import Draft, Placed, stage
 from metaq.errors import BadRequest, MetaqError
 from metaq.protocol.properties import DEDUPE_ID, PRIORITY, SHARDING_KEY
 from metaq.protocol.record import TAGS
-from metaq.protocol.text.commands import Cancel, Due, PutOptions, PutWith
+from metaq.protocol.text.commands import Cancel, Due, Put, PutOptions, PutWith
 from metaq.protocol.text.messages import id_base, split_attribute
 from metaq.protocol.text.replies import OK, write_result
 from metaq.server.access.permissions import Action, demand
@@ -63,9 +63,7 @@ class LaterHandler:
             self._ask(session, command, cold)
             return
         except MetaqError as error:
-            self._context.counters.refuse(error, 1)
-            self._context.topic_counters(put.topic).put_failed.add(1)
-            session.reply(self._puts.refusal(put, error).encode())
+            self._refuse(session, put, error)
             return
         self._context.counters.put.add(1, len(put.body))
         self._puts.owe(session, [result(OK, self._reply(placed, queue, position, first), put.opaque)], len(put.body))
@@ -85,9 +83,14 @@ class LaterHandler:
         try:
             self._dedupe.ask(cold, handle_again)
         except MetaqError as error:
-            session.reply(self._puts.refusal(command.put, error).encode())
+            self._refuse(session, command.put, error)
         else:
             session.owed += 1
+
+    def _refuse(self, session: TextSession, put: Put, error: MetaqError) -> None:
+        self._context.counters.refuse(error, 1)
+        self._context.topic_counters(put.topic).put_failed.add(1)
+        session.reply(self._puts.refusal(put, error).encode())
 
     def _reply(self, placed: Placed, queue: ConsumeQueue, position: int, first: First | None) -> str:
         place = f"{self._id_base | placed.log_offset} {queue.partition if first is None else first.partition}"

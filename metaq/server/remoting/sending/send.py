@@ -9,7 +9,7 @@ from metaq.config import Settings
 from metaq.dedupe.records import First, StoredAs, id_in, pack_first
 from metaq.engine.context import Context
 from metaq.engine.deadletters import most_retries
-from metaq.engine.dedupe.dedupe import Again, ColdIds, Dedupe
+from metaq.engine.dedupe.dedupe import ColdIds, Dedupe
 from metaq.engine.halfmessages import HalfMessages, is_half, is_transactional
 from metaq.engine.placing import place
 from metaq.engine.priorities.levels import prioritize
@@ -110,10 +110,11 @@ class SendHandler:
     def _counted(self, handle: RequestHandler, session: RemotingSession, request: RemotingCommand) -> Answer | None:
         """Handle a send, and count it as a failed put when it is refused at once."""
         try:
-            return handle(session, request)
-        except ColdIds as cold:
-            self._dedupe.ask(cold, self._again(handle, session, request))
-            return None
+            try:
+                return handle(session, request)
+            except ColdIds as cold:
+                self._ask(cold, handle, session, request)
+                return None
         except MetaqError as error:
             context = self._context
             context.counters.put.add(1, len(request.body))
@@ -121,9 +122,8 @@ class SendHandler:
             context.topic_counters(request.fields.get("b") or request.fields.get("topic", "")).put_failed.add(1)
             raise
 
-    def _again(self, handle: RequestHandler, session: RemotingSession, request: RemotingCommand) -> Again:
-        """Make a send owed, and return what handles it once the index of ids has answered."""
-        kept = session.owe(request, len(request.body))
+    def _ask(self, cold: ColdIds, handle: RequestHandler, session: RemotingSession, request: RemotingCommand) -> None:
+        """Have the index asked for the ids of a send, which is owed then, and handle it again. Raise ``Overloaded``."""
 
         def handle_again() -> Callable[[], None]:
             try:
@@ -139,7 +139,8 @@ class SendHandler:
                 session.break_off()
             return partial(session.answer, 1, kept.size)  # it is owed once more, or nobody is there
 
-        return handle_again
+        self._dedupe.ask(cold, handle_again)
+        kept = session.owe(request, len(request.body))  # not before: what cannot be asked is refused
 
     # -- one message --------------------------------------------------------------------------------------------------
 
