@@ -66,13 +66,13 @@ class Access:
     def words(self) -> tuple[str, str] | None:
         """Return user and password for the text protocol's login, ``None`` without a user.
 
-        ``BadRequest`` when they hold blanks or other characters than printable ASCII, which a command line cannot carry.
+        ``BadRequest`` when one of them has characters that a command line cannot carry.
         """
         if self.credentials is None:
             return None
         for what, word in (("user", self.user), ("password", self.password)):
-            if not (word.isascii() and word.isprintable()) or " " in word:
-                raise BadRequest(f"the {what} cannot log in: the text protocol allows only printable ASCII without blanks")
+            if not word.isprintable() or " " in word:
+                raise BadRequest(f"the {what} cannot log in: the text protocol allows only printable characters without blanks")
         return self.user, self.password
 
     def connect(self, address: Address, timeout_s: float) -> BlockingStream:

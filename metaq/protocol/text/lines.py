@@ -102,7 +102,11 @@ def _read_create(tokens: list[str]) -> Command:
 
 def _read_auth(tokens: list[str]) -> Command:
     need(tokens, 3, "USER PASSWORD [OPAQUE]")
-    return Auth(tokens[1], tokens[2], opaque(tokens[3]) if len(tokens) > 3 else NO_OPAQUE)
+    try:
+        password = tokens[2].encode("latin-1").decode()  # a line is read byte by byte
+    except UnicodeDecodeError:
+        raise BadRequest("the password is not UTF-8") from None  # it is secret: nothing repeats it
+    return Auth(tokens[1], password, opaque(tokens[3]) if len(tokens) > 3 else NO_OPAQUE)
 
 
 def _read_cancel(tokens: list[str]) -> Command:

@@ -48,7 +48,7 @@ def write_offset(topic: str, group: str, partition: int, position: int, opaque: 
 
 def write_line(*tokens: str | int) -> bytes:
     """Return any command without a body: its word and tokens, the opaque last."""
-    return (" ".join(map(str, tokens)) + "\r\n").encode("ascii")
+    return (" ".join(map(str, tokens)) + "\r\n").encode()
 
 
 def write_subscribe(command: Subscribe) -> bytes:
