@@ -345,3 +345,13 @@ def decode_record(data: bytes | memoryview) -> Record:
         topic=str(view[body_end + 1 : topic_end], "ascii"),
         properties=bytes(view[topic_end + 2 : fields[0] - CHECKSUM_SIZE]),
     )
+
+
+def property_of(record: bytes | memoryview, mark: bytes) -> str | None:
+    """Return a property of an intact record, ``None`` without it. ``mark`` is its name between the bytes 02 and 01."""
+    pairs = b"\x02%b\x02" % decode_record(record).properties  # clients may leave the last separator out
+    begin = pairs.find(mark)
+    if begin < 0:
+        return None
+    begin += len(mark)
+    return pairs[begin : pairs.find(b"\x02", begin)].decode(errors="replace")

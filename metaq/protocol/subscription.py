@@ -1,8 +1,9 @@
 """A consumer's subscription to one topic, and the parsing of its tag expression (specs: remoting protocol, section 5.1).
 
-A tag expression is ``*`` or empty for everything, or tags separated by ``||``: ``TagA || TagB``. The broker compares only the
-hashes of the tags with the hash in each index unit. So messages with another tag of the same hash pass, and the client
-compares the tags themselves. SQL92 expressions are not parsed here: ``sql92.compile_expression`` does that.
+A tag expression is ``*`` or empty for everything, or tags separated by ``||``: ``TagA || TagB``. For pulls, the broker compares
+only the hashes of the tags with the hash in each index unit. So messages with another tag of the same hash pass, and the client
+compares the tags themselves; for leases the broker does it. SQL92 expressions are not parsed here:
+``sql92.compile_expression`` does that.
 """
 
 import enum

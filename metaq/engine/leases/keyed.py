@@ -8,7 +8,7 @@ from metaq.engine.reading.collecting import MOST_S, Collected, collect_messages
 from metaq.engine.reading.filters import Filter
 from metaq.leases.keylines import KeyLines
 from metaq.protocol.properties import SHARDING_KEY
-from metaq.protocol.record import decode_record
+from metaq.protocol.record import property_of
 from metaq.store.files.filecache import Read
 from metaq.store.messagestore import MessageStore
 from metaq.store.queues.consumequeue import ConsumeQueue
@@ -18,7 +18,7 @@ MOST_LINED: Final = 10_000
 MOST_LOOKED: Final = 4096
 """Messages that one pop looks at."""
 
-_NAME: Final = b"\x02" + SHARDING_KEY.encode() + b"\x01"
+_KEY: Final = b"\x02" + SHARDING_KEY.encode() + b"\x01"
 
 
 class KeyedMessages(NamedTuple):
@@ -29,16 +29,6 @@ class KeyedMessages(NamedTuple):
     """Those that are passed over for now: messages with their keys are open."""
     keys: Mapping[int, str]
     """The keys of both, by ordinal, in ascending order."""
-
-
-def key_of(record: bytes | memoryview) -> str | None:
-    """Return the key of an intact record; ``None`` without one."""
-    pairs = b"\x02" + decode_record(record).properties
-    begin = pairs.find(_NAME)
-    if begin < 0:
-        return None
-    begin += len(_NAME)
-    return pairs[begin : pairs.find(b"\x02", begin)].decode(errors="replace")
 
 
 def records_of(body: Sequence[bytes | memoryview]) -> Iterator[memoryview]:
@@ -56,7 +46,7 @@ def keys_of_open(store: MessageStore, queue: ConsumeQueue, ordinals: Sequence[in
     found = {}
     for ordinal in ordinals:
         stored = store.reader.record(queue, ordinal, read) if ordinal < queue.readable else None
-        key = None if stored is None else key_of(stored.buffer[stored.at : stored.at + stored.size])
+        key = None if stored is None else property_of(stored.buffer[stored.at : stored.at + stored.size], _KEY)
         if key is not None:
             found[ordinal] = key
     return found
@@ -87,7 +77,7 @@ class KeyedReader:
             if found.following == following:
                 break
             for ordinal, record in zip(found.ordinals, records_of(found.body), strict=True):
-                key = key_of(record)
+                key = property_of(record, _KEY)
                 is_busy = key is not None and (key in taken or (busy is not None and busy.is_busy(key)))
                 if (is_busy and len(lined) >= room) or len(ordinals) >= most or (ordinals and size + len(record) > most_bytes):
                     return KeyedMessages(Collected(body, ordinals, ordinal), lined, keys)

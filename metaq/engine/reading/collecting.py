@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from metaq.engine.reading.filters import Expression, Filter
 from metaq.protocol import properties
-from metaq.protocol.record import decode_record
+from metaq.protocol.record import TAGS, decode_record, property_of
 from metaq.protocol.text.messages import Stored
 from metaq.store.files.filecache import Read
 from metaq.store.messagestore import MessageStore
@@ -17,12 +17,13 @@ MOST_BYTES: Final = 256 * 1024
 MOST_SCANNED: Final = 800
 """Units that one read of a partition compares with the filter when few match; more when more messages are requested."""
 MOST_EXAMINED_BYTES: Final = 4 * 1024 * 1024
-"""Bytes of records on which one read evaluates an SQL92 expression."""
+"""Bytes of records on which one read evaluates an SQL92 expression, or that have another tag of a hash that is wanted."""
 MOST_S: Final = 0.008
 """Processor seconds of one read with an SQL92 expression or in order of keys, as the loop does nothing else; then it ends."""
 
 _new: Final = tuple.__new__
 """Makes a named tuple at a third of the cost of its own constructor."""
+_TAG: Final = b"\x02" + TAGS.encode() + b"\x01"
 
 
 class Collected(NamedTuple):
@@ -46,7 +47,7 @@ def collect_messages(
     if wanted.matches is not None:
         return _evaluate(store, queue, ordinal, most, wanted.matches, read, most_bytes)
     if wanted.codes is not None:
-        return _compare(store, queue, ordinal, most, wanted.codes, read, most_bytes)
+        return _compare(store, queue, ordinal, most, wanted.codes, wanted.tags, read, most_bytes)
     body: list[bytes | memoryview] = []
     slices, following = store.reader.hot_slices(queue, ordinal, most, most_bytes, read)
     if slices:
@@ -66,21 +67,33 @@ def collect_messages(
 
 
 def _compare(
-    store: MessageStore, queue: ConsumeQueue, ordinal: int, most: int, codes: frozenset[int], read: Read, most_bytes: int
+    store: MessageStore,
+    queue: ConsumeQueue,
+    ordinal: int,
+    most: int,
+    codes: frozenset[int],
+    tags: frozenset[str] | None,
+    read: Read,
+    most_bytes: int,
 ) -> Collected:
-    """Collect records with one of these tag hashes."""
+    """Collect records with one of these tag hashes and, unless ``None``, one of these tags."""
     body: list[bytes | memoryview] = []
     ordinals: list[int] = []
-    size, end = 0, min(queue.readable, ordinal + max(MOST_SCANNED, most))
+    size, passed, end = 0, 0, min(queue.readable, ordinal + max(MOST_SCANNED, most))
     while ordinal < end:
         for _, _, code in UNIT.iter_unpack(queue.units(ordinal, end - ordinal, read)):
             stored = store.reader.record(queue, ordinal, read) if code in codes else None
-            if stored is not None:
-                if body and (len(body) == most or size + stored.size > most_bytes):
+            record = None if stored is None else stored.buffer[stored.at : stored.at + stored.size]
+            if record is not None and tags is not None and property_of(record, _TAG) not in tags:
+                passed += len(record)
+                if passed > MOST_EXAMINED_BYTES:
+                    return Collected(body, ordinals, ordinal + 1)
+            elif record is not None:
+                if body and (len(body) == most or size + len(record) > most_bytes):
                     return Collected(body, ordinals, ordinal)
                 ordinals.append(ordinal)
-                body.append(stored.buffer[stored.at : stored.at + stored.size])
-                size += stored.size
+                body.append(record)
+                size += len(record)
             ordinal += 1
     return Collected(body, ordinals, ordinal)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from metaq.protocol.record import java_hash
 from metaq.protocol.subscription import ExpressionKind, Subscription, parse_subscription
 
 FILTERS_KEPT: Final = 512
@@ -20,6 +21,8 @@ class Filter(NamedTuple):
 
     codes: frozenset[int] | None = None
     """Tag hashes; ``None`` accepts every tag."""
+    tags: frozenset[str] | None = None
+    """The tags that have these hashes; ``None``: the consumer compares them by itself."""
     matches: Expression | None = None
     """An SQL92 expression over the properties."""
 
@@ -47,3 +50,13 @@ def parse_cached(topic: str, expression: str, kind: str) -> Subscription:
 def filter_of(subscription: Subscription) -> Filter:
     """Return the filter of a subscription. Raise what ``compile_expression`` raises for a bad expression."""
     return (_filter_long if len(subscription.expression) > LONG else _filter_short)(subscription)
+
+
+def exact_filter(subscription: Subscription) -> Filter:
+    """Return the filter of a subscription that compares the tags, too: a message is not leased to who does not want it."""
+    return filter_of(subscription)._replace(tags=subscription.tags or None)
+
+
+def tag_filter(tag: str) -> Filter:
+    """Return the filter that accepts one tag, whatever its characters."""
+    return Filter(frozenset((java_hash(tag),)), frozenset((tag,)))

@@ -13,9 +13,10 @@ from gevent.event import Event
 from msgspec import Meta
 
 from metaq.client.consuming.records import decode_messages
+from metaq.engine.reading.filters import exact_filter, parse_cached
 from metaq.errors import BadRequest, MetaqError, RequestFailed
 from metaq.protocol.remoting.codes import Response
-from metaq.protocol.subscription import EVERYTHING
+from metaq.protocol.subscription import EVERYTHING, ExpressionKind
 from metaq.protocol.text.codec import CommandReader, TextLimits
 from metaq.protocol.text.commands import NO_OPAQUE, Command, Subscribe
 from metaq.protocol.text.ids import read_id
@@ -99,6 +100,7 @@ class PushStream:
         self._asked: dict[int, str | None] = {}
         self._last = 0
         self._outlet = _Outlet()
+        wanted = exact_filter(parse_cached(query.topic, query.tags, kind=ExpressionKind.TAG))
         host = _Host(call.interior.endpoint, self._outlet)
         host.anonymous = call.principal
         limits = TextLimits(LINE_BYTES, 0)
@@ -110,14 +112,14 @@ class PushStream:
             invisible_ms=query.invisible_ms,
             from_first=query.from_first,
             partition=None,
-            attribute=None if query.tags == EVERYTHING else query.tags,
+            attribute=None,
             owns=False,
             name=None,
             with_crc=False,
             opaque=NO_OPAQUE,
         )
         try:
-            self._pushes = call.interior.pushes.open(self._session, command, FrameStyle(NO_OPAQUE, encode=self._write))
+            self._pushes = call.interior.pushes.open(self._session, command, wanted, FrameStyle(NO_OPAQUE, encode=self._write))
         except BaseException:
             self._session.close()
             raise

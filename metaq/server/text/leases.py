@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from metaq.engine.context import Context
 from metaq.engine.leases.leasing import Leasing
 from metaq.engine.leases.planning import PopRequest
-from metaq.engine.reading.filters import EVERY_MESSAGE, Filter, filter_of, parse_cached
+from metaq.engine.reading.filters import EVERY_MESSAGE, Filter, tag_filter
 from metaq.engine.tables.groups import SAFE_ACKS, Group
 from metaq.engine.tables.topics import Topic
 from metaq.errors import (
@@ -25,7 +25,6 @@ from metaq.leases.state import PartitionLeases
 from metaq.leases.tokens import Begun, begun_in, bits_in
 from metaq.message import GroupPartition
 from metaq.protocol.remoting.codes import READ
-from metaq.protocol.subscription import ExpressionKind
 from metaq.protocol.text.commands import Ack, Extend, Nack, Pop, Subscribe
 from metaq.protocol.text.ids import encode_token
 from metaq.server.access.permissions import Action, Principal, demand
@@ -66,7 +65,7 @@ class LeaseHandler:
         self.context.counters.get.add(1)
         self.context.topic_counters(pop.topic).get.add(1)
         try:
-            wanted = self.request(session, pop, pop.most)
+            wanted = self.request(session, pop, filter_by(pop.attribute), pop.most)
             result = self.leasing.pops.now(wanted)
         except MetaqError as error:
             session.reply(lease_refusal(error, pop.opaque))
@@ -78,7 +77,9 @@ class LeaseHandler:
         wait_ms = min(pop.wait_ms, self.context.settings.max_hold_ms)
         HeldPop(session, pop.opaque).start(self.leasing, self.reads, wanted, wait_ms)
 
-    def request(self, session: TextSession, command: Pop | Subscribe, most: int, partition: int | None = None) -> PopRequest:
+    def request(
+        self, session: TextSession, command: Pop | Subscribe, wanted: Filter, most: int, partition: int | None = None
+    ) -> PopRequest:
         """Return what a command wants. Raise why it may not."""
         context = self.context
         _check_rights(session.principal, command.topic, command.group)
@@ -102,7 +103,7 @@ class LeaseHandler:
             partitions=None if partition is None else (partition,),
             most=most,
             invisible_ms=invisible_ms,
-            wanted=_filter(command),
+            wanted=wanted,
             from_first=command.from_first is not False,
         )
 
@@ -252,10 +253,9 @@ def _remember(session: TextSession, topic: str, group: str) -> None:
         session.leases_from[topic, group] = None
 
 
-def _filter(command: Pop | Subscribe) -> Filter:
-    if command.attribute is None:
-        return EVERY_MESSAGE
-    return filter_of(parse_cached(command.topic, command.attribute, kind=ExpressionKind.TAG))
+def filter_by(attribute: str | None) -> Filter:
+    """Return the filter that accepts messages with an attribute; with ``None`` all."""
+    return EVERY_MESSAGE if attribute is None else tag_filter(attribute)
 
 
 def _answer(session: TextSession, command: Ack | Nack | Extend, reply: bytes, error: StoreError | None) -> None:

@@ -11,13 +11,14 @@ from typing import Final
 from metaq.engine.leases.planning import Plan, PopRequest
 from metaq.engine.leases.popping import PopResult
 from metaq.engine.leases.waiting import Waiting
+from metaq.engine.reading.filters import Filter
 from metaq.errors import AccessDenied, BadRequest, MetaqError, StoreError
 from metaq.leases.state import ReceiptState
 from metaq.message import GroupPartition
 from metaq.protocol.text.commands import Ready, Subscribe, Unsubscribe
 from metaq.protocol.text.replies import BAD_REQUEST, MOVED, NOT_FOUND, OK, write_result
 from metaq.server.text.leaseanswers import FrameStyle, frames, lease_refusal
-from metaq.server.text.leases import LeaseHandler
+from metaq.server.text.leases import LeaseHandler, filter_by
 from metaq.server.text.session import TextSession
 from metaq.server.text.shares import Shares
 from metaq.server.wire.pops import LOOK_S
@@ -47,7 +48,8 @@ class PushHandler:
     def subscribe(self, session: TextSession, command: Subscribe) -> None:
         """Push messages of a topic from now on."""
         try:
-            subscription = self.open(session, command, FrameStyle(command.opaque, command.with_crc))
+            style = FrameStyle(command.opaque, command.with_crc)
+            subscription = self.open(session, command, filter_by(command.attribute), style)
         except MetaqError as error:
             session.reply(lease_refusal(error, command.opaque))
             return
@@ -56,13 +58,13 @@ class PushHandler:
             self._deal(subscription, command)
         subscription.begin()
 
-    def open(self, session: TextSession, command: Subscribe, style: FrameStyle) -> "PushSubscription":
+    def open(self, session: TextSession, command: Subscribe, wanted: Filter, style: FrameStyle) -> "PushSubscription":
         """Return a new subscription of a session, which pushes from its ``begin`` on. Raise why it may not."""
         key = command.topic, command.group
         if key in session.subscriptions:
             raise BadRequest(f"this connection is subscribed to {command.topic} for {command.group} already")
-        wanted = self._leases.request(session, command, MOST_AT_ONCE, command.partition)
-        subscription = PushSubscription(self, self._leases, session, command.ready, wanted, style)
+        request = self._leases.request(session, command, wanted, MOST_AT_ONCE, command.partition)
+        subscription = PushSubscription(self, self._leases, session, command.ready, request, style)
         self._leases.leasing.lines.subscriptions += 1
         session.subscriptions[key] = subscription
         return subscription

@@ -15,6 +15,7 @@ from tests.server.console.operated import dead_letters
 from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess, wait_until
 from tests.support.cli import Cli
 from tests.support.rest import JSON, ROOT, Rest, named
+from tests.support.websocket import Subscriber
 
 DEADLINE_S: Final = 60.0
 
@@ -44,6 +45,17 @@ def cli(broker: BrokerProcess) -> Cli:
 
 
 # -- leases -----------------------------------------------------------------------------------------------------------
+
+
+def test_leases_with_tags(rest: Rest, broker: BrokerProcess) -> None:
+    """E-08, E-33: of two tags with the same hash, only the one that is wanted."""
+    rest.put("/topics/l-tags", {"partitions": 1})
+    for tag in ("BB", "Aa", "c"):
+        rest.publish("l-tags", tag, tag=tag)
+    leased = rest.post("/groups/l-tags/leases", {"topic": "l-tags", "limit": 9, "tags": "Aa || c"})["messages"]
+    assert [one["message"]["body"] for one in leased] == ["Aa", "c"]
+    with Subscriber(broker.http, "l-tags-2", "l-tags", tags="Aa || c", ready=9) as member:
+        assert [member.taken()[0] for _ in range(2)] == ["Aa", "c"]
 
 
 def test_leases(rest: Rest, admin: Admin, broker: BrokerProcess) -> None:

@@ -6,7 +6,7 @@ from metaq.engine.context import Context
 from metaq.engine.leases.leasing import Leasing
 from metaq.engine.leases.planning import PopRequest
 from metaq.engine.reading.collecting import collect_messages
-from metaq.engine.reading.filters import EVERY_MESSAGE, Filter, filter_of, parse_cached
+from metaq.engine.reading.filters import EVERY_MESSAGE, Filter, exact_filter, parse_cached
 from metaq.engine.tables.groups import Group
 from metaq.engine.tables.topics import Topic
 from metaq.errors import AccessDenied, RequestFailed
@@ -130,7 +130,7 @@ class PopHandler:
         subscription = parse_cached(header.topic, header.exp, kind=header.exp_type or ExpressionKind.TAG)
         if subscription.kind is ExpressionKind.SQL92 and not self.context.settings.sql_filter:
             raise RequestFailed(Response.SYSTEM_ERROR, NO_SQL_FILTER)
-        return filter_of(subscription)
+        return exact_filter(subscription)
 
     def _wait_ms(self, poll_ms: int, born_ms: int) -> int:
         """Return how long a request may wait: its time runs from when it was made, if its clock can be believed.
