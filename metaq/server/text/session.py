@@ -143,7 +143,7 @@ class TextSession(Session):
 
     @property
     def is_expected(self) -> bool:
-        return self.owed > 0 or bool(self.subscriptions)
+        return self.owed > 0 or (bool(self.subscriptions) and not self._unsent)  # a subscriber reads what it is sent
 
     # -- pushes -------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,13 @@ from metaq.config import Settings
 from metaq.errors import ConfigError
 
 LISTEN_BACKLOG: Final = 4096
+KEEP_ALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 20),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+"""Options, in seconds and tries, by which a connection ends two minutes after its client's machine or network has gone."""
 IPV4_IN_IPV6: Final = "::ffff:"
 """The prefix that an IPv6 listener gives to the IPv4 addresses of its clients. It is removed: addresses are shown and kept as
 IPv4."""
@@ -61,6 +68,8 @@ class Listener:
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self.socket = socket.socket(family, socket.SOCK_STREAM)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for option in KEEP_ALIVE:
+            self.socket.setsockopt(*option)  # the connections that it accepts inherit them
         self.address = address
         try:
             self.socket.bind(address)

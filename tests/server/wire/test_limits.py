@@ -1,12 +1,14 @@
 """Parts of the broker that go on whatever one connection does, tested with fake connections."""
 
 import random
+import socket
 import time
 from collections.abc import Callable
 from typing import Any, Final, cast
 
 import pytest
 
+from metaq.address import Address
 from metaq.config import load
 from metaq.engine.tables import locks
 from metaq.engine.tables.locks import LOCK_S, QueueLocks
@@ -18,6 +20,7 @@ from metaq.server.access.permissions import ANONYMOUS, ANYBODY, Principal
 from metaq.server.endpoint import Endpoint
 from metaq.server.remoting.session import Answer, Kept, RemotingSession
 from metaq.server.text.session import TextSession
+from metaq.server.wire.listeners import KEEP_ALIVE, Listener
 from metaq.server.wire.memory import Memory
 from metaq.server.wire.reads import StoreRead, StoreReads
 from metaq.server.wire.session import GRAIN
@@ -273,3 +276,13 @@ def test_nobody_is_idle_because_the_clock_was_set() -> None:
     """SG-054: silence is measured by a clock that nobody sets."""
     before = time.monotonic()
     assert before <= Endpoint(load(None, {}, {}), Loop(), None).now() <= time.monotonic()
+
+
+def test_a_connection_ends_soon_after_its_client_is_gone() -> None:
+    """MQ-054: also when the client's machine cannot say so, and nothing is to be sent to it."""
+    listener = Listener("listen", Address("127.0.0.1", 0))
+    with listener.socket:
+        listener.listen()
+        listener.socket.settimeout(10)
+        with socket.create_connection(listener.address), listener.socket.accept()[0] as accepted:
+            assert [accepted.getsockopt(*option[:2]) for option in KEEP_ALIVE] == [1, 60, 20, 3]

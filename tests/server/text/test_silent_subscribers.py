@@ -1,0 +1,55 @@
+"""Subscribers from which nothing comes: those that read may be silent, the others are closed, in the process of the test."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tests.server.text.test_leases import Broker, Client
+from tests.support.inprocess import Connection
+
+LONG_AGO_S = -1e9
+
+
+class Stuck(Connection):
+    """A connection whose client reads nothing."""
+
+    def sendmsg(self, buffers: Sequence[bytes]) -> int:
+        raise BlockingIOError
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    broker = Broker(tmp_path / "data")
+    yield broker
+    broker.parts.close()
+
+
+def close_idle(broker: Broker, client: Client) -> bool:
+    """Let a client be silent for long; return whether it is closed for that."""
+    session = client.text._session
+    session.last_io = LONG_AGO_S
+    broker.parts.endpoint.sessions.add(session)
+    broker.parts.endpoint.close_idle()
+    return session.closed
+
+
+def test_a_subscriber_may_be_silent(broker: Broker) -> None:
+    """MQ-054: as long as nothing comes for it."""
+    client = Client(broker)
+    client.say("subscribe orders billing 1")
+    assert not close_idle(broker, client)
+
+
+def test_a_subscriber_that_reads_nothing_is_closed(broker: Broker) -> None:
+    """MQ-054: its partitions, and what it had, go to others."""
+    stuck, other = Client(broker), Client(broker)
+    stuck.say("subscribe orders billing assign=own ready=9 1")
+    stuck.text._session._socket = cast(Any, Stuck())
+    other.say("subscribe orders billing assign=own ready=9 2")
+    broker.put("a")
+    assert other.heard() == []
+    assert close_idle(broker, stuck)
+    broker.settle()
+    assert other.heard() == ["message 1 2 0-0 orders 0 0 2 0", "a"]
