@@ -306,6 +306,8 @@ class GroupConsumer:
 
     def _let_go(self, queues: Sequence[MessageQueue]) -> None:
         self._save_in_background()
+        for queue in queues:
+            self._offsets.forget(queue)
         if self._locks is not None:
             self._locks.release(queues)
 

@@ -11,7 +11,7 @@ from typing import BinaryIO, Final, Protocol
 
 from metaq.client.connecting.core import CONTROL_TIMEOUT_S, Core
 from metaq.client.connecting.transport import Outcome, RemotingRequest, refusal, successful
-from metaq.errors import BadRequest, ClientError
+from metaq.errors import BadRequest, ClientError, Refused
 from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol.remoting.adminbodies import decode_offsets, encode_offsets
 from metaq.protocol.remoting.codes import Request, Response
@@ -44,8 +44,12 @@ class Offsets(Protocol):
     def save(self, *, deadline: float | None = None) -> None:
         """Save the offsets that have changed; with a deadline, wait until they are saved.
 
-        ``ClientError`` when that fails; the next call saves what this one did not.
+        Raise the first ``ClientError`` when some could not be saved, after all others; the next call tries these again.
         """
+        ...
+
+    def forget(self, queue: MessageQueue) -> None:
+        """Save the offset of a queue no more: another member continues with it, whose offsets are newer."""
         ...
 
     def close(self) -> None:
@@ -96,15 +100,34 @@ class BrokerOffsets:
         with self._saving:
             with self._guard:
                 unsaved, self._changed = self._changed, set()
+                offsets = {queue: self._offsets[queue] for queue in sorted(unsaved)}
+            failure: ClientError | None = None
+            silent: set[str] = set()
             try:
-                for queue in sorted(unsaved):
-                    with self._guard:
-                        offset = self._offsets[queue]
-                    self._tell(queue, offset, deadline)
-                    unsaved.discard(queue)
+                for queue, offset in offsets.items():
+                    if queue.broker_name in silent:
+                        continue  # another attempt would take the time of the other brokers
+                    try:
+                        self._tell(queue, offset, deadline)
+                    except ClientError as error:
+                        failure = failure or error
+                        if not isinstance(error, Refused):
+                            silent.add(queue.broker_name)
+                    else:
+                        unsaved.discard(queue)
             finally:
-                with self._guard:
-                    self._changed |= unsaved
+                self._save_again(unsaved)
+            if failure is not None:
+                raise failure
+
+    def forget(self, queue: MessageQueue) -> None:
+        with self._guard:
+            self._offsets.pop(queue, None)
+            self._changed.discard(queue)
+
+    def _save_again(self, queues: set[MessageQueue]) -> None:
+        with self._guard:
+            self._changed |= queues & self._offsets.keys()
 
     def _tell(self, queue: MessageQueue, offset: QueueOffset, deadline: float | None) -> None:
         header = UpdateConsumerOffset(self._group, queue.topic, Int32(queue.partition), offset)
@@ -116,8 +139,7 @@ class BrokerOffsets:
         def told(outcome: Outcome) -> None:
             if isinstance(outcome, ClientError) or outcome.code != Response.SUCCESS:  # a former master refuses
                 self._core.look_for_masters()
-                with self._guard:
-                    self._changed.add(queue)
+                self._save_again({queue})
 
         try:
             address = self._core.master(queue.broker_name)
@@ -183,6 +205,9 @@ class LocalOffsets:
             except OSError as error:
                 raise ClientError(f"cannot save offsets in {self._file}: {error}") from error
             self._changed = False
+
+    def forget(self, queue: MessageQueue) -> None:
+        """Do nothing: the consumer shares its offsets with nobody."""
 
 
 _locks: Final[set[BinaryIO]] = set()

@@ -1,0 +1,49 @@
+"""The offsets of a group at brokers that cannot all be reached, and of queues that other members have taken over."""
+
+import time
+
+import pytest
+
+from metaq.client import connect
+from metaq.client.consuming.offsets import BrokerOffsets
+from metaq.errors import ConnectionFailed
+from metaq.message import MessageQueue, QueueOffset
+from metaq.testing import InMemoryBroker
+from tests.client.test_consumers import FIRST, send, take
+
+DEADLINE_S = 60.0
+LOST, HERE = MessageQueue("orders", "lost", 0), MessageQueue("orders", "memory", 0)
+
+
+@pytest.mark.parametrize("wait_s", [DEADLINE_S, None])
+def test_a_broker_that_cannot_be_reached_stops_no_commit_to_others(memory: InMemoryBroker, wait_s: float | None) -> None:
+    """SG-118: the others are told, then the caller hears of it, and the next save tries again."""
+    memory.create_topic("orders", 1)
+    with connect(memory.address) as client:
+        send(client, 3)
+        offsets = BrokerOffsets(client._core, "billing")
+        offsets.update(LOST, QueueOffset(1))
+        offsets.update(HERE, QueueOffset(2))
+        for _ in range(2):
+            with pytest.raises(ConnectionFailed, match="no route names a master of lost"):
+                offsets.save(deadline=None if wait_s is None else time.monotonic() + wait_s)
+        assert memory.committed("billing", "orders") == {0: 2}
+        offsets.forget(LOST)
+        offsets.save()
+
+
+def test_who_has_given_a_queue_up_commits_nothing_for_it_later(memory: InMemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SG-118: also when its broker could not be reached when it was given up; the next member may be further by then."""
+    memory.create_topic("orders", 1)
+    with connect(memory.address) as client, client.consumer("orders", "billing", consume_from=FIRST) as consumer:
+        send(client, 3)
+        take(consumer, 1)
+        consumer.commit()
+        take(consumer, 1)
+        with monkeypatch.context() as unreachable:
+            unreachable.setattr(client._core.routes, "address", lambda name: None)
+            with pytest.raises(ConnectionFailed):
+                consumer.commit()
+            consumer._drop([HERE])
+        consumer._save_positions()
+        assert memory.committed("billing", "orders") == {0: 1}
