@@ -1,5 +1,6 @@
 """Leased messages: the consumer that leases, against the broker for tests and a real one, with threads."""
 
+import asyncio
 import itertools
 import shutil
 import threading
@@ -273,7 +274,10 @@ def test_a_handler_is_called_for_each_message(
         assert consumer.receive(timeout_s=SOON_S) is None
 
 
-def test_a_handler_that_raises_gets_its_message_again(memory: InMemoryBroker, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("failure", [ValueError, asyncio.CancelledError])
+def test_a_handler_that_raises_gets_its_message_again(
+    memory: InMemoryBroker, caplog: pytest.LogCaptureFixture, failure: type[BaseException]
+) -> None:
     """E-08: after a pause, which grows; one that has said itself what becomes of the message is believed."""
     attempts: list[tuple[bytes, int]] = []
     with connect(memory.address) as client:
@@ -285,11 +289,11 @@ def test_a_handler_that_raises_gets_its_message_again(memory: InMemoryBroker, ca
             attempts.append((message.body, message.attempt))
             if message.body == b"rejects":
                 message.reject()
-                raise ValueError("rejected")
+                raise failure("rejected")
             if message.body == b"fails" and message.attempt < 3:
-                raise ValueError("not yet")
+                raise failure("not yet")
 
-        running = threading.Thread(target=consumer.run, args=(handle,))
+        running = threading.Thread(target=consumer.run, args=(handle,), kwargs={"concurrency": 1})
         running.start()
         wait_until(lambda: len(attempts) == 3, DEADLINE_S, "all were tried")
         wait_until(lambda: "not yet" in caplog.text, DEADLINE_S, "one has failed")

@@ -197,7 +197,7 @@ class PushConsumer(GroupConsumer):
                     self._consume_some(turn)
                 else:
                     self._consume_in_order(turn)
-            except Exception:
+            except BaseException:
                 logger.exception("consuming failed group=%s queue=%s", self.group, turn.work.fetcher.queue)
                 self._later(turn._replace(failures=turn.failures + 1), turn.failures)
 
@@ -318,7 +318,7 @@ class PushConsumer(GroupConsumer):
         ended = intercepting.processing(self._core.id, self.group, readable)
         try:
             self._listener(readable)
-        except (Exception, SystemExit) as error:  # SystemExit would end only this thread
+        except BaseException as error:  # asyncio.CancelledError or SystemExit would end only this thread
             first = readable[0]
             logger.exception(
                 "listener failed group=%s message=%s times=%s count=%d",
@@ -329,9 +329,6 @@ class PushConsumer(GroupConsumer):
             )
             ended(error)
             return failed + readable
-        except BaseException as error:
-            ended(error)
-            raise
         ended(None)
         return failed
 

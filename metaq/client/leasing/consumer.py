@@ -230,13 +230,9 @@ class LeaseConsumer:
         ended = self._holder.processing(lease)
         try:
             handler(LeasedMessage(self._holder, lease))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - logged there; SystemExit would end only this thread
+        except BaseException as error:  # noqa: BLE001 - logged there; asyncio.CancelledError would end only this thread
             self._holder.raised(lease)
             ended(error)
-        except BaseException as error:
-            self._holder.failed(lease, 0.0)
-            ended(error)
-            raise
         else:
             self._holder.handled(lease)
             ended(None)
