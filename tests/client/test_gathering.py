@@ -202,6 +202,19 @@ def test_a_closed_client_ends_what_has_no_answer() -> None:
         wait_until(lambda: told == [future], DEADLINE_S, "the callback is called")
 
 
+def test_a_closed_client_ends_what_waits_for_another_try() -> None:
+    """SG-092: its pause has no end otherwise."""
+    with ExitStack() as stack:
+        broker = Broker(stack)
+        broker.server.scripts[SINGLE] = lambda request: Reply(Response.SYSTEM_BUSY, remark="retry after 30000 ms")
+        future = broker.client.producer().send_async("orders", b"x")
+        due = broker.client._core.scheduler._due
+        wait_until(lambda: any(one.dropped for one in due), DEADLINE_S, "it waits")
+        broker.client.close()
+        with pytest.raises(ClientClosed, match="it may be stored"):
+            future.result(DEADLINE_S)
+
+
 def test_a_callback_that_waits_for_another_send(broker: Broker) -> None:
     """SG-127: it runs on a thread of the client that reads nothing."""
     producer = broker.client.producer(linger_ms=1)

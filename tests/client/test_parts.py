@@ -5,6 +5,7 @@ import threading
 import time
 import zlib
 from datetime import UTC, datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -254,6 +255,47 @@ def test_the_scheduler_keeps_time_and_survives_failures() -> None:
     scheduler.run(lambda: ran.append("never"))
     assert [name for name in ran if name != "again"] == ["first", "second"]
     assert ran.count("again") == 3
+
+
+def test_closing_the_scheduler_loses_nothing() -> None:
+    """SG-089: who waits for a later task is told that it is dropped, and what waits for a thread still runs."""
+    scheduler = Scheduler("test")
+    ran: list[str] = []
+    go = threading.Event()
+    for _ in range(8):
+        scheduler.run(lambda: go.wait(DEADLINE_S))
+    scheduler.run(lambda: ran.append("queued"))
+    scheduler.after(DEADLINE_S, lambda: ran.append("never"), lambda: ran.append("dropped"))
+    scheduler.close()
+    scheduler.after(0.0, lambda: ran.append("never"), lambda: ran.append("refused"))
+    assert ran == ["dropped", "refused"]
+    go.set()
+    wait_until(lambda: ran[2:] == ["queued"], DEADLINE_S, "the queued task has run")
+
+
+@pytest.mark.parametrize("thread", ["worker", "timer"])
+def test_the_scheduler_goes_on_when_no_thread_could_be_started(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, thread: str
+) -> None:
+    """SG-089: what was to be done is done by the thread that starts next."""
+    usual, failures, ran = threading.Thread.start, [RuntimeError("can't start new thread")], list[str]()
+
+    def start(self: threading.Thread) -> None:
+        if thread in self.name and failures:
+            raise failures.pop()
+        usual(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    scheduler = Scheduler("test")
+    for name in ("first", "second"):
+        task = partial(ran.append, name)
+        if thread == "worker":
+            assert scheduler.run(task)
+        else:
+            scheduler.after(0.0, task)
+    wait_until(lambda: sorted(ran) == ["first", "second"], DEADLINE_S, "both have run")
+    assert "no thread for a task client=test reason=can't start new thread" in caplog.text
+    scheduler.close()
 
 
 # -- flow control -----------------------------------------------------------------------------------------------------

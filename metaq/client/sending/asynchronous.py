@@ -83,8 +83,10 @@ class AsyncSend:
             self._done(results)
 
     def _again(self) -> None:
-        if not self._core.scheduler.after(self._sending.pause_s, self.step):
-            self._fail(ClientClosed("the client was closed before the message was accepted; it may be stored"))
+        self._core.scheduler.after(self._sending.pause_s, self.step, self._closed)
+
+    def _closed(self) -> None:
+        self._fail(ClientClosed("the client was closed before the message was accepted; it may be stored"))
 
     def _fail(self, error: MetaqError) -> None:
         if isinstance(error, ClientError):
