@@ -101,6 +101,15 @@ def test_requests_without_a_waiting_thread_expire(server: FakeRemoting, links: L
     assert isinstance(done.get(), RequestTimeout)
 
 
+def test_nothing_is_sent_after_its_deadline(server: FakeRemoting, links: Links) -> None:
+    """SG-134: a send that has timed out is not stored by a late attempt."""
+    links.call(server.address, RemotingRequest(ECHO), later())
+    with pytest.raises(RequestTimeout, match="was over before it was sent"):
+        links.call(server.address, NEVER, later(-0.01))
+    links.call(server.address, RemotingRequest(ECHO), later())
+    assert server.count(Request.GET_MAX_OFFSET) == 0
+
+
 def test_a_lost_connection_fails_what_is_in_flight_and_is_opened_again(server: FakeRemoting, links: Links) -> None:
     """SG-092: the loss is told to every request, and the next request connects anew."""
     outcomes: queue.SimpleQueue[object] = queue.SimpleQueue()

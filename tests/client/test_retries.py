@@ -12,6 +12,7 @@ import pytest
 
 import metaq
 import metaq.aio
+from metaq.client.connecting.transport import Done, RemotingRequest
 from metaq.client.retries import LEVELS_S, level_for
 from metaq.engine.schedule import LEVEL_SECONDS
 from metaq.protocol.remoting.codes import Request
@@ -183,3 +184,27 @@ def test_a_handler_of_leases_has_the_pauses_that_it_is_told(memory: InMemoryBrok
         (first, at), (second, later) = attempts
         assert (first, second) == (1, 2)
         assert later - at >= timedelta(seconds=40)
+
+
+def test_a_message_that_its_broker_may_have_taken_back_is_not_copied(
+    memory: InMemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SG-134: when the answer does not come in time, a copy would come beside it."""
+    memory.create_topic("orders", 1)
+    usual = memory._take
+
+    def take_silently(session: Any, request: RemotingRequest, done: Done) -> None:
+        usual(session, request, (lambda outcome: None) if request.code == Request.CONSUMER_SEND_MSG_BACK else done)
+
+    monkeypatch.setattr(memory, "_take", take_silently)
+    with (
+        metaq.connect(memory.address) as client,
+        client.consumer("orders", "billing", consume_from=metaq.ConsumeFrom.FIRST) as consumer,
+    ):
+        client.producer().send("orders", b"x")
+        message = consumer.receive(TIMEOUT_S)
+        assert message is not None
+        client._core.timeout_s = 0.1
+        with pytest.raises(metaq.RequestTimeout):
+            consumer.retry_later(message)
+    assert memory.delayed == 1

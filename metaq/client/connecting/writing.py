@@ -36,10 +36,13 @@ class LinkWriter:
     def write(self, frame: bytes, deadline: float) -> None:
         """Write what waits, and the frame after it.
 
-        ``RequestTimeout`` when other writers do not end by the deadline, ``NotConnected`` when the connection was lost before,
-        ``ConnectionFailed`` when it is lost meanwhile.
+        ``RequestTimeout`` when the deadline has passed, or other writers do not end by then; ``NotConnected`` when the
+        connection was lost before, ``ConnectionFailed`` when it is lost meanwhile.
         """
-        if not self._turn.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise RequestTimeout(f"the time of a request to {self._connection.address} was over before it was sent")
+        if not self._turn.acquire(timeout=left_s):
             raise RequestTimeout(f"{self._connection.address} accepts no data")
         try:
             self._flush(frame)

@@ -7,7 +7,7 @@ from metaq.client.connecting.core import Core
 from metaq.client.connecting.transport import RemotingRequest
 from metaq.client.message import ReceivedMessage, properties_text
 from metaq.client.sending.sending import Outgoing, QueueChoice, deliver, send_fields
-from metaq.errors import ClientError
+from metaq.errors import ClientError, RequestTimeout
 from metaq.message import RETRY_PREFIX
 from metaq.protocol.properties import DELAY, ORIGIN_ID, RETRY_TOPIC
 from metaq.protocol.remoting.codes import FIRST_RETRY_LEVEL, INNER_PRODUCER, Request
@@ -24,7 +24,7 @@ def send_back(core: Core, group: str, message: ReceivedMessage, delay_level: int
     """Have a message delivered to the group again, after the delay of ``delay_level``, or with 0 one that grows each time.
 
     After ``most`` redeliveries it becomes a dead letter of the group. When its broker does not take it back, a copy is sent to
-    any broker. ``ClientError`` when that fails, too.
+    any broker. ``ClientError`` when that fails, too; ``RequestTimeout`` when its broker does not answer, and may have it.
     """
     ended = intercepting.settling(core.id, group, "reject" if delay_level == TO_DEAD_LETTERS else "retry", message)
     try:
@@ -47,6 +47,8 @@ def _send_back(core: Core, group: str, message: ReceivedMessage, delay_level: in
     try:
         request = RemotingRequest.of(Request.CONSUMER_SEND_MSG_BACK, header)
         core.ask_broker(message.queue.broker_name, request, deadline)
+    except RequestTimeout:
+        raise  # it may be stored, and no time is left for a copy
     except ClientError as error:
         logger.info("broker did not take back message=%s reason=%s", message.id, error)
         _send_copy(core, group, message, delay_level, most, deadline)
