@@ -6,13 +6,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import pytest
 
-from metaq.address import parse_address
-from metaq.client.connecting.link import Link, Links
+from metaq.address import Address, parse_address
+from metaq.client.connecting.access import Access, BlockingStream
+from metaq.client.connecting.link import Link, Links, _Place
 from metaq.client.connecting.transport import ClientAnswer, RemotingRequest
-from metaq.errors import BadRequest, ClientClosed, ConnectionFailed, RequestTimeout
+from metaq.errors import BadRequest, ClientClosed, ConnectionFailed, NotConnected, RequestTimeout
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import RemotingCommand
 from tests.support.broker import wait_until
@@ -149,6 +151,51 @@ def test_a_refused_connection_names_the_address(links: Links) -> None:
         address = gone.address
     with pytest.raises(ConnectionFailed, match=rf"cannot connect to {address}: .*refused"):
         links.call(address, NEVER, later())
+
+
+def test_who_waited_while_connecting_failed_does_not_try_again(links: Links, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SG-092: threads that wait for a host that has vanished would each wait for all before them; a later one tries."""
+    go, tries, errors = threading.Event(), list[float](), queue.SimpleQueue[Exception]()
+
+    def connect(access: Access, address: Address, timeout_s: float) -> BlockingStream:
+        tries.append(timeout_s)
+        assert go.wait(DEADLINE_S)
+        raise NotConnected(f"try {len(tries)}: timed out")
+
+    def ask(deadline: float) -> None:
+        try:
+            links.call("127.0.0.1:1", NEVER, deadline)
+        except NotConnected as error:
+            errors.put(error)
+
+    class Turn:
+        """A lock that counts who wants it."""
+
+        def __init__(self) -> None:
+            self._lock = threading.Lock()
+            self.wanted: list[float] = []
+            self.release = self._lock.release
+
+        def acquire(self, *, timeout: float) -> bool:
+            self.wanted.append(timeout)
+            return self._lock.acquire(timeout=timeout)
+
+    turn, place = Turn(), _Place()
+    place.turn = cast(threading.Lock, turn)
+    links._places["127.0.0.1:1"] = place
+    monkeypatch.setattr(Access, "connect", connect)
+    threads = [threading.Thread(target=ask, args=(later(),)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(turn.wanted) == 4 and bool(tries), DEADLINE_S, "one connects, and the others wait")
+    ask(later(0.01))
+    assert "no connection to 127.0.0.1:1 in time" in str(errors.get())
+    go.set()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert {str(errors.get(timeout=DEADLINE_S)) for _ in threads} == {"try 1: timed out"}
+    ask(later())
+    assert "try 2" in str(errors.get())
 
 
 def test_nonsense_from_the_other_side_ends_the_connection(server: FakeRemoting, links: Links) -> None:

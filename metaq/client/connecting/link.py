@@ -15,7 +15,7 @@ from metaq.client.connecting.presence import Presence, level_of
 from metaq.client.connecting.reading import LinkReader
 from metaq.client.connecting.transport import Asked, ClientAnswer, Done, Greet, Meanwhile, RemotingRequest, Waiter, unanswered
 from metaq.client.connecting.writing import LinkWriter
-from metaq.errors import ClientClosed, ClientError, NotConnected, RequestTimeout
+from metaq.errors import ClientClosed, ClientError, NotConnected
 from metaq.protocol.remoting.frames import RemotingCommand, encode_request, encode_response
 
 logger = logging.getLogger(__name__)
@@ -174,6 +174,16 @@ class Link:
             logger.exception("callback of a request failed address=%s", self.address)
 
 
+class _Place:
+    """An address, to which one thread at a time connects."""
+
+    def __init__(self) -> None:
+        self.turn = threading.Lock()  # held by the thread that connects; guards what follows
+        self.failures = 0
+        self.reason = ""
+        """The reason of the last failure; not the error, whose trace would keep the objects of the thread that had it."""
+
+
 class Links:
     """The connections of a client by address, opened when they are needed: a ``Transport`` over sockets. Thread-safe."""
 
@@ -202,7 +212,7 @@ class Links:
         self._presence.renew()
         self._guard = threading.Lock()  # guards what follows, and whether it is closed
         self._links = {}
-        self._connecting: dict[str, threading.Lock] = {}
+        self._places: dict[str, _Place] = {}
 
     def call(
         self, address: str, request: RemotingRequest, deadline: float, meanwhile: Meanwhile | None = None
@@ -237,23 +247,29 @@ class Links:
         return link if link is not None and link.alive else self._connect(address, deadline)
 
     def _connect(self, address: str, deadline: float) -> Link:
-        """Connect to an address. One thread connects, and others that need the same address wait and use its connection."""
+        """Connect to an address. One thread connects, and others that need the same address wait for what it achieves."""
         with self._guard:
-            connecting = self._connecting.setdefault(address, threading.Lock())
-        if not connecting.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise RequestTimeout(f"no connection to {address} in time")
+            place = self._places.setdefault(address, _Place())
+        failures = place.failures
+        if not place.turn.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise NotConnected(f"no connection to {address} in time")
         try:
             if self._closed:
                 raise ClientClosed("the client was closed")
             link = self._links.get(address)
             if link is not None and link.alive:
                 return link
+            if place.failures != failures:
+                raise NotConnected(place.reason)
             left = deadline - time.monotonic()
             if left <= 0:
-                raise RequestTimeout(f"no connection to {address} in time")
+                raise NotConnected(f"no connection to {address} in time")
             try:
                 link = Link(address, min(left, self._connect_timeout_s), self._asked, self._access, self._presence)
             except NotConnected as error:
+                if left >= self._connect_timeout_s:  # less time says nothing about what others would have achieved
+                    place.failures += 1
+                    place.reason = str(error)
                 self._presence.lost(address, str(error))
                 raise
             self._introduce(link)
@@ -264,7 +280,7 @@ class Links:
             link.lose("the client was closed")
             raise ClientClosed("the client was closed")
         finally:
-            connecting.release()
+            place.turn.release()
 
     def _introduce(self, link: Link) -> None:
         """Send the greeting before any other request: a broker answers pulls only of members that it knows."""
