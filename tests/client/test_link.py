@@ -1,6 +1,7 @@
 """The connections of the client library: sharing, deadlines, loss."""
 
 import contextlib
+import os
 import queue
 import socket
 import threading
@@ -12,6 +13,7 @@ import pytest
 
 from metaq.address import Address, parse_address
 from metaq.client.connecting.access import Access, BlockingStream
+from metaq.client.connecting.connection import STALL_S
 from metaq.client.connecting.link import Link, Links, _Place
 from metaq.client.connecting.transport import ClientAnswer, RemotingRequest
 from metaq.errors import BadRequest, ClientClosed, ConnectionFailed, NotConnected, RequestTimeout
@@ -110,6 +112,24 @@ def test_nothing_is_sent_after_its_deadline(server: FakeRemoting, links: Links) 
         links.call(server.address, NEVER, later(-0.01))
     links.call(server.address, RemotingRequest(ECHO), later())
     assert server.count(Request.GET_MAX_OFFSET) == 0
+
+
+def test_writing_ends_at_the_deadline(links: Links) -> None:
+    """SG-134: when the other side reads nothing; the rest of a frame cannot be left out, so the connection is given up."""
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        host, port = deaf.getsockname()
+        began = time.monotonic()
+        with pytest.raises(ConnectionFailed, match="sending failed: timed out"):
+            links.call(f"{host}:{port}", RemotingRequest(ECHO, None, bytes(1 << 26)), later(0.5))
+        assert time.monotonic() - began < STALL_S / 2
+
+
+def test_a_host_that_vanishes_is_noticed(server: FakeRemoting) -> None:
+    """SG-092: without a reset, the system would send again for a quarter of an hour."""
+    link = Link(server.address, DEADLINE_S, asked_nothing)
+    with socket.socket(fileno=os.dup(link._connection.outgoing.fileno())) as connection:
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+    link.lose("the test is over")
 
 
 def test_a_lost_connection_fails_what_is_in_flight_and_is_opened_again(server: FakeRemoting, links: Links) -> None:

@@ -1,6 +1,7 @@
 """Authentication and TLS for connections to brokers and registries."""
 
 import socket
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 Tls: TypeAlias = "bool | str | ssl.SSLContext"
 """The choice of TLS: none, with the certificates of this machine, with those in a file (PEM), or with a context."""
+
+_VANISHED_MS: Final = 30_000
+"""How long what was sent may stay unacknowledged; then the other host is taken for vanished, and the connection is lost."""
 
 
 class BlockingStream(Protocol):
@@ -82,6 +86,8 @@ class Access:
         except OSError as error:
             raise NotConnected(f"cannot connect to {address}: {reason_of(error)}; check that metaq listens there") from error
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sys.platform == "linux":  # other systems notice such a host later
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _VANISHED_MS)
         if self.tls is None:
             return connection
         try:

@@ -9,7 +9,7 @@ from metaq.client.connecting.access import Access
 from metaq.errors import ConnectionFailed
 
 STALL_S: Final = 10.0
-"""The longest time that writing one frame may take; after that the connection is given up."""
+"""The longest time that a write may take; after that the connection is given up."""
 
 
 class LinkConnection:

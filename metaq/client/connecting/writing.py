@@ -1,13 +1,14 @@
 """The writing side of a connection: frames in the order of the calls, many of them in one system call."""
 
 import contextlib
+import math
 import queue
 import threading
 import time
 from collections import deque
 from typing import Final
 
-from metaq.client.connecting.connection import LinkConnection
+from metaq.client.connecting.connection import STALL_S, LinkConnection
 from metaq.errors import ClientError, NotConnected, RequestTimeout
 
 LARGE_BYTES: Final = 16 * 1024
@@ -26,6 +27,7 @@ class LinkWriter:
     def __init__(self, connection: LinkConnection) -> None:
         self._connection = connection
         self._turn = threading.Lock()  # held by the thread that writes
+        self._limit_s = STALL_S
         self._waiting: deque[bytes] = deque()
         self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()
         """Calls to the writer's own thread: true to write, false to end."""
@@ -37,7 +39,8 @@ class LinkWriter:
         """Write what waits, and the frame after it.
 
         ``RequestTimeout`` when the deadline has passed, or other writers do not end by then; ``NotConnected`` when the
-        connection was lost before, ``ConnectionFailed`` when it is lost meanwhile.
+        connection was lost before, ``ConnectionFailed`` when it is lost meanwhile: also when it accepts no data until the
+        deadline, because part of a frame is written then.
         """
         left_s = deadline - time.monotonic()
         if left_s <= 0:
@@ -45,6 +48,7 @@ class LinkWriter:
         if not self._turn.acquire(timeout=left_s):
             raise RequestTimeout(f"{self._connection.address} accepts no data")
         try:
+            self._limit(deadline - time.monotonic())
             self._flush(frame)
         finally:
             self._turn.release()
@@ -66,6 +70,13 @@ class LinkWriter:
         self._calls.put(False)
         with self._turn:
             self._connection.outgoing.close()
+
+    def _limit(self, seconds: float) -> None:
+        """Let a write take so long, at most ``STALL_S``; in whole seconds, because a change costs a system call."""
+        limit_s = min(STALL_S, max(1.0, math.ceil(seconds)))
+        if limit_s != self._limit_s:
+            self._limit_s = limit_s
+            self._connection.outgoing.settimeout(limit_s)
 
     def _flush(self, frame: bytes = b"") -> None:
         connection = self._connection
@@ -97,4 +108,5 @@ class LinkWriter:
         while self._calls.get():
             self._is_called = False  # before the frames are taken: one that comes now calls again
             with self._turn, contextlib.suppress(ClientError):  # who waits for an answer is told by whoever reads
+                self._limit(STALL_S)
                 self._flush()
