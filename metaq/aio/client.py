@@ -378,7 +378,7 @@ class Client:
             deserializer=deserializer,
             retry=retry,
         )
-        return PushConsumer(await self._threads.start(begin), self._threads)
+        return PushConsumer(await self._threads.make(begin), self._threads)
 
 
 def _face(connect: Callable[P, blocking.Client]) -> Callable[P, Client]:

@@ -21,6 +21,15 @@ S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
 T = TypeVar("T")
 
+
+class Closable(Protocol):
+    """An object that must be closed."""
+
+    def close(self) -> None: ...
+
+
+Closes = TypeVar("Closes", bound=Closable)
+
 _AT_ONCE: Final = 64
 """The most items of an iterator that one call on a thread fetches."""
 _THREADS: Final = 16
@@ -40,8 +49,24 @@ class Threads:
 
     def start(self, function: Callable[[], T]) -> asyncio.Future[T]:
         """Start a call on a thread, with the context variables of this task; return its future on the running event loop."""
-        context = contextvars.copy_context()
-        return asyncio.get_running_loop().run_in_executor(self._executor, context.run, function)
+        return asyncio.wrap_future(self._begin(function))
+
+    async def make(self, function: Callable[[], Closes]) -> Closes:
+        """Return what a call on a thread makes. When this is cancelled, that is closed as soon as it is made."""
+        begun = self._begin(function)
+        try:
+            return await asyncio.wrap_future(begun)
+        except asyncio.CancelledError:
+            begun.add_done_callback(self._unmake)
+            raise
+
+    def _begin(self, function: Callable[[], T]) -> Future[T]:
+        return self._executor.submit(contextvars.copy_context().run, function)
+
+    def _unmake(self, made: Future[Closes]) -> None:
+        if not made.cancelled() and made.exception() is None:
+            with contextlib.suppress(RuntimeError):  # the client was closed, and has closed it
+                self._executor.submit(made.result().close)
 
     def close(self) -> None:
         """Accept no more calls; those that run are not waited for."""
@@ -125,14 +150,14 @@ def awaited(
 
 
 def made(
-    method: Callable[Concatenate[S, P], R], face: Callable[[R, Threads], T]
+    method: Callable[Concatenate[S, P], Closes], face: Callable[[Closes, Threads], T]
 ) -> Callable[Concatenate[Face[S], P], Coroutine[Any, Any, T]]:
     """Turn a blocking method that makes an object into a coroutine method that returns the object's ``face``."""
 
     @functools.wraps(method)
     async def call(self: Face[S], /, *arguments: P.args, **named: P.kwargs) -> T:
-        begun = self._threads.start(functools.partial(method, self._blocking, *arguments, **named))
-        return face(await begun, self._threads)
+        made = await self._threads.make(functools.partial(method, self._blocking, *arguments, **named))
+        return face(made, self._threads)
 
     return call
 

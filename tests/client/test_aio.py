@@ -13,6 +13,7 @@ import pytest
 
 import metaq.aio
 from metaq.client import ConsumeFrom, ReceivedMessage
+from metaq.client.connecting.core import Core
 from metaq.errors import BadRequest
 from metaq.testing import InMemoryBroker
 from tests.support.broker import BrokerProcess
@@ -209,6 +210,43 @@ def test_a_commit_that_is_cancelled_counts_nothing_that_came_after_it(memory: In
                 assert second is not None
                 assert memory.committed("billing", "orders") == {first.partition: 1}
 
+    run(work())
+
+
+@pytest.mark.parametrize("kind", ["consumer", "lease_consumer", "listen"])
+def test_a_consumer_whose_making_is_cancelled_is_closed(
+    memory: InMemoryBroker, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """SG-120: nobody else could; the client can make another one of the group."""
+    memory.create_topic("orders", 1)
+    begun, go = threading.Event(), threading.Event()
+    usual = Core.heartbeat
+
+    def heartbeat(core: Core, *, wait_s: float = 0.0) -> None:
+        if wait_s and not begun.is_set():
+            begun.set()
+            assert go.wait(DEADLINE_S)
+        usual(core, wait_s=wait_s)
+
+    async def listener(message: ReceivedMessage) -> None:
+        raise AssertionError(message)
+
+    async def work() -> None:
+        async with metaq.aio.connect(memory.address) as client:
+            making = asyncio.create_task(
+                client.listen("orders", "billing", listener) if kind == "listen" else getattr(client, kind)("orders", "billing")
+            )
+            while not begun.is_set():
+                await asyncio.sleep(0.01)
+            making.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await making
+            go.set()
+            while client._blocking._core._consumers:
+                await asyncio.sleep(0.01)
+            await client.consumer("orders", "billing")
+
+    monkeypatch.setattr(Core, "heartbeat", heartbeat)
     run(work())
 
 
