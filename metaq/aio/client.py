@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, ParamSpec, Self, TypeVar, Unpack, cast, 
 
 import metaq.client as blocking
 from metaq.aio.admin import Admin
-from metaq.aio.faces import OneByOne, Threads, alone, awaited, made, makes, on_loop, outcome_of, soon, threaded
+from metaq.aio.faces import OneByOne, Threads, alone, awaited, made, makes, on_loop, outcome_of, requested, soon, threaded
 from metaq.aio.leases import LeaseConsumer
 from metaq.aio.xa import XaSession
 from metaq.client import intercepting
@@ -53,7 +53,7 @@ class Producer(Generic[Body]):
     send = awaited(blocking.Producer[Body].send_async)
     send_oneway = threaded(blocking.Producer[Body].send_oneway)
     send_batch = threaded(blocking.Producer[Body].send_batch)
-    request = threaded(blocking.Producer[Body].request)
+    request = requested(blocking.Producer[Body].request)
     reply = threaded(blocking.Producer[Body].reply)
     send_packed = threaded(blocking.Producer[Body].send_packed)
     queues = threaded(blocking.Producer[Body].queues)

@@ -34,6 +34,8 @@ _AT_ONCE: Final = 64
 """The most items of an iterator that one call on a thread fetches."""
 _THREADS: Final = 16
 """The most blocking calls at a time; sends in flight occupy no thread."""
+_REQUESTS: Final = 256
+"""The most requests that wait for replies at a time. They have threads of their own, because a reply may need another one."""
 
 
 class Threads:
@@ -46,22 +48,24 @@ class Threads:
     def _renew(self) -> None:
         """Start with a new, empty pool, in a child of a fork."""
         self._executor = ThreadPoolExecutor(_THREADS, "metaq-aio")
+        self._requests = ThreadPoolExecutor(_REQUESTS, "metaq-aio-request")
 
     def start(self, function: Callable[[], T]) -> asyncio.Future[T]:
         """Start a call on a thread, with the context variables of this task; return its future on the running event loop."""
-        return asyncio.wrap_future(self._begin(function))
+        return asyncio.wrap_future(_submitted(self._executor, function))
+
+    def request(self, function: Callable[[], T]) -> asyncio.Future[T]:
+        """Start a call that waits for another program, as ``start`` does."""
+        return asyncio.wrap_future(_submitted(self._requests, function))
 
     async def make(self, function: Callable[[], Closes]) -> Closes:
         """Return what a call on a thread makes. When this is cancelled, that is closed as soon as it is made."""
-        begun = self._begin(function)
+        begun = _submitted(self._executor, function)
         try:
             return await asyncio.wrap_future(begun)
         except asyncio.CancelledError:
             begun.add_done_callback(self._unmake)
             raise
-
-    def _begin(self, function: Callable[[], T]) -> Future[T]:
-        return self._executor.submit(contextvars.copy_context().run, function)
 
     def _unmake(self, made: Future[Closes]) -> None:
         if not made.cancelled() and made.exception() is None:
@@ -71,6 +75,11 @@ class Threads:
     def close(self) -> None:
         """Accept no more calls; those that run are not waited for."""
         self._executor.shutdown(wait=False)
+        self._requests.shutdown(wait=False)
+
+
+def _submitted(executor: ThreadPoolExecutor, function: Callable[[], T]) -> Future[T]:
+    return executor.submit(contextvars.copy_context().run, function)
 
 
 class OneByOne:
@@ -112,6 +121,16 @@ def threaded(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Fac
     @functools.wraps(method)
     async def call(self: Face[S], /, *arguments: P.args, **named: P.kwargs) -> T:
         return await self._threads.start(functools.partial(method, self._blocking, *arguments, **named))
+
+    return call
+
+
+def requested(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Face[S], P], Coroutine[Any, Any, T]]:
+    """Turn a blocking method that waits for another program into a coroutine method; many such calls keep no other waiting."""
+
+    @functools.wraps(method)
+    async def call(self: Face[S], /, *arguments: P.args, **named: P.kwargs) -> T:
+        return await self._threads.request(functools.partial(method, self._blocking, *arguments, **named))
 
     return call
 

@@ -250,6 +250,24 @@ def test_a_consumer_whose_making_is_cancelled_is_closed(
     run(work())
 
 
+def test_requests_that_wait_keep_nothing_else_waiting(memory: InMemoryBroker) -> None:
+    """SG-126: their replies may be made by the same client."""
+    memory.create_topic("sums", 1)
+
+    async def work() -> None:
+        async with metaq.aio.connect(memory.address, timeout_s=DEADLINE_S) as client:
+            producer = client.producer()
+
+            async def add(message: ReceivedMessage) -> None:
+                await producer.reply(message, message.body + b"!")
+
+            async with await client.listen("sums", "adders", add):
+                replies = await asyncio.gather(*(producer.request("sums", b"%d" % number) for number in range(32)))
+            assert [reply.body for reply in replies] == [b"%d!" % number for number in range(32)]
+
+    run(work())
+
+
 def test_iteration_ends_when_the_consumer_is_closed(address: str) -> None:
     async def work() -> None:
         async with metaq.aio.connect(address) as client:
