@@ -326,6 +326,24 @@ def test_a_lease_lasts_as_long_as_its_handler(client: Client, topic: str, later:
         assert after.receive(timeout_s=1.2) is None
 
 
+def test_who_does_not_wait_gets_messages_too(client: Client, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E-08: each call has the brokers asked for what the next one returns."""
+    put(client, topic, "one")
+    with client.lease_consumer(topic, GROUP) as consumer:
+        holder = consumer._holder
+        wait_until(lambda: bool(holder._polls._polls), DEADLINE_S, "the brokers are known")
+        planned: list[Callable[[], object]] = []
+        with monkeypatch.context() as slow:  # the thread that asks comes only when the call is over
+            slow.setattr(client._core.scheduler, "run", planned.append)
+            assert consumer.receive(timeout_s=0) is None
+        for task in planned:
+            task()
+        wait_until(lambda: bool(holder._buffer), DEADLINE_S, "it comes")
+        message = consumer.receive(timeout_s=0)
+        assert message is not None
+        message.ack()
+
+
 def test_what_waits_in_the_consumer_stays_leased(client: Client, new_client: Connect, topic: str, later: Later) -> None:
     client.admin().create_topic(topic, 1)
     put(client, topic, "first", "second")

@@ -170,7 +170,8 @@ class LeaseConsumer:
         longer.
 
         Args:
-            timeout_s: the most seconds to wait; by default without limit.
+            timeout_s: the most seconds to wait; by default without limit. With 0 it returns what is here, and asks the brokers
+                for what the next call returns.
 
         Raises:
             BadRequest: an argument is invalid.

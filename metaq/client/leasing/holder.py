@@ -135,9 +135,9 @@ class LeaseHolder:
                 if not self._waiting:
                     self._wait_until_s = 0.0
 
-    def _demand(self) -> Demand:
+    def _demand(self, is_planned: bool) -> Demand:
         with self._changed:
-            if self.closed or self._buffer or not self._waiting:
+            if self.closed or self._buffer or not (self._waiting or is_planned):
                 return Demand(0, 0.0)
             most = min(self._batch, self._waiting) if self._has_handlers else self._batch
             return Demand(most, max(0.0, min(self._wait_s, self._wait_until_s - time.monotonic())))

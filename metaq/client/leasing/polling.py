@@ -50,9 +50,12 @@ class Polls:
     """The polls of one consumer. They survive lost brokers and follow the topic's route. Thread-safe."""
 
     def __init__(
-        self, core: Core, terms: LeaseTerms, demand: Callable[[], Demand], deliver: Callable[[Sequence[Lease]], None]
+        self, core: Core, terms: LeaseTerms, demand: Callable[[bool], Demand], deliver: Callable[[Sequence[Lease]], None]
     ) -> None:
-        """Create it; ``demand`` says what is wanted, and ``deliver`` takes messages. Both are called on any thread."""
+        """Create it; ``demand`` says what is wanted, and ``deliver`` takes messages. Both are called on any thread.
+
+        ``demand`` takes true for a planned poll: whoever has planned it may have gone since, to come again for the messages.
+        """
         self._core = core
         self._terms = terms
         self._demand = demand
@@ -109,17 +112,17 @@ class Polls:
     def _poll_as_planned(self) -> None:
         with self._guard:
             self._is_planned = False
-        self.poll()
+        self.poll(is_planned=True)
 
-    def poll(self) -> None:
+    def poll(self, *, is_planned: bool = False) -> None:
         """Ask each broker that is not being asked for the messages that are wanted, if any."""
         with self._guard:
             polls = list(self._polls.items())
         for name, poll in polls:
-            self._poll(name, poll)
+            self._poll(name, poll, is_planned=is_planned)
 
-    def _poll(self, name: str, poll: _Poll) -> None:
-        most, wait_s = self._demand()
+    def _poll(self, name: str, poll: _Poll, *, is_planned: bool = False) -> None:
+        most, wait_s = self._demand(is_planned)
         with self._guard:
             if not most or poll.is_busy or self._is_closed or self._polls.get(name) is not poll:
                 return
