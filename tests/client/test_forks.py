@@ -288,6 +288,36 @@ def test_consumers_belong_to_the_process_that_made_them(process: BrokerProcess) 
     assert members == 1
 
 
+def test_a_subscription_stays_with_the_parent(process: BrokerProcess) -> None:
+    """P45: a child takes nothing off its connection, and closes nothing but its own descriptors."""
+    told, body = run(
+        """
+        client = metaq.TextClient(sys.argv[1], int(sys.argv[2]))
+        client.create("orders", 1)
+        subscription = client.subscribe("orders", "billing")
+
+        def work(number):
+            try:
+                subscription.receive(1)
+            except metaq.ConnectionFailed as error:
+                return str(error)
+            finally:
+                subscription.close()
+
+        made = children(1, work)
+        (told,) = results(made)
+        client.put("orders", b"1")
+        message = subscription.receive(60)
+        message.ack()
+        print(json.dumps([told, message.body.decode()]))
+        """,
+        process.host,
+        str(process.port),
+    )
+    assert "it belongs to the process that this one was forked from" in told
+    assert body == "1"
+
+
 def test_a_branch_stays_with_the_parent(process: BrokerProcess) -> None:
     """SG-135: the child's session is in no branch, and its end rolls nothing back."""
     told = run(

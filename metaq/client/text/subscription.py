@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
+from metaq.client.connecting.forks import renewed_in_children
 from metaq.client.text.connection import Exchange, TextConnection
 from metaq.errors import ClientError, LeaseLost, Refused
 from metaq.protocol.text.commands import Ack, Extend, Nack, Ready, Subscribe
@@ -75,12 +76,17 @@ class TextSubscription:
         self._connection = connection
         self._timeout_s = timeout_s
         self._closed = False
+        renewed_in_children(self)
         connection.take_pushes()
         self._opaque = connection.new_opaque()
         reply = self._send(write_subscribe(command._replace(opaque=str(self._opaque))), self._opaque)
         if reply.code != OK:
             connection.lose("the subscription was refused")
             raise Refused(reply.code, reply.body.decode(errors="replace"))
+
+    def _renew(self) -> None:
+        """Become unusable in a child of a fork: what the broker pushes is for the parent."""
+        self._connection.abandon()
 
     def __enter__(self) -> Self:
         return self
