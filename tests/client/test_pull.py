@@ -50,6 +50,19 @@ def test_the_program_decides_where_it_reads(client: Client) -> None:
         assert read(consumer, 1) == [10]
 
 
+def test_a_queue_that_is_read_already_continues_elsewhere(client: Client) -> None:
+    """SG-120: what was fetched for the earlier place does not come beside it."""
+    make(client, 5)
+    with client.pull_consumer("orders") as consumer:
+        (queue,) = consumer.partitions()
+        consumer.read_from(queue, 0)
+        consumer.fetch()
+        wait_until(lambda: bool(consumer._inbox._batches), DEADLINE_S, "it is fetched")
+        consumer.read_from(queue, 3)
+        assert read(consumer, 2) == [3, 4]
+        assert (consumer.position(queue), consumer.poll(0.1)) == (5, [])
+
+
 def test_an_offset_that_is_not_there(client: Client) -> None:
     """SG-120, SG-085: reading goes on at the end."""
     make(client, 3)

@@ -183,7 +183,7 @@ class PullConsumer:
             self.read_from(queue, self.begin_offset(queue) if offset is None else offset)
 
     def read_from(self, queue: MessageQueue, offset: int) -> None:
-        """Read one more queue, from ``offset`` on.
+        """Read one more queue, from ``offset`` on; in one that is read already, continue there.
 
         Args:
             queue: a queue of the topic.
@@ -196,6 +196,9 @@ class PullConsumer:
         checks.queue(queue)
         checks.number("offset", offset, None)
         self._check_open()
+        if queue in self._fetchers:
+            self.seek(queue, offset)
+            return
         self._positions[queue] = QueueOffset(offset)
         self._fetchers[queue] = Fetcher(self._source, queue, self._subscription, QueueOffset(offset))
 
