@@ -26,6 +26,11 @@ def test_what_is_sent_is_found_by_key_and_by_both_ids(cli: Cli) -> None:
     for message_id in (sent["id"], sent["offset_id"]):
         assert cli.rows("message", "query", "orders", "--id", message_id) == [found]
     assert sent["id"] in cli.text("message", "query", "orders", "--key", "eu")
+    nothing = cli.run("message", "query", "orders", "--key", "eu", "--tag", "refunded", code=1)
+    assert "0 found; searched orders on " in nothing.stderr
+    assert "by key 'eu' and tag 'refunded'; its oldest" in nothing.stderr
+    wrong = cli.run("message", "send", "orders", "x", "--property", "region=eu", "--property", "bad", code=2)
+    assert "--property 'bad' is not NAME=VALUE" in wrong.stderr
 
 
 def test_a_message_is_delayed_and_cancelled(cli: Cli, broker: BrokerProcess) -> None:
@@ -150,9 +155,13 @@ def test_tail_follows(cli: Cli, client: Client, broker: BrokerProcess) -> None:
             for number in range(6):
                 client.producer().send("followed", b"%d" % number, tag="a" if number % 2 else "b")
             wait_until(lambda: len(lines) == 4, DEADLINE_S, "those that follow")
+            client.admin().create_topic("followed", 4)
+            for _ in range(4):
+                client.producer().send("followed", b"later", tag="a")
+            wait_until(lambda: len(lines) == 8, DEADLINE_S, "those in a partition that was added")
             process.send_signal(2)
             assert process.wait(DEADLINE_S) == 130
         finally:
             process.kill()
         reader.join(DEADLINE_S)
-    assert sorted(lines[1:]) == [b"1\n", b"3\n", b"5\n"]
+    assert sorted(lines[1:]) == [b"1\n", b"3\n", b"5\n", *[b"later\n"] * 4]

@@ -389,7 +389,7 @@ def tail(topic: str, follow: bool, count: int, partition: int | None, broker: Ad
                 click.echo(f"metaq: {absent.text}; waiting for it", err=True)
                 positions = {} if partition is None else positions  # nobody knows how many partitions it will have
             TopicFollower(client, topic, partition, positions, writer.write).run()
-    if not messages:
-        click.echo(f"metaq: {absent.text if absent else nothing_in(topic, partition)}", err=True)
-        return FAILED
-    return 0
+    if messages or (absent is None and not count):
+        return 0
+    click.echo(f"metaq: {absent.text if absent else nothing_in(topic, partition)}", err=True)
+    return FAILED

@@ -2,7 +2,9 @@
 
 import heapq
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, BinaryIO, Final
@@ -16,7 +18,7 @@ from metaq.cli.numbers import IntRange
 from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import Row, local_time, one_line, print_record, print_rows
 from metaq.cli.times import TIMES, When, later_options
-from metaq.client import Admin, Client, ReceivedMessage
+from metaq.client import Admin, Client, PullConsumer, ReceivedMessage
 from metaq.client.message import unix_ms
 from metaq.diagnosis.tracks import track_of
 from metaq.errors import BadRequest, RouteNotFound
@@ -34,6 +36,8 @@ FURTHEST_BACK: Final = 10_000
 _GROWTH: Final = 8
 _BODY_SHOWN: Final = 60
 _WAIT_S: Final = 1.0
+_COUNT_S: Final = 5.0
+"""The time after which the partitions are counted again: a topic can get more while it is followed."""
 _OPTIONS: Final = {KEYS: "--key", TAGS: "--tag", SHARDING_KEY: "--ordering-key", PRIORITY: "--priority", DELAY: "--delay-level"}
 
 
@@ -159,8 +163,8 @@ def send(
     pairs = dict(pair.partition("=")[::2] for pair in properties)
     if reserved := next((name for name in pairs if name in _OPTIONS), None):
         raise click.UsageError(f"--property {reserved} is set by an option of its own: {_OPTIONS[reserved]}")
-    if "" in pairs.values() or "" in pairs:
-        raise click.UsageError(f"--property {properties[0]!r} is not NAME=VALUE")
+    if wrong := next((pair for pair in properties if not all(pair.partition("="))), None):
+        raise click.UsageError(f"--property {wrong!r} is not NAME=VALUE")
     with connect_registry(registry) as client:
         sent = client.producer().send(
             topic,
@@ -239,13 +243,15 @@ def query(
             assert begin is not None
             found = list(islice(filter(matches, by_time(client, topic, begin, end or datetime.now(UTC))), count))
         oldest_ms = min((one.store_ms for one in oldest(admin, topic)), default=0)
-    print_messages(list(filter(matches, found)), as_json=as_json)
+    found = list(filter(matches, found))
+    print_messages(found, as_json=as_json)
     brokers = ", ".join(sorted(data.broker_name for data in route.queues))
     what = f"key {key!r}" if key is not None else f"id {message_id}" if message_id is not None else "time"
+    tagged = "" if tag is None else f" and tag {tag!r}"
     since = "" if begin is None else f", stored from {local_time(unix_ms(begin))}"
     until = "" if end is None else f", before {local_time(unix_ms(end))}"
     kept = f"its oldest message was stored {local_time(oldest_ms)}" if oldest_ms else "it has no messages"
-    click.echo(f"{len(found)} found; searched {topic} on {brokers} by {what}{since}{until}; {kept}", err=True)
+    click.echo(f"{len(found)} found; searched {topic} on {brokers} by {what}{tagged}{since}{until}; {kept}", err=True)
     return 0 if found else FAILED
 
 
@@ -381,11 +387,23 @@ def tail(topic: str, follow: bool, count: int, tag: str | None, sql: str | None,
         # Messages that came between the two requests are in both answers.
         behind = {queue: consumer.position(queue) for queue in consumer.assignment()}
         write([one for one in found if one.queue_offset < behind.get(one.queue, one.queue_offset + 1)], as_json=as_json)
+        counted = time.monotonic()
         while follow:
             write([one for one in consumer.poll(_WAIT_S) if matches(one)], as_json=as_json)
+            if time.monotonic() >= counted + _COUNT_S:
+                _read_added(admin, consumer)
+                counted = time.monotonic()
     if not found and count:
         click.echo(f"metaq: nothing in {topic}{' that matches' if tag or sql else ''}", err=True)
     return 0 if found or not count else FAILED
+
+
+def _read_added(admin: Admin, consumer: PullConsumer) -> None:
+    """Read the partitions, too, that the topic has got meanwhile."""
+    with suppress(RouteNotFound):  # its brokers may be back soon
+        admin.route(consumer.topic)  # as it is now
+        for queue in set(consumer.partitions()) - set(consumer.assignment()):
+            consumer.read_from(queue, 0)
 
 
 def write(found: list[ReceivedMessage], *, as_json: bool) -> None:
