@@ -186,6 +186,8 @@ class RequestHandlers:
         letters = self._log.prioritized(letters)
         if (is_batch or is_half) and any(name in letter.properties for name in names.TIMERS for letter in letters):
             raise MessageIllegal("a message of a batch or a transaction cannot be delayed")
+        for letter in letters:
+            names.encode(letter.properties)  # refuses those that no record can keep
         once = (sent.topic, letters[0].properties.get(names.DEDUPE_ID, ""))
         if once in self._log.answers:
             return self._log.answers[once]

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from metaq.client import Client, OutgoingMessage, PullConsumer, ReceivedMessage, SendStatus, connect
-from metaq.errors import BadRequest, ClientClosed
+from metaq.errors import BadRequest, ClientClosed, Refused
 from metaq.testing import InMemoryBroker
 from tests.support.broker import wait_until
 
@@ -164,6 +164,12 @@ def test_what_cannot_be_sent_is_told_at_once(memory: InMemoryBroker, arguments: 
     message: dict[str, object] = {"topic": "orders", "body": b"x", **arguments}
     with connect(memory.address) as client, pytest.raises(BadRequest, match=reason):
         client.producer().send(**message)  # type: ignore[arg-type]
+
+
+def test_properties_that_no_record_can_keep(client: Client) -> None:
+    """SG-131: they are refused with their limit, by the broker for tests as by a real one."""
+    with pytest.raises(Refused, match=r"properties of 4\d{4} bytes are longer than 32\d{3}"):
+        client.producer().send("orders", b"x", properties={"a": "b" * 40_000})
 
 
 def test_a_closed_client_says_so(client: Client) -> None:
