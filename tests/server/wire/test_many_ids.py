@@ -32,14 +32,14 @@ def _nothing() -> None:
 def parts(tmp_path: Path) -> Iterator[Parts]:
     parts = Parts(tmp_path / "data", topics={TOPIC: {"partitions": 1, "dedupe_window_ms": 60_000}})
     timers = Timers(parts.context, parts.turns, run_here)
-    dedupe = Dedupe(parts.context, parts.turns, timers, run_here)
+    dedupe = Dedupe(parts.context, parts.turns, timers.parked_handle, run_here)
     dedupe.start()
     gevent.sleep(0)  # it reads an empty log
-    halves = HalfMessages(parts.context, parts.turns, Halves(parts.store, tmp_path / "halves", 1000))
+    halves = HalfMessages(parts.context, parts.turns, Halves(parts.store, tmp_path / "halves", 1000), dedupe)
     sends = SendHandler(parts.context, parts.turns, halves, timers, dedupe, Partitions(parts.context, parts.turns))
     parts.endpoint.answer(sends.requests())
     puts = PutHandler(parts.context, parts.turns)
-    later = LaterHandler(parts.context, puts, timers, Cancels(timers, run_here), dedupe)
+    later = LaterHandler(parts.context, puts, timers, Cancels(timers, dedupe, run_here), dedupe)
     parts.endpoint.answer_text(later.commands(), puts.puts, puts.puts)
     for _ in range(MOST_ASKED):
         dedupe.ask(ColdIds([]), lambda: _nothing)
