@@ -195,20 +195,21 @@ class InSync:
             self._history.popleft()
         for slave in self._slaves.values():
             self._look(slave, now)
-        keep_up = frozenset(
-            {self.own, *(number for number, slave in self._slaves.items() if self._keeps_up(number, slave, now))}
-        )
+        keep_up = self._keep_up(now)
         enough = len(keep_up) >= self.minimum
         wanted = keep_up if enough else keep_up | {number for number in self.eligible if self._is_complete(number)}
         before = self.eligible, self.members
         # agree also when only ``_required`` differs: an attempt with an unknown outcome still holds acknowledgements back
         if not wanted == self.eligible == self._required:
             self._agree_on(wanted)
-        self.members = keep_up & self.eligible
+        self.members = self._keep_up(now) & self.eligible  # one may have returned with less while this waited
         if (self.eligible, self.members) != before:
             members, eligible = sorted(self.members), sorted(self.eligible)
             logger.info("replicas in sync members=%s before=%s eligible=%s", members, sorted(before[1]), eligible)
             self.changed()
+
+    def _keep_up(self, now: float) -> frozenset[int]:
+        return frozenset({self.own, *(number for number, slave in self._slaves.items() if self._keeps_up(number, slave, now))})
 
     def _keeps_up(self, number: int, slave: _Slave, now: float) -> bool:
         if now - slave.caught_up_at > self.lag_s:

@@ -1,5 +1,6 @@
 """The in-sync set, the possible next masters, and what is acknowledged: decided by the master alone, on a manual clock."""
 
+from collections.abc import Callable
 from typing import Final
 
 import pytest
@@ -18,6 +19,8 @@ class Case:
         self.now, self.end = 100.0, 1000
         self.agreed: list[set[int]] = []
         self.answers = True
+        self.meanwhile: Callable[[], None] = lambda: None
+        """Called while a set is being agreed on."""
         self.in_sync = InSync(
             own=OWN,
             minimum=minimum,
@@ -31,6 +34,7 @@ class Case:
 
     def _agree(self, wanted: frozenset[int]) -> bool:
         self.agreed.append(set(wanted))
+        self.meanwhile()
         if not self.answers:
             raise ChangeUnknown("no answer came")
         return True
@@ -112,6 +116,25 @@ def test_who_has_lost_what_the_master_before_acknowledged_is_not_in_sync() -> No
     assert case.agreed[-1] == {1, 3}
     case.hear(2)
     assert case.standing() == ([1, 2], [1, 2, 3])
+
+
+def test_who_returns_with_less_while_a_set_is_agreed_on_is_not_in_sync() -> None:
+    """F-FAIL: it would take itself for whole, and be elected without what it has lost."""
+    case = group(2)
+
+    def lose() -> None:
+        case.in_sync.left(2)
+        case.in_sync.joined(2, "h:1", "h:2", 400)
+
+    case.meanwhile = lose
+    case.in_sync.left(3)
+    case.now += LAG_S + 1
+    case.hear(2)
+    assert case.agreed[-1] == {1, 2}
+    assert case.in_sync.members == {1}
+    case.meanwhile = lambda: None
+    case.hear(2)
+    assert case.in_sync.members == {1, 2}
 
 
 @pytest.mark.parametrize("minimum", [1, 2])
