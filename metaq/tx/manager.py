@@ -125,7 +125,7 @@ class Transactions:
         try:
             if refusal is XaCode.RBOTHER:  # room is reserved only for prepared branches
                 self._store.check_writable()
-            self._store.check_healthy()
+            self._store.check_appendable()
             return self.steps.stage(mark, self._journal.real(messages))
         except MetaqError as error:
             self.branches.failed(key)

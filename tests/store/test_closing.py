@@ -34,6 +34,21 @@ def test_a_store_that_cannot_append_leaves_its_folder_free(tmp_path: Path) -> No
     assert open_store(tmp_path, SETTINGS)[1].ending is Ending.ORDERLY
 
 
+def test_a_released_store_appends_nothing(tmp_path: Path) -> None:
+    """F-FAIL: what the former role still stages must not overwrite what the next one has appended in the same folder."""
+    store, _ = open_store(tmp_path, SETTINGS)
+    put(store, FIRST, b"before")
+    store.close()
+    following, _ = open_store(tmp_path, SETTINGS)
+    put(following, FIRST, b"of the next role")
+    store.put(*ready(store, FIRST, b"late"))
+    with pytest.raises(Fenced, match="the data folder is closed"):
+        store.append()
+    assert store.failure is None
+    following.close()
+    assert bodies(open_store(tmp_path, SETTINGS)[0], FIRST) == [b"before", b"of the next role"]
+
+
 def test_a_store_can_be_left_without_waiting_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """F-FAIL: a slave that is to be master: the next opening has everything, and walks nothing."""
 

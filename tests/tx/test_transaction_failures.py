@@ -47,6 +47,24 @@ def test_the_vote_reserves_room_for_the_outcome() -> None:
         assert schedule.model.open == {}
 
 
+def test_a_store_that_takes_no_appends_takes_no_decision() -> None:
+    """F-FAIL, MQ-071: its role has changed while the messages were read; the branch stays prepared for the next master."""
+    with quiet():
+        schedule = Schedule(random.Random(0), faulty_settings(Durability.DISK))
+        name = "XID:1:0a:00:app"
+        schedule.begin(name)
+        schedule.put(name)
+        schedule.step("prepare", name)
+        schedule.finish()
+        work = schedule.tx.commit(name, one_phase=False)
+        messages = schedule.tx.messages(work, read_here)
+        schedule.store.fence.close("the role of this replica changes; try again")
+        with pytest.raises(XaError, match="stays as it was: the role of this replica changes") as refused:
+            schedule.tx.store_commit(name, work, messages)
+        assert refused.value.code is XaCode.RMFAIL
+        assert schedule.store.settled
+
+
 STEPS_FROM: Final = [
     ("prepare", "open"),
     ("commit in one phase", "open"),

@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from metaq.errors import BadRequest, DiskFull, StoreError
+from metaq.errors import BadRequest, DiskFull, Fenced, StoreError
 from metaq.protocol.record import (
     BLANK,
     BLANK_MAGIC,
@@ -236,8 +236,13 @@ class CommitLog:
                     data = self._with_zeros(segment, start, b"".join(parts))
                     self._leftover.append((segment, start, len(data)))
                     self._files.open(segment.path).write(data, start - segment.base)
+        except Fenced:  # nothing is written: not even zeros, since the files may be another store's by now
+            self._take_back(groups)
+            raise
         except StoreError:
             self._take_back(groups)
+            with contextlib.suppress(DiskFull):  # no room even for zeros: the next append begins with them
+                self._zero_leftover()
             raise
         self._leftover.clear()
         self.segments.extend(group.segment for group in groups[1:])
@@ -258,13 +263,11 @@ class CommitLog:
         return data + bytes(zeros)
 
     def _take_back(self, groups: list[_Group]) -> None:
-        """Undo a failed append: zero the bytes it may have written, and keep a segment it began as the spare."""
+        """Undo the staging of a failed append, and keep a segment it began as the spare."""
         if len(groups) > 1:
             self._spare = groups[1].segment
         self.staged_end = self.end
         self._use(groups[0].segment, self.end)
-        with contextlib.suppress(DiskFull):  # no room even for zeros: the next append begins with them
-            self._zero_leftover()
 
     def _zero_leftover(self) -> None:
         """Zero, durably, the bytes that a failed append may have left, so that no recovery finds them.
