@@ -10,7 +10,7 @@ TWO_MASTERS: Final = """\
 There would be two masters: messages that clients still send to the old one are acknowledged, and later removed from its log.
 Demote it first."""
 ELECTS: Final = """\
-The master is elected, so this replica waits until that one is gone. Hand over instead."""
+The master is elected: no other replica can be made master while it is there. Hand over instead."""
 MAY_LIVE: Final = """\
 If it still runs, and only some clients reach it, there will be two masters: make sure that it has stopped."""
 NOT_IN_SYNC: Final = """\

@@ -44,6 +44,7 @@ have ended so that it needs a new one."""
 PREFERRED_S: Final = 30.0
 """How long a preferred replica may take while its node is in ZooKeeper. On a busy machine it takes seconds; one that has not
 stood for election after this time never will, and without a master no client is served."""
+CHANGED: Final = "the state of the replicas has changed meanwhile; check it and try again"
 
 
 class Election:
@@ -182,7 +183,7 @@ class Election:
             if not self._zookeeper.commit(
                 [SetData(self._state_path, state.encode(), self._version), DeleteNode(self._master_path)]
             ):
-                raise RegistryUnavailable("the state of the replicas has changed meanwhile; check it and try again")
+                raise RegistryUnavailable(CHANGED)
         except ChangeUnknown:  # another replica may be master by now
             self._deposed()
             raise
@@ -202,18 +203,28 @@ class Election:
         return min((number for number in leading.in_sync if number in others and not others[number].log.suspect), default=None)
 
     def take_over(self, *, accept_loss: bool) -> None:
-        """Write a state with this replica alone in sync, on an operator's request, where ZooKeeper has none or an old one.
+        """Write a state with this replica alone in sync, on an operator's request, while there is no master.
 
-        Raises ``BadRequest`` when that may lose messages and ``accept_loss`` is not set.
+        Raises ``BadRequest`` when another replica is master, or messages may be lost and ``accept_loss`` is not set;
+        ``RegistryUnavailable`` when nothing was changed, and ``ChangeUnknown``.
         """
         log, found = self._log(), self._zookeeper.get(self._state_path)
+        node = self._zookeeper.get(self._master_path)  # read after the state, whose version a later election raises
+        master = None if node is None else Master.decode(node.data)
+        if master is not None and master.replica != self._replica:
+            raise BadRequest(
+                f"replica {master.replica} is master: hand over instead, or if it is lost, try again when its session "
+                f"(zookeeper_session_ms) has ended"
+            )
         state = None if found is None or not found.data else ReplicaGroupState.decode(found.data)
         loss = self._loss(log, state)
         if loss is not None and not accept_loss:
             raise BadRequest(f"{loss}. It becomes master only if you accept the loss")
         epoch = log.epoch if state is None else max(log.epoch, state.epoch)
         self._zookeeper.make(self._state_path)
-        self._zookeeper.commit([SetData(self._state_path, ReplicaGroupState(epoch, self._replica, (self._replica,)).encode())])
+        wanted, version = ReplicaGroupState(epoch, self._replica, (self._replica,)), 0 if found is None else found.version
+        if not self._zookeeper.commit([SetData(self._state_path, wanted.encode(), version)]):
+            raise RegistryUnavailable(CHANGED)
         self._wake.set()
 
     def _loss(self, log: ReplicaLog, state: ReplicaGroupState | None) -> str | None:

@@ -8,7 +8,7 @@ import gevent
 import pytest
 
 from metaq.clock import SystemClock
-from metaq.errors import Fenced, RegistryUnavailable
+from metaq.errors import BadRequest, Fenced, RegistryUnavailable
 from metaq.registry.zookeeper import ZooKeeper
 from metaq.replication.election import GRACE_S, LOOK_S, Election
 from metaq.replication.nodes import Candidate, Master, ReplicaGroupState, ReplicaLog
@@ -83,6 +83,47 @@ def test_a_master_that_cannot_hand_over_hears_of_the_next_one(tmp_path: Path) ->
             wait(lambda: heard == ["deposed"], "it hears of the next master")
             assert not replica.leading
             assert replica.master_address == ("127.0.0.1", 2)
+        finally:
+            replica.stop()
+
+
+def test_no_replica_takes_over_from_a_living_master(tmp_path: Path) -> None:
+    """F-FAIL: the master could change the set in sync no more, and would acknowledge nothing once a slave stops."""
+    state = ReplicaGroupState(3, 1, (1,)).encode()
+    with ZooKeeperProcess(tmp_path / "zookeeper") as server, server.client() as other:
+        other.create(STATE, state, makepath=True)
+        other.create(MASTER, Master(1, 3, "127.0.0.1:1", "a run").encode(), ephemeral=True)
+        replica = election(server, 2, ReplicaLog(3, 0))
+        replica.start()
+        try:
+            wait(lambda: replica.master_address is not None, "it knows the master")
+            with pytest.raises(BadRequest, match="replica 1 is master: hand over instead"):
+                replica.take_over(accept_loss=True)
+            assert other.get(STATE)[0] == state
+            other.delete(MASTER)
+            with pytest.raises(BadRequest, match="It becomes master only if you accept the loss"):
+                replica.take_over(accept_loss=False)
+            replica.take_over(accept_loss=True)
+            wait(lambda: replica.leading, "it is elected")
+        finally:
+            replica.stop()
+
+
+def test_a_replica_does_not_take_over_from_a_state_that_it_has_not_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-FAIL: another one was elected after the look for a master."""
+    state = ReplicaGroupState(4, 3, (1, 3)).encode()
+    with ZooKeeperProcess(tmp_path / "zookeeper") as server, server.client() as other:
+        other.create(STATE, ReplicaGroupState(3, 1, (1,)).encode(), makepath=True)
+        replica = election(server, 2, ReplicaLog(3, 0))
+        monkeypatch.setattr(replica, "_loss", lambda log, found: other.set(STATE, state) and None)
+        replica.start()
+        try:
+            wait(lambda: bool(other.exists(f"/metaq/groups/{GROUP}/replicas/2")), "it is there")
+            with pytest.raises(RegistryUnavailable, match="has changed meanwhile"):
+                replica.take_over(accept_loss=False)
+            assert other.get(STATE)[0] == state
         finally:
             replica.stop()
 

@@ -320,9 +320,10 @@ class ReplicaServer:
         self._start_broker()
 
     def promote(self, *, accept_loss: bool) -> None:
-        """Become master, by an operator's order; where masters are elected, as soon as the current master is gone.
+        """Become master, by an operator's order.
 
-        Raise ``BadRequest`` when acknowledged messages may be lost by that, unless the operator accepts it.
+        Raise ``BadRequest`` when acknowledged messages may be lost by that, unless the operator accepts it, and where masters
+        are elected while another replica is master.
         """
         if self.broker.role.is_master:
             raise BadRequest("this replica is already the master")
