@@ -243,8 +243,7 @@ class Feeder:
         if end is None:
             return {"refused": "the two logs have nothing in common; empty the data folder of one of them to have it copied"}
         if end < max(log.begin, hello.begin) or (empty and end != log.begin):
-            ends = [(*key, *self.store.first(queue, self.read)) for key, queue in list(self.store.queues.items())]
-            return {**said, "copy": {"begin": log.begin, "partitions": ends}}
+            return {**said, "copy": self._copy()}
         different = self._first_difference(hello, end, connection)
         if different is not None:
             logger.warning("slave differs replica=%d from=%d end=%d", hello.replica, different, hello.end)
@@ -254,6 +253,15 @@ class Feeder:
                 "refused": f"the record before log offset {end} is another one here; empty the slave's data folder to copy all"
             }
         return {**said, "follow": end}
+
+    def _copy(self) -> dict[str, Any]:
+        """Return where a copy of the whole log begins, with the ordinal and text position of each partition there."""
+        store = self.store
+        while True:
+            begin = store.log.begin
+            ends = [(*key, *store.first(queue, self.read)) for key, queue in list(store.queues.items())]
+            if store.log.begin == begin:  # otherwise retention has deleted a segment meanwhile
+                return {"begin": begin, "partitions": ends}
 
     def _first_difference(self, hello: Hello, end: int, connection: socket.socket) -> int | None:
         """Return where a slave's log first differs before ``end``, or ``None``; the slave is sent the progress meanwhile."""

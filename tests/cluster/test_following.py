@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import gevent
 import pytest
@@ -31,13 +31,14 @@ from metaq.replication.frames import (
 from metaq.replication.insync import InSync
 from metaq.store.copies.applying import piece
 from metaq.store.copies.epochs import Epochs
-from metaq.store.files.disk import RealDisk
+from metaq.store.files.disk import File, RealDisk
 from metaq.store.files.documents import read_document, write_document
 from metaq.store.files.filecache import read_here, run_here
 from metaq.store.messagestore import MessageStore
 from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
 from tests.store.test_record_groups import FIRST as T0
+from tests.store.test_record_groups import SECOND as T1
 from tests.store.test_record_groups import put
 
 SETTINGS: Final = StoreSettings(
@@ -297,6 +298,34 @@ def feeder_of(store: MessageStore, folder: Path) -> feeder.Feeder:
     state: Any = SimpleNamespace(readable_end=store.log.end)
     own = ReplicaIdentity("c", "b", 0, 1)
     return feeder.Feeder(store, Epochs(store), in_sync, own, state, lambda: Documents(folder, RealDisk()), run_here)
+
+
+@pytest.mark.parametrize("moment", range(1, 16))
+def test_a_copy_begins_at_one_place(tmp_path: Path, moment: int) -> None:
+    """F-FAIL: retention deletes segments at any moment while the master reads where each partition begins."""
+    store, _ = open_store(tmp_path, SETTINGS)
+    for queue, segments in ((T0, 2), (T1, 4), (T0, 6)):
+        while len(store.log.segments) < segments:
+            put(store, queue, b"x" * 500)
+    store.close()
+    store, _ = open_store(tmp_path, SETTINGS)  # what it has not appended itself it reads from the disk
+    log, reads = store.log, iter(range(1, 1000))
+
+    def read(file: File, size: int, offset: int) -> bytes:
+        data = read_here(file, size, offset)
+        if next(reads) == moment:
+            for segment in log.segments[:3]:
+                log.remove(segment)
+        return data
+
+    log.remove(log.segments[0])
+    feeding = feeder_of(store, tmp_path)
+    feeding.read = read
+    hello = Hello("c", "b", 0, 2, SETTINGS.segment_bytes, 0, 0, [[1, 0, 0]], None, "h:1", 0)
+    copy = feeding._answer(hello, cast(Any, None))["copy"]
+    ends = [(*key, *store.first(queue, read_here)) for key, queue in store.queues.items()]
+    assert copy == {"begin": log.begin, "partitions": ends}
+    store.close()
 
 
 def is_ended(connection: socket.socket) -> bool:
