@@ -44,6 +44,8 @@ class Transactions:
         self.steps = Steps(store, self._journal)
         self.snapshots = Snapshots(store, self.steps, self._undecided, folder)
         self.keeping = Keeping(store, self._journal, self.steps, self._undecided, self.snapshots)
+        self.doubtful_end = store.log.end
+        """The log offset before which branches were decided that other replicas may still hold as prepared."""
         self._looked_s, self._available = -LOOK_S, 0
 
     # -- commands -----------------------------------------------------------------------------------------------------
@@ -146,6 +148,11 @@ class Transactions:
         mark = {"do": "commit", "key": key, "messages": len(messages)}
         log_offset = self.steps.stage(mark, self._journal.real(messages))
         return self.steps.begun(log_offset, nothing, nothing, None)
+
+    def stored_late(self, step: Step) -> None:
+        """Take a step as succeeded that is in the log, but not as safe as promised: a new master may lack it."""
+        step.succeeded()
+        self.doubtful_end = self._store.log.end
 
     # -- looking ------------------------------------------------------------------------------------------------------
 

@@ -394,6 +394,27 @@ def test_a_decision_that_may_be_taken_back_is_not_told_as_known(tmp_path: Path) 
         assert bodies(master) == [b"x"]
 
 
+@pytest.mark.slow
+def test_an_operators_order_that_may_be_taken_back_is_not_told_as_known(tmp_path: Path) -> None:
+    """MQ-076, F-PART: the same for a decision that an operator has forgotten, which the next master may still have."""
+    key = "XID:3:0001:01:m"
+    with Cluster(tmp_path, *NEVER_ASKED) as cluster:
+        master, _, proxy = cluster.proxied_pair()
+        with Talk(master) as talk, connect(master) as client:
+            talk.done(key, "BEGIN")
+            talk.placed(TOPIC, b"x", key)
+            assert talk.transaction(key, "PREPARE")[0] == 200
+            ask(client, Request.DECIDE_TRANSACTION, key=key, outcome="rollback")
+            proxy.partition()
+            master.wait_for(in_sync=[1])
+            answer = client.call(Request.DECIDE_TRANSACTION, {"key": key, "outcome": "forget"})
+            assert "the decision is stored, but not" in (answer.remark or "")
+            assert "code=-7" in talk.transaction(key, "ROLLBACK")[1]
+            proxy.heal()
+            master.wait_for(in_sync=[1, 2])
+            wait_until(lambda: "code=-4" in talk.transaction(key, "ROLLBACK")[1], DEADLINE_S, "it is known")
+
+
 def test_a_half_message_that_waits_for_replicas_is_not_lost(tmp_path: Path) -> None:
     """MQ-076, F-TX, F-FAIL: a new master has it, and may not show it yet; its producer is asked when it may."""
     with Cluster(tmp_path, "--check-after-ms", "100", "--check-interval-ms", "300", "--max-checks", "1000") as cluster:

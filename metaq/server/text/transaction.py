@@ -58,8 +58,6 @@ class TransactionHandler:
         self._local = local
         self._run = run
         self._clock = context.store.clock
-        self._doubtful_end = context.store.log.end
-        """The log offset before which branches were decided that other replicas may still hold as prepared."""
         self._xa_steps: dict[str, Callable[[TextSession, Transaction, str], None]] = {
             "BEGIN": self._begin,
             "PREPARE": self._prepare,
@@ -144,7 +142,7 @@ class TransactionHandler:
 
         A transaction manager may forget a branch that is reported as unknown, so no failover may be able to bring it back.
         """
-        if not self.turns.is_copied(self._doubtful_end):
+        if not self.turns.is_copied(self.transactions.doubtful_end):
             raise XaError(XaCode.RMFAIL, "recent decisions are not on enough replicas yet; ask again")
 
     def puts(self, session: TextSession, commands: Sequence[Command], at: int) -> int:
@@ -277,10 +275,6 @@ class TransactionHandler:
         self.turns.staged(_StepOutcome(self, session, opaque, step, text))
         self.turns.waiting_bytes += step.size
 
-    def doubt(self) -> None:
-        """Note that a step is in the log, but not on enough replicas."""
-        self._doubtful_end = self._context.store.log.end
-
     # -- duties -------------------------------------------------------------------------------------------------------
 
     @property
@@ -332,8 +326,7 @@ class _StepOutcome:
     def late(self, short: Short) -> None:
         """Report that the step is stored but may still be lost: it cannot be taken back, but a power cut or a new master may
         drop it."""
-        self._step.succeeded()
-        self._handler.doubt()
+        self._handler.transactions.stored_late(self._step)
         self._fail(f"stored, but not {short.lacks}; ask again, or let recover tell", XaCode.RMFAIL)
 
     def _fail(self, reason: str, code: XaCode | None) -> None:

@@ -219,7 +219,7 @@ class TransactionAdminHandler:
         except XaError as error:
             code = Response.QUERY_NOT_FOUND if error.code is XaCode.NOTA else Response.SYSTEM_ERROR
             raise RequestFailed(code, str(error)) from error
-        settled = _Settled(step)
+        settled = _Settled(self._transactions, step)
         self._turns.staged(settled)
         return settled.wait()
 
@@ -281,9 +281,10 @@ class TransactionAdminHandler:
 class _Settled:
     """The outcome of a decision, for which a greenlet waits."""
 
-    __slots__ = ("_answer", "_known", "_step", "size")
+    __slots__ = ("_answer", "_known", "_step", "_transactions", "size")
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, transactions: Transactions, step: Step) -> None:
+        self._transactions = transactions
         self._step = step
         self._known = Event()
         self._answer = DONE
@@ -303,7 +304,7 @@ class _Settled:
         self._known.set()
 
     def late(self, short: Short) -> None:
-        self._step.succeeded()
+        self._transactions.stored_late(self._step)
         self._answer = Answer(short.code, remark=f"the decision is stored, but not {short.lacks}")
         self._known.set()
 
