@@ -191,6 +191,11 @@ class Election:
             self._leading = self._leading or leading
             raise
 
+    def give_up(self) -> None:
+        """Be master no more, and stand again with the log as it is then; not called while this replica writes as master."""
+        self._leading = self._tried = None
+        self._wake.set()
+
     def successor(self, minimum: int) -> int | None:
         """Return another replica in ``in_sync`` that could become master, or ``None``.
 

@@ -66,6 +66,23 @@ def test_a_replaced_master_changes_nothing(tmp_path: Path) -> None:
             replica.stop()
 
 
+def test_a_master_that_gives_up_stands_again(tmp_path: Path) -> None:
+    """F-FAIL: in the same session; it begins another epoch."""
+    with ZooKeeperProcess(tmp_path / "zookeeper") as server:
+        replica = election(server, 1, ReplicaLog(1, 0))
+        replica.start()
+        try:
+            wait(lambda: replica.leading, "the only replica is elected")
+            replica.give_up()
+            assert not replica.leading
+            wait(lambda: replica.leading, "it is elected again")
+            replica.check(FIRST + 1)
+            with pytest.raises(Fenced):
+                replica.check(FIRST)
+        finally:
+            replica.stop()
+
+
 def test_a_master_that_cannot_hand_over_hears_of_the_next_one(tmp_path: Path) -> None:
     """F-PART: another replica was elected meanwhile; the order fails, and this one is master no more."""
     heard: list[str] = []

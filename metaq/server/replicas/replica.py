@@ -271,7 +271,14 @@ class ReplicaServer:
             self.role.follower.go_to(master)
 
     def _reopen(self) -> None:
-        """Open the broker anew, since the slave's log is to be replaced."""
+        """Open the broker anew, since the slave's log is to be replaced.
+
+        A change of role may be wanted already. An operator's is kept, unless the log may lose acknowledged messages now.
+        """
+        if self._election is not None:
+            self._election.give_up()  # it may have been elected for the log that is replaced
+        elif self._wanted is not None and self.broker.store.suspicion.reason is None:
+            return
         self._change(Role(is_master=False))
 
     def _take_due_role(self) -> None:
