@@ -82,7 +82,7 @@ class LeaseKeeper:
     def _log_offset(self, place: GroupPartition, ordinal: int) -> int | None:
         """Return the log offset of a message; ``None`` when it is not there any more."""
         queue = self._store.queues.get(TopicPartition(place.topic, place.partition))
-        if queue is None or not self._store.first(queue, self._read)[0] <= ordinal < queue.readable:
+        if queue is None or not self._store.first(queue, self._read)[0] <= ordinal < queue.next:
             return None
         return queue.unit(ordinal, self._read)[0]
 

@@ -222,8 +222,8 @@ class Planner:
         size = 0
         for ordinal in state.first_waiting(most):
             bunch = state.find(ordinal)
-            if bunch is None:
-                continue  # finished while another record was read: the plan is not taken
+            if bunch is None or queue.readable <= ordinal < queue.next:
+                continue  # finished while another record was read: the plan is not taken; or hidden until replicas have it
             stored = self._store.reader.record(queue, ordinal, read) if ordinal < queue.readable else None
             if stored is None:
                 again.lost.append(ordinal)
@@ -253,8 +253,8 @@ class Planner:
         again = AgainPart([], [], [], [], [], same_attempt=True)
         for ordinal in held:
             bunch = state.find(ordinal)
-            if bunch is None:
-                continue  # finished while another record was read: the plan is not taken
+            if bunch is None or queue.readable <= ordinal < queue.next:
+                continue  # as above
             stored = self._store.reader.record(queue, ordinal, read) if ordinal < queue.readable else None
             if stored is None:
                 again.lost.append(ordinal)

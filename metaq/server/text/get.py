@@ -177,7 +177,8 @@ class GetHandler:
         return [write_result(OK, str(position), offset.opaque)]
 
     def _nothing(self, place: Get | Offset) -> bytes:
-        if self._queue(place) is None:
+        queue = self._store.queues.get(TopicPartition(place.topic, place.partition))
+        if queue is None or not queue.next:  # not ``readable``: all of it may be hidden until replicas have it
             text = f"The topic `{place.topic}` in partition `{place.partition}` is not exists"
         else:
             text = f"Could not find message at position {place.position}"

@@ -110,7 +110,8 @@ class _Fetch(RemotingRead):
             body = [encode_bulk_head(units), *(buffer for piece in pieces for buffer in piece.records)]
             verified = all(piece.verified for piece in pieces)
             return _answer(Response.SUCCESS, offset + len(units) // UNIT_SIZE, least, end, body=body, verified=verified)
-        if offset == end or not self._handler.context.replicas.is_master:  # a slave may lack what its reader has read
+        stays = not self._handler.context.replicas.is_master or (queue is not None and offset <= queue.next)
+        if offset == end or stays:  # what its reader has read is missing on this slave, or hidden on a new master
             return _answer(Response.PULL_NOT_FOUND, offset, least, end)
         return _answer(Response.PULL_OFFSET_MOVED, end, least, end, f"{offset} lies behind the end of the partition, {end}")
 

@@ -227,6 +227,10 @@ def read_partition(store: MessageStore, key: TopicPartition, offset: int, most: 
     Raise ``ColdRead`` as ``read`` does.
     """
     queue = store.queues.get(key)
+    if queue is not None and queue.readable < offset <= queue.next:
+        # the reader was given what is hidden now by the master before: moving it back would repeat messages
+        least = store.first(queue, read)[0] if queue.readable else 0
+        return Found(Response.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", offset, least, queue.readable, [])
     if queue is None or not queue.readable:
         code = Response.PULL_OFFSET_MOVED if offset else Response.PULL_NOT_FOUND
         return Found(code, "NO_MESSAGE_IN_QUEUE", 0, 0, 0, [])
