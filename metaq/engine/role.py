@@ -6,7 +6,7 @@ from typing import Final, NamedTuple, Protocol
 from metaq.errors import DiskFull
 from metaq.protocol.remoting.codes import MASTER
 from metaq.replication.insync import Standing
-from metaq.store.copies.epochs import Epochs
+from metaq.store.copies.epochs import FIRST, Epochs
 from metaq.store.files.filecache import Run
 from metaq.store.messagestore import MessageStore
 
@@ -30,9 +30,12 @@ class Role(NamedTuple):
         """Return the role that this replica takes with the log it has found, and the log's epochs.
 
         A master begins its epoch here, durably where it promises that. It becomes a slave when it yields to others, or when
-        there is no room for the record that begins the epoch.
+        there is no room for the record that begins the epoch. Of a log without epochs, readers may see all from the start.
         """
-        epochs, slave = Epochs(store), self._replace(is_master=False, epoch=0)
+        epochs, role = Epochs(store), self
+        if self.epoch and epochs.table == [FIRST]:  # never a replica's log: all of it was acknowledged at the level before
+            role = self._replace(readable_end=store.log.end)
+        slave = role._replace(is_master=False, epoch=0)
         if self.yields and store.suspicion.reason is not None:
             return slave, epochs
         if self.epoch:
@@ -45,7 +48,7 @@ class Role(NamedTuple):
                 return slave._replace(shortage=str(error)), epochs
             if store.settings.durability.on_disk:
                 store.sync(run)
-        return self, epochs
+        return role, epochs
 
 
 ALONE: Final = Role()

@@ -1,21 +1,24 @@
 """Copies of a log, cuts of what diverged, fresh starts (``metaq.store.copies.applying``, ``discarding``, ``epochs``)."""
 
 import random
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from metaq.engine.role import Role
 from metaq.errors import CorruptRecord
 from metaq.message import Durability, TopicPartition
 from metaq.protocol.record import encode_properties, identity, java_hash, record_tail
-from metaq.protocol.text.messages import encode_stored, text_size_and_tag
+from metaq.protocol.text.messages import Stored, encode_stored, text_size_and_tag
 from metaq.store.copies.applying import Copier, hide_from, piece
 from metaq.store.copies.discarding import begin_at_next_opening, cut_at_next_opening
 from metaq.store.copies.epochs import END_OF_NEWEST, FIRST, Epoch, Epochs, common_end, last_record
-from metaq.store.files.filecache import read_here
+from metaq.store.files.filecache import read_here, run_here
 from metaq.store.messagestore import LOG, QUEUES, MessageStore
 from metaq.store.newrecord import NewRecord
+from metaq.store.queues.consumequeue import FILLER_SIZE, ConsumeQueue
 from metaq.store.recordgroups import put_record_group
 from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
@@ -319,6 +322,60 @@ def test_readers_see_no_more_than_is_published(tmp_path: Path, seed: int) -> Non
     store.publish(store.log.end)
     for key in (T0, T1):
         assert store.queue(*key).readable == store.queue(*key).next
+    store.close()
+
+
+def hidden_by_walking(queue: ConsumeQueue, log_offset: int) -> int:
+    """Return the ordinal before which messages are shown, found from the end of the queue."""
+    count = queue.next
+    while count > queue.base:
+        offset, size, _ = queue.unit(count - 1, read_here)
+        if offset < log_offset and size != FILLER_SIZE:
+            break
+        count -= 1
+    return count
+
+
+def intact(store: MessageStore, queue: ConsumeQueue, ordinal: int) -> Stored | None:
+    offset, size, _ = queue.unit(ordinal, read_here)
+    return None if size == FILLER_SIZE else store.log.record_at(offset)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_first_hidden_message_is_found_among_lost_ones(tmp_path: Path, seed: int) -> None:
+    """Fillers, which stand for lost messages, have no place in the log."""
+    rng = random.Random(seed)
+    store, _ = open_store(tmp_path / "data", SLAVE)
+    for _ in range(30):
+        fill(store, rng, 1)
+        for key in (T0, T1):
+            queue = store.queue(*key)
+            queue.fill(queue.next + rng.choice((0, 0, 1, 3)))
+    for log_offset in (0, store.log.end, *(rng.randrange(store.log.end) for _ in range(50))):
+        expected = {key: hidden_by_walking(queue, log_offset) for key, queue in store.queues.items()}
+        hide_from(store, log_offset)
+        assert {key: queue.readable for key, queue in store.queues.items()} == expected
+        for queue in store.queues.values():
+            first = next(
+                (stored for stored in map(partial(intact, store, queue), range(queue.readable, queue.next)) if stored), None
+            )
+            assert queue.readable_text_end == (queue.text_end if first is None else identity(first.buffer).text_position)
+        store.publish(store.log.end)
+        for queue in store.queues.values():
+            queue.publish(queue.next, queue.text_end)
+    store.close()
+
+
+def test_what_no_replica_wrote_is_shown_from_the_start(tmp_path: Path) -> None:
+    """ES-009: what was acknowledged at a level without replicas stays visible at one with them; after an epoch nothing does."""
+    store, _ = open_store(tmp_path / "data", MASTER)
+    put(store, T0, b"acknowledged without replicas")
+    end = store.log.end
+    first, _ = Role(epoch=1).taken(store, 1, run_here)
+    assert first.readable_end == end
+    put(store, T0, b"not yet held by others")
+    again, _ = Role(epoch=2, readable_end=end).taken(store, 1, run_here)
+    assert again.readable_end == end
     store.close()
 
 

@@ -184,21 +184,37 @@ def hide_from(store: MessageStore, log_offset: int) -> None:
     """Hide messages from a log offset on from the readers of a store just opened, until ``MessageStore.publish``."""
     hidden = []
     for queue in store.queues.values():
-        count = queue.next
-        while count > queue.base:
-            offset, size, _ = queue.unit(count - 1, read_here)
-            if offset < log_offset and size != FILLER_SIZE:
-                break
-            count -= 1
+        count = _count_before(queue, log_offset)
         if count == queue.next:
             continue
         hidden.append((queue, queue.next, queue.text_end))
         position = queue.text_end
         for ordinal in range(count, queue.next):  # the first intact one holds its text position
-            stored = store.log.record_at(queue.unit(ordinal, read_here)[0])
+            offset, size, _ = queue.unit(ordinal, read_here)
+            stored = None if size == FILLER_SIZE else store.log.record_at(offset)
             if stored is not None:
                 position = identity(stored.buffer[stored.at :]).text_position
                 break
         queue.publish(count, position)
     store.published_end = min(store.published_end, log_offset)
     store.hide(hidden)
+
+
+def _count_before(queue: ConsumeQueue, log_offset: int) -> int:
+    """Return the ordinal after the last message of a queue whose record begins before a log offset."""
+    low = count = queue.base
+    high = queue.next
+    while low < high:
+        place = middle = (low + high) // 2
+        while place >= low:
+            offset, size, _ = queue.unit(place, read_here)
+            if size != FILLER_SIZE:
+                break
+            place -= 1  # a filler has no log offset: the unit before it decides
+        if place >= low and offset >= log_offset:
+            high = place
+            continue
+        if place >= low:
+            count = place + 1
+        low = middle + 1
+    return count
