@@ -28,6 +28,7 @@
     │   ├── AgedOut              the messages asked for have been deleted by retention
     │   ├── DiskFull             no room for the next write; nothing of it was kept
     │   ├── DiskFailed           a write or a sync failed; what it covered must be taken as lost
+    │   │   └── ReadFailed       a part of a file cannot be read; nothing else is lost
     │   ├── Fenced               another replica may be master by now; nothing of the append was kept
     │   ├── DirectoryLocked      another process uses the folder
     │   ├── IndexFailed          an index of the folder is damaged or cannot be used; it is made anew from the log
@@ -231,6 +232,10 @@ class DiskFailed(StoreError):
 
     status = 503
     code = 14
+
+
+class ReadFailed(DiskFailed):
+    """The disk cannot give a part of a file: an unreadable sector; nothing else is lost."""
 
 
 class Fenced(StoreError):

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from metaq.protocol.remoting.bulk import MISSING, UNIT_SIZE, are_intact, unit_columns
 from metaq.protocol.text.messages import Stored
-from metaq.store.files.filecache import Read
+from metaq.store.files.filecache import Read, read_around
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.log.segments import SMALLEST_RECORD
 from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT, ConsumeQueue
@@ -92,7 +92,7 @@ class BulkReader:
         records: list[bytes | memoryview] = []
         for group in islice(_near(runs), MOST_READS):
             begin, end = group[0][0], group[-1][1]
-            window = read(file, end - begin, begin - segment.base)
+            window = read_around(read, file, end - begin, begin - segment.base)
             if len(window) != end - begin:  # the file was cut from outside
                 return None
             records += [window[first - begin : last - begin] for first, last, _ in group]
@@ -129,7 +129,7 @@ class BulkReader:
         if segment is None or sizes[0] < SMALLEST_RECORD or end > segment.end:
             self._reader.report(queue, ordinal, UNIT.unpack(units))
             return BulkPiece(MISSING, [], 0)
-        window = read(self._log.file(segment), end - start, start - segment.base)
+        window = read_around(read, self._log.file(segment), end - start, start - segment.base)
         starts = [offset - start for offset in offsets]
         if not are_intact(window, starts, offsets, sizes, queue.topic, queue.partition, ordinal):
             return self._sorted_out(queue, ordinal, units, window)

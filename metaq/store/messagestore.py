@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from metaq.clock import Clock, SystemClock
-from metaq.errors import DiskFailed, DiskFull, Fenced, NotWritable, StoreError
+from metaq.errors import DiskFailed, DiskFull, Fenced, NotWritable, ReadFailed, StoreError
 from metaq.message import Durability, TextPosition, TopicPartition
 from metaq.protocol.record import (
     CHECKSUM_SIZE,
@@ -362,13 +362,17 @@ class MessageStore:
         return self.files.open(self.directory / LIVE_NAME)
 
     def index_keys(self, run: Run = run_here) -> None:
-        """Enter one round of the keys not yet indexed, every sweep interval. One call at a time. ``DiskFailed`` is final."""
+        """Enter one round of the keys not yet indexed, every sweep interval. One call at a time.
+
+        ``DiskFailed`` is final, except ``ReadFailed``: the next round tries again.
+        """
         if self.failure is not None:
             return
         try:
             self.indexing.work(run)
         except DiskFailed as error:
-            self._fail(error)
+            if not isinstance(error, ReadFailed):
+                self._fail(error)
             raise
 
     def checkpoint(self, run: Run = run_here, rest: Rest = go_on) -> None:

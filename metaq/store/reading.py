@@ -13,7 +13,7 @@ from librt.strings import read_i64_be
 from metaq.message import TextPosition, TopicPartition
 from metaq.protocol.record import HEADER, HEADER_SIZE, MAGIC, MAX_TOPIC_LENGTH, View, identity, is_intact, store_ms
 from metaq.protocol.text.messages import Stored, text_size
-from metaq.store.files.filecache import Read
+from metaq.store.files.filecache import Read, read_around
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.log.segments import SMALLEST_RECORD
 from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT, UNIT_SIZE, ConsumeQueue
@@ -137,7 +137,7 @@ class Reader:
         units = units[: count * UNIT_SIZE]
         start: int = first[0]
         offset, size, _ = UNIT.unpack_from(units, len(units) - UNIT_SIZE)
-        window = read(self._log.file(segment), offset + size - start, start - segment.base)
+        window = read_around(read, self._log.file(segment), offset + size - start, start - segment.base)
         intact = leading_intact(window, units, queue.topic, queue.partition, ordinal)
         if not intact:
             self.report(queue, ordinal, first)
@@ -197,7 +197,7 @@ class Reader:
             if not worth or offset >= hot or not SMALLEST_RECORD <= size <= segment.end - offset:
                 break
             end, taken, wanted = offset + size, taken + 1, wanted + size
-        window = memoryview(read(self._log.file(segment), end - start, start - segment.base))
+        window = memoryview(read_around(read, self._log.file(segment), end - start, start - segment.base))
         for index in range(taken):
             offset, size, _ = units[index]
             stored = Stored(window, offset - start, size, offset)
@@ -243,13 +243,13 @@ class Reader:
         if segment is None or log_offset + SMALLEST_RECORD > end:
             return None
         file, at = log.file(segment), log_offset - segment.base
-        header = HEADER.unpack(read(file, HEADER_SIZE, at).ljust(HEADER_SIZE, b"\0"))
+        header = HEADER.unpack(read_around(read, file, HEADER_SIZE, at).ljust(HEADER_SIZE, b"\0"))
         size, magic, partition, ordinal, place, length = *header[:2], header[3], header[5], header[6], header[14]
         if magic != MAGIC or place != log_offset or not SMALLEST_RECORD <= size <= end - log_offset:
             return None
         if not 0 <= length <= size - SMALLEST_RECORD:
             return None
-        name = read(file, min(1 + MAX_TOPIC_LENGTH, size - HEADER_SIZE - length), at + HEADER_SIZE + length)
+        name = read_around(read, file, min(1 + MAX_TOPIC_LENGTH, size - HEADER_SIZE - length), at + HEADER_SIZE + length)
         topic = name[1 : 1 + name[0]].decode("ascii", "replace") if name else ""
         queue = self._queues.get(TopicPartition(topic, partition))
         if queue is None or not queue.base <= ordinal < queue.readable:

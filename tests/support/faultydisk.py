@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from metaq.errors import DirectoryLocked, DiskFailed, DiskFull
+from metaq.errors import DirectoryLocked, DiskFailed, DiskFull, ReadFailed
 from metaq.store.files.disk import Usage
 
 SECTOR: Final = 512
@@ -170,6 +170,9 @@ class FaultyFile:
 
     def read(self, size: int, offset: int) -> bytes:
         self._disk.reading(self._path)
+        for bad in self._disk.unreadable.get(self._path, ()):
+            if offset // SECTOR <= bad <= (offset + size - 1) // SECTOR:
+                raise ReadFailed(f"cannot read {self._path}: input/output error")
         return bytes(self._inode.data[offset : offset + size])
 
     def read_cached(self, size: int, offset: int) -> bytes | None:
@@ -251,6 +254,8 @@ class FaultyDisk:
         """Room allocated before may run out too, as on file systems that never write in place."""
         self.reads = 0
         self.failing_read: int | None = None
+        self.unreadable: dict[Path, set[int]] = {}
+        """The numbers of sectors that cannot be read, by file."""
         self.room = EMPTY
         self.locked = False
         self._boot = boot

@@ -20,7 +20,7 @@ from metaq.protocol.record import (
     is_intact,
 )
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT, Stored
-from metaq.store.files.filecache import Read, read_here
+from metaq.store.files.filecache import Read, read_around, read_here
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.log.segments import SMALLEST_RECORD, Segment
 from metaq.store.messagestore import MessageStore
@@ -155,14 +155,14 @@ def piece(log: CommitLog, at: int, most: int, read: Read) -> tuple[int, bytes | 
         if log.end <= segment.end:
             return at, data
     else:
-        data = read(file, size, start)
+        data = read_around(read, file, size, start)
     whole = _whole_records(memoryview(data), at, segment)
     if whole < 0:
         return piece(log, segment.end, most, read)
     if whole:
         return at, data[:whole]
     wanted: int = BLANK.unpack_from(data)[0]
-    if wanted <= size or segment.end - at < wanted or not is_intact(memoryview(read(file, wanted, start)), at):
+    if wanted <= size or segment.end - at < wanted or not is_intact(memoryview(read_around(read, file, wanted, start)), at):
         raise CorruptRecord(f"the record at log offset {at} is damaged: run metaq verify")
     return at, read(file, wanted, start)
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from metaq.errors import DirectoryLocked, DiskFailed, DiskFull, StoreError
+from metaq.errors import DirectoryLocked, DiskFailed, DiskFull, ReadFailed, StoreError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 MAKE_ROOM = "free space, or set --keep-hours or --segment-bytes lower"
@@ -159,7 +159,8 @@ def replace_file(disk: Disk, path: Path, data: bytes) -> None:
 def _failure(action: str, path: Path, error: OSError) -> StoreError:
     if error.errno in FULL:
         return DiskFull(f"cannot {action} {path}: the disk is full; {MAKE_ROOM}")
-    return DiskFailed(f"cannot {action} {path}: {error.strerror}")
+    kind = ReadFailed if action == "read" and error.errno == errno.EIO else DiskFailed
+    return kind(f"cannot {action} {path}: {error.strerror}")
 
 
 @contextlib.contextmanager
@@ -211,7 +212,7 @@ class RealFile:
         except OSError as error:
             if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
                 return None  # a file system without RWF_NOWAIT: every such read leaves the loop
-            raise DiskFailed(f"cannot read {self._path}: {error.strerror}") from error
+            raise _failure("read", self._path, error) from error
         # fewer bytes: the rest is not cached, or the file ends here; only a read that may wait can tell
         return bytes(buffer) if count == size else None
 

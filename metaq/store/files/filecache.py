@@ -3,11 +3,15 @@
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
+from metaq.errors import ReadFailed
 from metaq.store.files.disk import Disk, File
 
 T = TypeVar("T")
+
+SECTOR: Final = 512
+"""The least that a disk reads, in bytes."""
 
 
 class Run(Protocol):
@@ -62,6 +66,22 @@ def through_cache(run: Run) -> Read:
         return run(lambda: file.read(size, offset)) if data is None else data
 
     return read
+
+
+def read_around(read: Read, file: File, size: int, offset: int) -> bytes:
+    """Read, with zeros in place of the sectors that the disk cannot give: a record that has one of them is not intact.
+
+    A read that fails is made again in halves, down to single sectors.
+    """
+    try:
+        return read(file, size, offset)
+    except ReadFailed:
+        end = offset + size
+        middle = max((offset + end) // 2, offset + SECTOR) // SECTOR * SECTOR
+        if middle >= end:
+            return bytes(size)
+        first = read_around(read, file, middle - offset, offset)
+        return first.ljust(middle - offset, b"\0") + read_around(read, file, end - middle, middle)
 
 
 class FileCache:

@@ -21,7 +21,7 @@ from metaq.errors import DiskFull, Overloaded
 from metaq.protocol.keys import keys_of
 from metaq.protocol.record import decode_record
 from metaq.store.files.disk import Disk, Usage
-from metaq.store.files.filecache import ColdRead, Read, Run, read_cached, read_through, run_here
+from metaq.store.files.filecache import ColdRead, Read, Run, read_around, read_cached, read_through, run_here
 from metaq.store.index.indexfile import Captured, Entry
 from metaq.store.index.keyindex import IndexMark, KeyIndex
 from metaq.store.log.commitlog import CommitLog
@@ -223,7 +223,7 @@ class Indexing:
             return True
         end = min(segment.end, self._walk_until)
         size = min(self._window, end - at)
-        data = read(self._log.file(segment), size, at - segment.base).ljust(size, b"\0")  # a file cut from outside
+        data = read_around(read, self._log.file(segment), size, at - segment.base).ljust(size, b"\0")  # a file cut from outside
         if self._walk_at != began:  # another call walked this window while this one waited
             return True
         window = Window(memoryview(data), at, end, segment.end)

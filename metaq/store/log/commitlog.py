@@ -31,7 +31,7 @@ from metaq.protocol.record import (
 )
 from metaq.protocol.text.messages import Stored
 from metaq.store.files.disk import File
-from metaq.store.files.filecache import FileCache, Read, Run, read_here, run_here
+from metaq.store.files.filecache import FileCache, Read, Run, read_around, read_here, run_here
 from metaq.store.files.owed import OwedCalls
 from metaq.store.log.retention import SegmentAge
 from metaq.store.log.segments import CHUNK, SMALLEST_RECORD, Segment, chunk_end, is_segment_name, segment_name
@@ -372,10 +372,10 @@ class CommitLog:
         if segment is None or log_offset + SMALLEST_RECORD > segment.end:
             return None
         file = self.file(segment)  # opened once: a segment that is removed meanwhile must not be made again by opening it
-        size, magic = BLANK.unpack(read(file, BLANK_SIZE, log_offset - segment.base))
+        size, magic = BLANK.unpack(read_around(read, file, BLANK_SIZE, log_offset - segment.base))
         if magic != MAGIC or not SMALLEST_RECORD <= size <= segment.end - log_offset:
             return None
-        data = memoryview(read(file, size, log_offset - segment.base))
+        data = memoryview(read_around(read, file, size, log_offset - segment.base))
         return Stored(data, 0, size, log_offset) if is_intact(data, log_offset) else None
 
     def begun_ms(self, segment: Segment, read: Read) -> int | None:
