@@ -11,7 +11,7 @@ from gevent import socket
 from gevent.event import Event
 
 from metaq.address import Address
-from metaq.errors import AccessDenied, MetaqError, ProtocolError
+from metaq.errors import AccessDenied, MetaqError, ProtocolError, StoreError
 from metaq.protocol.record import CHECKSUM_SIZE
 from metaq.replication import frames
 from metaq.replication.documents import Documents
@@ -355,8 +355,12 @@ class _Slave:
         try:
             while not self._reader.dead:
                 self.wake.clear()
-                control = self._control()
-                data = self._pieces() if self._sent_end < self._feeder.store.log.end else []
+                control, log = self._control(), self._feeder.store.log
+                try:
+                    data = self._pieces() if self._sent_end < log.end else []
+                except StoreError as error:  # a damaged record: the operator of the slave has to know why it gets no further
+                    self._send([control, encode_control(log.end, {"refused": str(error)})])
+                    raise
                 if data or control:
                     self._send([*data, control])
                 elif not self.wake.wait(min(HEARTBEAT_S, max(0.0, self._tables_due - self._feeder.in_sync.monotonic()))):

@@ -1,7 +1,7 @@
 """The slave's side of replication (``metaq.replication.frames``): one greenlet follows a master, others write to the disk."""
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -270,7 +270,7 @@ class Follower:
             raise ProtocolError("the master does not say where it begins")
         content, store = first.content, self._store
         if "refused" in content:
-            raise SlaveRefused(f"the master refuses this slave: {content['refused']}")
+            raise _refusal(content)
         if "no_master" in content:
             raise NoMaster(f"not a master: {content['no_master']}")
         claim.check(content.get("proof", ""))
@@ -310,6 +310,9 @@ class Follower:
 
     def _hear(self, control: Control) -> None:
         content, seen = control.content, self.seen
+        if "refused" in content:
+            self._show()  # readers may see what came before
+            raise _refusal(content)
         try:
             seen.epoch, seen.readable_end, seen.begin = content["epoch"], content["readable_end"], content["begin"]
             seen.in_sync, seen.log_end = frozenset(content["in_sync"]), control.log_end
@@ -338,10 +341,15 @@ class Follower:
         """Append what has come to the log, publish what readers may see, and report to the master."""
         store = self._store
         self._settle()
-        self._publish(store.publish(min(self.seen.readable_end, store.durable_end if self._on_disk else store.log.end)))
+        self._show()
         if self._on_disk and store.durable_end < store.log.end:
             self._sync_due.set()
         self._report()
+
+    def _show(self) -> None:
+        """Publish what readers may see."""
+        store = self._store
+        self._publish(store.publish(min(self.seen.readable_end, store.durable_end if self._on_disk else store.log.end)))
 
     def _publish(self, queues: Sequence[ConsumeQueue]) -> None:
         if queues:
@@ -395,3 +403,7 @@ class Follower:
                 return
             except OSError as error:
                 logger.debug("report lost reason=%s", error)
+
+
+def _refusal(content: Mapping[str, Any]) -> SlaveRefused:
+    return SlaveRefused(f"the master refuses this slave: {content['refused']}")

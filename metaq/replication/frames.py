@@ -122,8 +122,8 @@ class Control(NamedTuple):
     offset up to which the two logs are the same; with ``differs`` they should be the same further on, and are not.
     ``comparing``: the master is still comparing the logs, and has come to this log offset. ``copy``: where the master's log
     begins, and for each partition its topic, number, ordinal and text position there, for a slave that has to begin anew.
-    ``refused``: why the slave may not follow. ``no_master``: why there is no master to follow here yet. ``challenge`` and
-    ``proof``: see ``metaq.replication.peers``.
+    ``refused``: why the slave may not follow, or not any further. ``no_master``: why there is no master to follow here yet.
+    ``challenge`` and ``proof``: see ``metaq.replication.peers``.
     """
 
     log_end: int

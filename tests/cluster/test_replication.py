@@ -7,6 +7,8 @@ import pytest
 
 from metaq.client.text.textclient import TextClient
 from metaq.protocol.remoting.codes import Request, Response
+from metaq.store.log.segments import segment_name
+from metaq.store.messagestore import LOG
 from tests.cluster.traffic import LATER, NEVER_ASKED, TOPIC, put_all_kinds, read_all, try_put, try_send
 from tests.support.admin import ask, ask_body, connect, create_topic
 from tests.support.broker import BrokerProcess, wait_until
@@ -220,3 +222,20 @@ def test_a_master_that_is_restarted_alone_shows_what_was_safe(tmp_path: Path) ->
         slave.start()
         wait_caught_up(master, slave)
         assert bodies(slave) == [b"safe", b"in doubt"]
+
+
+def test_a_slave_knows_why_it_gets_no_further(tmp_path: Path) -> None:
+    """SG-018: its master has a damaged record; the slave has what comes before, and its operator is told."""
+    with Cluster(tmp_path, "--min-in-sync", "1") as cluster:
+        master = cluster.add(1)
+        for body in (b"before", b"damaged", b"after"):
+            assert try_put(master, body) == (200, "")
+        assert master.terminate() == 0
+        log = master.data / LOG / segment_name(0)
+        content = log.read_bytes()
+        log.write_bytes(content.replace(b"damaged", b"Damaged", 1))
+        master.start()
+        slave = cluster.add(2, master.replication)
+        slave.wait_problem("is damaged, and nothing after it can be copied")
+        assert bodies(slave) == [b"before"]
+        assert "not following" in slave.stderr()

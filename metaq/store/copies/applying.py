@@ -163,7 +163,7 @@ def piece(log: CommitLog, at: int, most: int, read: Read) -> tuple[int, bytes | 
         return at, data[:whole]
     wanted: int = BLANK.unpack_from(data)[0]
     if wanted <= size or segment.end - at < wanted or not is_intact(memoryview(read_around(read, file, wanted, start)), at):
-        raise CorruptRecord(f"the record at log offset {at} is damaged: run metaq verify")
+        raise CorruptRecord(f"the record at log offset {at} is damaged, and nothing after it can be copied: run metaq verify")
     return at, read(file, wanted, start)
 
 
