@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from heapq import nsmallest
 from typing import Any, Final
 
 from metaq.address import Address
@@ -39,6 +40,8 @@ PutsHandler = Callable[[TextSession, Sequence[Command], int], int]
 CommandHandler = Callable[[TextSession, Any], None]
 
 BUSY_RETRY_MS: Final = 1000
+ROOM_SHARE: Final = 100
+"""The part of ``max_connections`` that is made room for at once."""
 
 
 class Endpoint:
@@ -161,10 +164,32 @@ class Endpoint:
         start = partial(watcher.start, self._on_accept, listener, watcher)
         for connection, address in new_connections(listener.socket, watcher, start):
             if self.connections >= self._settings.max_connections:
+                self._make_room()
+            if self.connections >= self._settings.max_connections:
                 self._turn_away(connection)
                 continue
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._openings.add(Opening(connection, address, self))
+
+    def _make_room(self) -> None:
+        """Close connections without a login: those that wait for nothing, and of these the ones silent for longest, first.
+
+        It closes several at once, because it looks at all. Without users nobody logs in, and it closes none.
+        """
+        if not self.authentication.has_users:
+            return
+        limit = self._settings.max_connections
+        strangers: list[Opening | Session] = [*self._openings, *(each for each in self.sessions if each.is_stranger)]
+        closed = nsmallest(max(1, limit // ROOM_SHARE), strangers, key=_worth)
+        for stranger in closed:
+            stranger.close()
+        if closed:
+            logger.warning(
+                "connections without a login closed count=%d limit=%d hint=%s",
+                len(closed),
+                limit,
+                "there are as many connections as allowed, and users come first; setting: max_connections",
+            )
 
     def _turn_away(self, connection: socket.socket) -> None:
         limit = self._settings.max_connections
@@ -233,6 +258,10 @@ class Endpoint:
         """Stop measuring turns once no connection is left and none will come: by then the loop may belong to another one."""
         if not (self._watchers or self.sessions):
             self.pace.stop()
+
+
+def _worth(connection: Opening | Session) -> tuple[bool, float]:
+    return connection.is_expected, connection.last_io
 
 
 def _no_puts(session: TextSession, commands: Sequence[Command], at: int) -> int:

@@ -314,6 +314,31 @@ def test_a_broker_does_not_start_with_a_bad_file(tmp_path: Path) -> None:
 # -- limits -----------------------------------------------------------------------------------------------------------
 
 
+def test_strangers_do_not_keep_users_out(tmp_path: Path) -> None:
+    """E-05, E-15: at the limit of connections those go that have not logged in, the longest silent first; never a user."""
+    users = write_users(tmp_path / "users.yaml")
+    flags = ("--users-file", str(users), "--max-connections", "3")
+    with BrokerProcess(tmp_path / "data", *flags) as broker, contextlib.ExitStack() as stack:
+
+        def log_in() -> metaq.TextClient:
+            client = metaq.TextClient(broker.host, broker.port, user="admin", password=ADMIN.secret)
+            return stack.enter_context(client)
+
+        first = log_in()
+        # the broker itself may still hold a connection, over which it checks its advertised address
+        wait_until(lambda: "curr_connections 1\r\n" in first.stats(), 30, "nobody else is connected")
+        strangers = [stack.enter_context(broker.connect()) for _ in range(2)]
+        wait_until(lambda: "curr_connections 3\r\n" in first.stats(), 30, "the strangers are connected")
+        second = log_in()
+        assert strangers[0].recv(1) == b""
+        third = log_in()
+        assert strangers[1].recv(1) == b""
+        with broker.connect() as last:
+            assert last.recv(100).startswith(b"result 503 ")
+        for user in (first, second, third):
+            assert user.version()
+
+
 def test_passwords_cannot_be_guessed_fast(tmp_path: Path) -> None:
     """E-05, P33: after so many failures none is looked at, be the password right; who has logged in goes on."""
     users = write_users(tmp_path / "users.yaml")

@@ -48,12 +48,15 @@ class Door(SessionHost, Protocol):
 class Opening:
     """A connection that has not sent anything yet."""
 
-    __slots__ = ("_connection", "_door", "_timer", "_watcher", "address")
+    __slots__ = ("_connection", "_door", "_timer", "_watcher", "address", "last_io")
+
+    is_expected: Final = False
 
     def __init__(self, connection: socket.socket, address: Any, door: Door) -> None:
         self._connection: socket.socket | TlsStream = connection
         self.address = address
         self._door = door
+        self.last_io = door.now()
         self._watcher = door.io(connection.fileno(), READABLE)
         self._watcher.start(self.on_readable)
         self._timer = door.timer(door.handshake_timeout_s)
