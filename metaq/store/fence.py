@@ -3,11 +3,15 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from metaq.errors import MetaqError, NotMaster
+from metaq.errors import Fenced, MetaqError, NotMaster
 
 
 def _alone() -> None:
     """Do nothing: no other replica can become master."""
+
+
+def _released() -> None:
+    raise Fenced("the data folder is closed; try again")
 
 
 class Fence:
@@ -42,6 +46,10 @@ class Fence:
     def guard(self, check: Callable[[], None]) -> None:
         """Have ``check`` called before each append; it raises ``Fenced`` when another replica may be master by now."""
         self._check = check
+
+    def release(self) -> None:
+        """Refuse every append from now on: the folder may be another store's."""
+        self._check = _released
 
     def check(self) -> None:
         """Raise ``Fenced`` when another replica may be master by now."""

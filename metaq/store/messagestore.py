@@ -458,7 +458,7 @@ class MessageStore:
 
         Later appends raise ``Fenced``: the folder may belong to the next role by then.
         """
-        self.fence.guard(_released)
+        self.fence.release()
         self.files.clear()
         if self.lock is not None:
             self.lock.close()
@@ -497,7 +497,3 @@ class MessageStore:
     def record_at_offset(self, log_offset: int, read: Read) -> Stored | None:
         """Return the readable record that begins at a log offset given by a client; ``None`` when none begins there."""
         return self.reader.at_offset(log_offset, read)
-
-
-def _released() -> None:
-    raise Fenced("the data folder is closed; try again")
