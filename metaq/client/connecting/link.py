@@ -267,7 +267,7 @@ class Links:
             try:
                 link = Link(address, min(left, self._connect_timeout_s), self._asked, self._access, self._presence)
             except NotConnected as error:
-                if left >= self._connect_timeout_s:  # less time says nothing about what others would have achieved
+                if left >= self._connect_timeout_s / 2:  # less time says little about what others would have achieved
                     place.failures += 1
                     place.reason = str(error)
                 self._presence.lost(address, str(error))

@@ -73,7 +73,7 @@ class LinkWriter:
 
     def _limit(self, seconds: float) -> None:
         """Let a write take so long, at most ``STALL_S``; in whole seconds, because a change costs a system call."""
-        limit_s = min(STALL_S, max(1.0, math.ceil(seconds)))
+        limit_s = STALL_S if seconds > STALL_S - 1.0 else max(1.0, float(math.ceil(seconds)))
         if limit_s != self._limit_s:
             self._limit_s = limit_s
             self._connection.outgoing.settimeout(limit_s)
