@@ -130,10 +130,16 @@ class Leases:
         return self._clock.now_ms() - self._now_ms
 
     def message(self, place: GroupPartition, ordinal: int, read: Read) -> bytes | None:
-        """Return the record of a message of a place; ``None`` when it is lost. Raise ``ColdRead`` as ``read`` does."""
+        """Return the record of a message of a place; ``None`` when it is lost.
+
+        Raise ``ColdRead`` as ``read`` does, and ``Overloaded`` while a new master does not know that replicas have it.
+        """
         queue = self.context.store.queues.get(TopicPartition(place.topic, place.partition))
-        if queue is None or not 0 <= ordinal < queue.readable:
+        if queue is None or not 0 <= ordinal < queue.next:
             return None
+        if ordinal >= queue.readable:
+            reason = f"message {ordinal} of {place.topic}-{place.partition} is not known to be on enough replicas; try again"
+            raise Overloaded(reason, retry_after_ms=GRANT_RETRY_MS)
         stored = self.context.store.reader.record(queue, ordinal, read)
         return None if stored is None else bytes(stored.buffer[stored.at : stored.at + stored.size])
 

@@ -6,6 +6,7 @@ from typing import Final
 
 import pytest
 
+from metaq.errors import Overloaded
 from metaq.message import TopicPartition
 from metaq.protocol.remoting.bulk import BulkFetch
 from metaq.protocol.remoting.codes import PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
@@ -17,7 +18,7 @@ from metaq.server.text.get import GetHandler
 from metaq.server.text.put import PutHandler
 from metaq.store.copies.applying import hide_from
 from metaq.store.files.filecache import read_here
-from tests.server.remoting.test_pops import GROUP, INVISIBLE_MS, TOPIC, Consumer
+from tests.server.remoting.test_pops import GROUP, INVISIBLE_MS, TOPIC, Consumer, dead_letters
 from tests.support.inprocess import Text
 
 MESSAGES: Final = 3
@@ -100,3 +101,20 @@ def test_leased_messages_that_are_hidden_are_given_again_later(consumer: Consume
     assert [body for body, _ in consumer.popped(queue=0)] == ["0"]
     publish(consumer)
     assert [body for body, _ in consumer.popped(queue=0)] == ["1", "2"]
+
+
+def test_leased_messages_that_are_hidden_are_not_given_up(consumer: Consumer) -> None:
+    """ES-009, E-08: a rejection is refused until the message can be read, and retention keeps its segment."""
+    receipts = [receipt for _, receipt in consumer.popped(queue=0)]
+    for receipt in receipts[:-1]:
+        assert consumer.ack(receipt) == Response.SUCCESS
+    consumer.parts.advance(0)
+    before = consumer.keeper.oldest
+    hide(consumer, 1)
+    assert consumer.keeper.oldest == before is not None
+    refused = consumer.change(receipts[-1], -1)
+    assert refused.code == Overloaded.code and "not known to be on enough replicas" in (refused.remark or "")
+    assert dead_letters(consumer) == []
+    publish(consumer)
+    assert consumer.change(receipts[-1], -1).code == Response.SUCCESS
+    assert dead_letters(consumer) == [(str(MESSAGES - 1), "rejected", 1)]
