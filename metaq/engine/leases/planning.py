@@ -148,7 +148,8 @@ class Planner:
             following = offset if offset is not None else self._first(request, queue, least, read)
             begins = offset is None or offset < least
         else:
-            self._keep_order(state, queue, request, read)
+            if not self._keep_order(state, queue, request, read):
+                return None
             if request.by_partition and state.leased:
                 return self._plan_held(request, place, state, queue, most, read)
             following, begins = state.next, False
@@ -172,14 +173,18 @@ class Planner:
             again = self._again(state, queue, request.group, most - count, most_bytes - size, read)
         return _new(PlanPart, (place, state, version, offset, fresh_from, again, found, begins, fresh.lined, fresh.keys))
 
-    def _keep_order(self, state: PartitionLeases, queue: ConsumeQueue, request: PopRequest, read: Read) -> None:
-        """Have a state know the keys of its messages, or not, as the order of the group is now."""
+    def _keep_order(self, state: PartitionLeases, queue: ConsumeQueue, request: PopRequest, read: Read) -> bool:
+        """Have a state know the keys of its messages, or not, as the order of the group is now; return false when it cannot."""
         if request.by_key and state.keys is None:
-            keys = keys_of_open(self._store, queue, state.ordinals(), read)
+            ordinals = state.ordinals()
+            if ordinals and queue.readable <= ordinals[-1] < queue.next:
+                return False  # their keys cannot be read until replicas have them
+            keys = keys_of_open(self._store, queue, ordinals, read)
             if state.keys is None:  # else another pop has learned them while this one waited for the disk
                 state.learn(keys)
         elif not request.by_key and state.keys is not None:
             state.forget_keys()
+        return True
 
     def _room(self, request: PopRequest, state: PartitionLeases | None) -> int:
         """Return how many messages that were never given may be opened now."""

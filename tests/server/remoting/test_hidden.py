@@ -18,7 +18,7 @@ from metaq.server.text.get import GetHandler
 from metaq.server.text.put import PutHandler
 from metaq.store.copies.applying import hide_from
 from metaq.store.files.filecache import read_here
-from tests.server.remoting.test_pops import GROUP, INVISIBLE_MS, TOPIC, Consumer, dead_letters
+from tests.server.remoting.test_pops import GROUP, INVISIBLE_MS, TOPIC, Consumer, dead_letters, ordered_by_key
 from tests.support.inprocess import Text
 
 MESSAGES: Final = 3
@@ -118,3 +118,20 @@ def test_leased_messages_that_are_hidden_are_not_given_up(consumer: Consumer) ->
     publish(consumer)
     assert consumer.change(receipts[-1], -1).code == Response.SUCCESS
     assert dead_letters(consumer) == [(str(MESSAGES - 1), "rejected", 1)]
+
+
+def test_order_by_key_is_kept_over_messages_that_are_hidden(consumer: Consumer) -> None:
+    """ES-009, E-22: their keys cannot be read yet, so nothing is given meanwhile."""
+    ordered_by_key(consumer)
+    for _, receipt in consumer.popped(queue=0):
+        assert consumer.ack(receipt) == Response.SUCCESS
+    consumer.put_keyed("a1", "a2", "a3")
+    ((_, receipt),) = consumer.popped(queue=0)
+    other = consumer.reopened()
+    consumer.parts = other.parts
+    ordered_by_key(other)
+    hide(other, MESSAGES + 1)
+    assert other.popped(queue=0) == []
+    publish(other)
+    assert other.ack(receipt) == Response.SUCCESS
+    assert [body for body, _ in other.popped(queue=0)] == ["a2"]
