@@ -259,6 +259,7 @@ class Broker:
             clock=self.store.clock,
             registry=self._registry,
             peers=self.peers,
+            check=self.store.fence.check,
         )
 
     def _enter_zookeeper(self, topics: TopicTable) -> "InZooKeeper":

@@ -5,7 +5,7 @@ table goes over it at the start and every ``registration_interval_ms``; in betwe
 """
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -18,9 +18,9 @@ from metaq.config import Settings
 from metaq.engine.registry import Registry
 from metaq.engine.role import Role
 from metaq.engine.tables import topics as tables
-from metaq.errors import ConnectionFailed, MetaqError, NotConnected, Refused, RequestTimeout, UnknownTopic
+from metaq.errors import ConnectionFailed, Fenced, MetaqError, NotConnected, Refused, RequestTimeout, UnknownTopic
 from metaq.protocol.remoting.codes import MASTER, Request, Response
-from metaq.protocol.remoting.headers import BrokerOnly, RegisterBroker, TopicOnly, encode_header
+from metaq.protocol.remoting.headers import BrokerBeat, BrokerOnly, RegisterBroker, TopicOnly, encode_header
 from metaq.protocol.remoting.routes import (
     ClusterInfo,
     DataVersion,
@@ -59,10 +59,12 @@ class Registration:
         clock: Clock,
         registry: Registry | None,
         peers: Peers,
+        check: Callable[[], None],
     ) -> None:
         """Prepare the registration.
 
-        ``registry`` is the one in this process; when it is ``None``, the settings name external ones.
+        ``registry`` is the one in this process; when it is ``None``, the settings name external ones. ``check`` raises
+        ``Fenced`` when another replica may be master by now.
         """
         self._advertised = advertised
         number = MASTER if role.is_master else settings.replica_number
@@ -75,6 +77,7 @@ class Registration:
         self._started_ms = clock.now_ms()
         self._registry = registry
         self.peers = peers
+        self._check = check
         self.interval_s = settings.registration_interval_ms / 1000
         self.monotonic = clock.monotonic
         self._ordered: dict[Address, Collection[str]] = {}
@@ -215,13 +218,22 @@ class Registration:
         return TopicConfigs(DataVersion(self._started_ms, self._topics.version), configs)
 
     def register_at(self, address: Address, link: Outbound, table: TopicConfigs) -> None:
-        """Register once with an external registry."""
+        """Register once with an external registry.
+
+        Raise ``Fenced`` when another replica may be master by now: it must not lose its place there.
+        """
+        self._check()
         key = self.key
         header = RegisterBroker(key.name, key.address, key.cluster, self._ha_address, key.number)
         answer = link.call(Request.REGISTER_BROKER, encode_header(header), encode_registration(table))
         self._masters[address] = answer.fields.get("haServerAddr", "")
         self._ordered[address] = decode_kv_table(answer.body)
         self._mark_ordered({topic for table in self._ordered.values() for topic in table})
+
+    def refresh_at(self, link: Outbound) -> None:
+        """Give an external registry a sign of life. That changes nothing where another replica has taken this one's place."""
+        key = self.key
+        link.call(Request.BROKER_HEARTBEAT, encode_header(BrokerBeat(key.cluster, key.address, key.name)))
 
     def unregister_at(self, link: Outbound) -> None:
         key = self.key
@@ -306,7 +318,12 @@ class _Member:
             self._wake.clear()
             if whole:
                 due_s = registration.monotonic() + registration.interval_s
-            registration.register_at(self._address, link, registration.table(None if whole else names))
+            try:
+                registration.register_at(self._address, link, registration.table(None if whole else names))
+            except Fenced:
+                if not registered:
+                    raise
+                registration.refresh_at(link)  # readers still find it here
             if not registered:
                 logger.info("registered registry=%s", self._address)
             registered, self._failing = True, False
