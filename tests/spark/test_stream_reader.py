@@ -179,6 +179,17 @@ def test_a_batch_is_planned_again_after_a_restart(broker: BrokerProcess, new_rea
 
 
 @pytest.mark.slow
+def test_a_checkpoint_of_other_topics(broker: BrokerProcess, new_reader: MakeReader) -> None:
+    """P47: a query that reads another topic than its checkpoint says what to do, once that topic has messages."""
+    start = new_reader(broker.registry).initialOffset()
+    put(broker, 0, 5)
+    with clients(broker) as (client, _):
+        client.admin().create_topic("u", 1)
+    other = new_reader(broker.registry, subscribe="u")
+    with pytest.raises(ConfigError, match="also reads t: subscribe to that again, or begin with a new checkpointLocation"):
+        other.partitions(start, other.latestOffset(start, ALL))
+
+
 def test_what_has_aged_out_is_an_error_or_counted(tmp_path: Path, new_reader: MakeReader) -> None:
     """P48: once, however often a batch is planned."""
     with BrokerProcess(tmp_path / "data", *AGING) as broker:

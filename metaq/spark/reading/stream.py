@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from metaq.errors import ClientError, RouteNotFound
+from metaq.errors import ClientError, ConfigError, RouteNotFound
 from metaq.message import MessageQueue, TopicPartition
 from metaq.spark.reading.brokers import Brokers, TopicQueues
 from metaq.spark.reading.options import ReadOptions
@@ -82,6 +82,11 @@ class StreamReader(DataSourceStreamReader):
             report_losses(losses, fail=self.options.fail_on_data_loss)
             self._remember(losses)
             self._look({(one.partition.topic, queues[one.partition].broker_name) for one in ranges})
+            if strange := sorted({one.partition.topic for one in ranges} - self._topics.keys()):
+                raise ConfigError(
+                    f"the checkpoint is of a query that also reads {', '.join(strange)}: subscribe to that again, "
+                    f"or begin with a new checkpointLocation"
+                )
             addresses = {name: topic.addresses for name, topic in self._topics.items()}
             return tasks_of(ranges, after.layout, addresses, self.options)
 
