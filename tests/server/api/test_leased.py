@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from metaq.client import connect
 from metaq.client.admin.admin import Admin
+from metaq.server.services.messages import WAIT_MS
 from tests.server.console.operated import dead_letters
 from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess, wait_until
 from tests.support.cli import Cli
@@ -92,13 +94,15 @@ def test_who_has_left_is_given_nothing(rest: Rest, broker: BrokerProcess) -> Non
         return f"\nmetaq_held_pops {count}\n" in rest.send("GET", "/metrics").data.decode()
 
     rest.put("/topics/l-left", {"partitions": 1})
-    path, data = "/groups/l-left/leases", json.dumps({"topic": "l-left", "wait_ms": 20_000}).encode()
+    path, data = "/groups/l-left/leases", json.dumps({"topic": "l-left", "wait_ms": WAIT_MS}).encode()
     host, _, port = broker.http.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=SOCKET_TIMEOUT_S) as leaving:
         head = f"POST {ROOT}{path} HTTP/1.1\r\nHost: {broker.http}\r\nContent-Type: {JSON}\r\n"
         leaving.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
         wait_until(lambda: held(1), DEADLINE_S, "it waits")
+        left_s = time.monotonic()
     wait_until(lambda: held(0), DEADLINE_S, "it has left", pause_s=0.05)
+    assert time.monotonic() - left_s < WAIT_MS / 1000 - 1, "it waited to the end"
     rest.publish("l-left", "x")
     (leased,) = rest.post(path, {"topic": "l-left"})["messages"]
     assert (leased["message"]["body"], leased["message"]["deliveries"]) == ("x", 0)
