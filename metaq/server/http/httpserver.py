@@ -23,11 +23,10 @@ from metaq.server.http.away import CONNECTION_S, Away
 from metaq.server.http.environ import DEADLINE, SHORT_WAY
 from metaq.server.http.requesthead import Head, read_head
 from metaq.server.http.session import Take
+from metaq.server.wire.session import READABLE
 
 logger = logging.getLogger(__name__)
 
-_READABLE: Final = 1
-"""What a watcher of the loop looks for."""
 MOST_JOINED: Final = 16 * 1024
 """Bytes of a body that are copied after their head: that costs less than a second call."""
 
@@ -65,7 +64,7 @@ class Deadline:
 
         That is seen until the next request comes over it, which clients seldom send before they have the answer.
         """
-        watcher = get_hub().loop.io(self._connection.fileno(), _READABLE)
+        watcher = get_hub().loop.io(self._connection.fileno(), READABLE)
         watcher.start(self._look_for_departure, watcher)
         try:
             yield

@@ -3,14 +3,9 @@
 import json
 import socket
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Final
 
-import pytest
-
-from metaq.client import connect
 from metaq.client.admin.admin import Admin
 from metaq.server.services.messages import WAIT_MS
 from tests.server.console.operated import dead_letters
@@ -20,30 +15,6 @@ from tests.support.rest import JSON, ROOT, Rest, named
 from tests.support.websocket import Subscriber
 
 DEADLINE_S: Final = 60.0
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    folder: Path = tmp_path_factory.mktemp("leased")
-    with BrokerProcess(folder / "data") as broker:
-        yield broker
-
-
-@pytest.fixture(scope="module")
-def rest(broker: BrokerProcess) -> Iterator[Rest]:
-    with Rest(broker.http) as rest:
-        yield rest
-
-
-@pytest.fixture(scope="module")
-def admin(broker: BrokerProcess) -> Iterator[Admin]:
-    with connect(broker.registry) as client:
-        yield client.admin()
-
-
-@pytest.fixture(scope="module")
-def cli(broker: BrokerProcess) -> Cli:
-    return Cli(broker.registry)
 
 
 # -- leases -----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Each operation of the API once against a real broker, compared with what the Python client and the command line say."""
 
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -24,32 +23,8 @@ KEEP: Final = 71
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    folder: Path = tmp_path_factory.mktemp("operations")
-    with BrokerProcess(folder / "data", *NEVER, "--keep-hours", str(KEEP)) as broker:
-        yield broker
-
-
-@pytest.fixture(scope="module")
-def rest(broker: BrokerProcess) -> Iterator[Rest]:
-    with Rest(broker.http) as rest:
-        yield rest
-
-
-@pytest.fixture(scope="module")
-def client(broker: BrokerProcess) -> Iterator[Client]:
-    with connect(broker.registry) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def admin(client: Client) -> Admin:
-    return client.admin()
-
-
-@pytest.fixture(scope="module")
-def cli(broker: BrokerProcess) -> Cli:
-    return Cli(broker.registry)
+def flags() -> tuple[str, ...]:
+    return (*NEVER, "--keep-hours", str(KEEP))
 
 
 # -- topics -----------------------------------------------------------------------------------------------------------

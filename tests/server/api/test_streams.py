@@ -24,13 +24,6 @@ MOST_GROWTH_KB: Final = 24 * 1024
 MANY: Final = 100
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    folder: Path = tmp_path_factory.mktemp("streams")
-    with BrokerProcess(folder / "data") as broker:
-        yield broker
-
-
 @pytest.fixture
 def rest(broker: BrokerProcess) -> Iterator[Rest]:
     with Rest(broker.http) as rest:

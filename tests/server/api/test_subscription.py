@@ -32,13 +32,6 @@ MASKED: Final = 0x80
 CLOSE: Final = 0x8
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    folder: Path = tmp_path_factory.mktemp("subscriptions")
-    with BrokerProcess(folder / "data") as broker:
-        yield broker
-
-
 @pytest.fixture
 def rest(broker: BrokerProcess) -> Iterator[Rest]:
     with Rest(broker.http) as rest:

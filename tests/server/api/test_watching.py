@@ -18,19 +18,6 @@ DEADLINE_S: Final = 60.0
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    folder: Path = tmp_path_factory.mktemp("watched")
-    with BrokerProcess(folder / "data") as broker:
-        yield broker
-
-
-@pytest.fixture(scope="module")
-def rest(broker: BrokerProcess) -> Iterator[Rest]:
-    with Rest(broker.http) as rest:
-        yield rest
-
-
-@pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """A broker with users."""
     folder: Path = tmp_path_factory.mktemp("guarded")
