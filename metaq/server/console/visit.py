@@ -84,7 +84,7 @@ NOTICES: Final = {
     "ended": "Ended: no run comes any more.",
     "decided": "Decided.",
     "handed-over": "Handed over: this replica is a slave in a moment.",
-    "promoted": "Promoted: this replica is master in a moment, or once there is no other one.",
+    "promoted": "Promoted: this replica is master in a moment.",
     "demoted": "Demoted: this replica is a slave in a moment.",
 }
 """What was done, by the word that stands for it in an address; ``{count}`` is the only other thing that an address can say."""

@@ -32,8 +32,8 @@ BECOMES_MASTER: Final = """\
 This slave becomes the master in a new epoch, and takes messages. Nobody checks that the old master is gone: only you can know.
 Slaves that ask registries follow this one by themselves; others have to be told (Demote, or their setting master)."""
 MAY_BE_ELECTED: Final = """\
-This replica counts as the only one in sync from then on, and is elected as soon as there is no other master. The others follow
-it, and lose what it does not have."""
+This replica counts as the only one in sync from then on, and is elected. The others follow it, and lose what it does not have.
+While another replica is master, this is refused."""
 BECOMES_SLAVE: Final = "This master takes no more messages, and follows the other replica as its slave."
 
 

@@ -58,7 +58,10 @@ def preview_promotion(call: Call) -> list[str]:
 
 
 def promote_replica(call: Call, body: PromoteInput) -> Done:
-    """Make this slave the master; its role changes after the answer. Nothing checks that the old master is gone."""
+    """Make this slave the master; its role changes after the answer.
+
+    Where masters are not elected, nobody checks that the old one is gone.
+    """
     call.ask(Request.CHANGE_ROLE, more={"role": _MASTER, **({"acceptLoss": "true"} if body.accept_loss else {})})
     return Done()
 
