@@ -56,9 +56,9 @@ HTML: Final = "text/html; charset=utf-8"
 _FORM: Final = "application/x-www-form-urlencoded"
 _LONGEST_QUERY: Final = 8192
 _LOGIN_BYTES: Final = 16 * 1024
-"""Bytes of the form of a login, which everybody may send,"""
+"""Bytes of the form of a login, which everybody may send."""
 _LOGIN_S: Final = 5.0
-"""and the longest that it may take to come, in seconds."""
+"""The longest that the form of a login may take to come, in seconds."""
 _MOST_FIELDS: Final = 1000
 """Fields of a form; a page has about a hundred."""
 _STEP_S: Final = 30.0
