@@ -86,6 +86,9 @@ class _DataManager:
             self._session.tpc_commit()
         except OutcomeUnknown:
             self._commit_again()
+        except XaFailed as error:
+            if error.code != XaCode.HEURCOM:  # HEURCOM: an operator has committed it meanwhile
+                raise
 
     def tpc_abort(self, txn: object) -> None:
         """Give up the branch, because another data manager could not prepare or commit."""
@@ -98,7 +101,7 @@ class _DataManager:
         except OutcomeUnknown as error:
             logger.error("branch not committed yet, resolve() will do it xid=%s reason=%s", self._xid, error)
         except XaFailed as error:
-            if error.code != XaCode.NOTA:  # NOTA: the first commit was carried out
+            if error.code not in (XaCode.NOTA, XaCode.HEURCOM):  # NOTA: the first commit was carried out
                 raise
 
     def _give_up(self) -> None:

@@ -99,16 +99,24 @@ def resolve(session: XaSession, committed: Callable[[Xid], bool | None]) -> Reso
             undecided.append(xid)
             continue
         try:
-            (session.tpc_commit if outcome else session.tpc_rollback)(xid)
+            counts["COMMIT" if outcome else "ROLLBACK"] += _finish(session, xid, committed=outcome)
         except OutcomeUnknown as error:
             logger.warning("branch not resolved xid=%s reason=%s", xid, error)
             undecided.append(xid)
         except XaFailed as error:
-            if error.code == (XaCode.HEURCOM if outcome else XaCode.HEURRB):
-                session.forget(xid)  # an operator decided the same
-            elif error.code != XaCode.NOTA:  # NOTA: it was resolved elsewhere meanwhile
+            if error.code != XaCode.NOTA:  # NOTA: it was resolved elsewhere meanwhile
                 logger.error("branch resolved otherwise xid=%s committed=%s reason=%s", xid, outcome, error)
                 conflicts.append(xid)
-        else:
-            counts["COMMIT" if outcome else "ROLLBACK"] += 1
     return Resolved(counts["COMMIT"], counts["ROLLBACK"], undecided, conflicts, unreachable)
+
+
+def _finish(session: XaSession, xid: Xid, *, committed: bool) -> bool:
+    """Commit a branch or roll it back; return ``False`` when an operator has decided the same, which is forgotten then."""
+    try:
+        (session.tpc_commit if committed else session.tpc_rollback)(xid)
+    except XaFailed as error:
+        if error.code != (XaCode.HEURCOM if committed else XaCode.HEURRB):
+            raise
+        session.forget(xid)
+        return False
+    return True

@@ -3,7 +3,7 @@
 import logging
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from zope.interface.verify import verifyObject
 
 from metaq.client import TextClient, datamanager, xa
 from metaq.client.text.textclient import Batch
-from metaq.errors import ClientError
+from metaq.errors import ClientError, RouteNotFound, RouteProblem
 from metaq.tx.xid import Xid
 from tests.client.test_xa_session import LONG_S, Resource, xa_error
 from tests.server.text.test_transactions import is_gone
@@ -47,6 +47,24 @@ def delivered(broker: BrokerProcess) -> list[bytes]:
     with TextClient(broker.host, broker.port, timeout_s=LONG_S) as client:
         batch: Batch = client.get(TOPIC)
         return [message.body for message in batch.messages]
+
+
+class OneBroker:
+    """The registry of one broker, which may be away."""
+
+    def __init__(self) -> None:
+        self.address: str | None = None
+
+    def choose(self) -> str:
+        return self.everyone()[0]
+
+    def everyone(self) -> Sequence[str]:
+        if self.address is None:
+            raise RouteNotFound("", RouteProblem.REGISTRY_UNREACHABLE, "It is away.")
+        return [self.address]
+
+    def partition(self, topic: str, address: str, client: TextClient) -> int:
+        return 0
 
 
 class Database:
@@ -174,9 +192,9 @@ def finish(resource: Resource, commits: list[tuple[int, str] | None], manager: t
     return xid
 
 
-@pytest.mark.parametrize("second", [(200, ""), xa_error(-4)])
+@pytest.mark.parametrize("second", [(200, ""), xa_error(-4), xa_error(7)])
 def test_a_commit_without_answer_is_repeated(manager: transaction.TransactionManager, second: tuple[int, str]) -> None:
-    """MQ-076: once; that the branch is unknown then says that the first one has arrived."""
+    """MQ-076: once; that the branch is unknown then says that the first one has arrived, or an operator has committed it."""
     resource = Resource()
     finish(resource, [None, second], manager)
     assert resource.steps == ["BEGIN", "END", "PREPARE", "COMMIT_TWO_PHASE", "COMMIT_TWO_PHASE"]
@@ -190,6 +208,28 @@ def test_what_is_certain_but_not_confirmed_is_no_failure(
     with caplog.at_level(logging.ERROR, "metaq.client.datamanager"):
         xid = finish(Resource(), [None, second], manager)
     assert f"branch not committed yet, resolve() will do it xid={xid}" in caplog.text
+
+
+def test_what_an_operator_has_committed_is_committed(manager: transaction.TransactionManager) -> None:
+    """MQ-076: rows and messages agree, so the transaction has not failed."""
+    resource = Resource()
+    finish(resource, [xa_error(7)], manager)
+    assert resource.steps[-1] == "COMMIT_TWO_PHASE"
+
+
+def test_a_registry_that_is_away_with_its_broker(
+    manager: transaction.TransactionManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    """MQ-076: the session knows the place of its branch, and asks nobody for it."""
+    resource, brokers = Resource(), OneBroker()
+    resource.wanted["COMMIT_TWO_PHASE"] = [None, None]
+    with FakeBroker(resource.answer) as broker:
+        brokers.address = f"127.0.0.1:{broker.port}"
+        with xa.XaSession(brokers, timeout_s=LONG_S) as session, manager:
+            datamanager.join(session, manager)
+            session.send(TOPIC, b"x", partition=0)
+            brokers.address = None
+    assert "branch not committed yet, resolve() will do it" in caplog.text
 
 
 @pytest.mark.parametrize("answers", [[xa_error(6)], [None, xa_error(6)], [xa_error(-4)]])

@@ -286,6 +286,7 @@ class XaSession:
         Raises:
             ConnectionFailed: no broker at all can be reached.
             RequestTimeout: no broker at all answers in time.
+            XaFailed: no broker at all can say it for now.
             ClientError: another thread uses the session.
         """
         with self._alone():
@@ -295,7 +296,7 @@ class XaSession:
             for address in addresses:
                 try:
                     found.update(dict.fromkeys(self._commands.recover(address), address))
-                except (ConnectionFailed, RequestTimeout) as error:
+                except (ConnectionFailed, RequestTimeout, XaFailed) as error:  # XaFailed: it cannot answer for now
                     logger.warning("broker not asked for its branches address=%s reason=%s", address, error)
                     self.unreachable[address] = error
             if addresses and len(self.unreachable) == len(addresses):
@@ -380,10 +381,12 @@ class XaSession:
 
     def _place(self, xid: Xid) -> str:
         """Return the broker's address of a branch that the session is not in; ``ClientError`` when it is not known."""
-        addresses = self._brokers.everyone()
-        place = self._places.get(xid) or (addresses[0] if len(addresses) == 1 else None)
-        if place is None:
-            raise ClientError(f"no broker is known to have {xid}; call tpc_recover first")
+        place = self._places.get(xid)
+        if place is None:  # only then, as a registry that is away must not hinder the end of a branch
+            addresses = self._brokers.everyone()
+            if len(addresses) != 1:
+                raise ClientError(f"no broker is known to have {xid}; call tpc_recover first")
+            place = addresses[0]
         return place
 
 
