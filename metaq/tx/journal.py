@@ -44,7 +44,7 @@ from metaq.protocol.record import (
     store_ms,
 )
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT, Stored
-from metaq.store.files.filecache import Read
+from metaq.store.files.filecache import Read, read_around
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.log.segments import SMALLEST_RECORD
 from metaq.store.messagestore import MessageStore
@@ -215,7 +215,7 @@ def _records(log: CommitLog, at: int, end: int, read: Read) -> Iterator[Record]:
         if segment is None:
             return
         size = min(end, segment.end) - at
-        data = memoryview(read(log.file(segment), size, at - segment.base))
+        data = memoryview(read_around(read, log.file(segment), size, at - segment.base))
         base, at = at, segment.end
         while len(data) >= BLANK_SIZE:
             length, magic = BLANK.unpack_from(data)

@@ -10,14 +10,17 @@ from typing import Any, Final
 import orjson
 import pytest
 
+from metaq.errors import CorruptRecord, ReadFailed
 from metaq.protocol.properties import MESSAGE_ID
 from metaq.protocol.record import decode_properties, decode_record, host_bytes
 from metaq.store.expiry import delete_expired
-from metaq.store.files.filecache import read_here, run_here
+from metaq.store.files.disk import File
+from metaq.store.files.filecache import SECTOR, read_here, run_here
 from metaq.store.log.retention import RetentionRules
 from metaq.store.newrecord import NewRecord
 from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
+from metaq.tx.branches import Work
 from metaq.tx.journal import Held, Journal
 from metaq.tx.manager import Transactions
 from metaq.tx.openbranches import Room
@@ -476,3 +479,21 @@ def test_a_hundred_thousand_undecided_branches(tmp_path: Path) -> None:
         tracemalloc.stop()
         assert folder.undecided == [key(number) for number in range(MANY)]
         assert size <= BYTES_EACH * MANY
+
+
+def test_a_sector_of_a_parked_message_that_cannot_be_read(tmp_path: Path) -> None:
+    """SG-018: the branch is damaged as by a flipped bit: it is reported so, and can still be rolled back."""
+    folder = Folder(tmp_path, segment_bytes=1 << 20)
+    folder.prepared(A, b"x" * 4 * SECTOR)
+    place = folder.tx.branches.place(A)
+    assert place is not None
+    bad = place // SECTOR + 3  # of the body
+
+    def read(file: File, size: int, offset: int) -> bytes:
+        if offset < (bad + 1) * SECTOR and offset + size > bad * SECTOR:
+            raise ReadFailed("cannot read: Input/output error")
+        return read_here(file, size, offset)
+
+    assert folder.tx.prepared(place, read).messages == 1
+    with pytest.raises(CorruptRecord, match="only 0 of 1 messages"):
+        folder.tx.messages(Work([], place), read)
