@@ -114,7 +114,7 @@ class CheckBack:
         if half.checks >= settings.max_checks or now_ms - half.since_ms > settings.keep_hours * HOUR_MS:
             self._give_up(record, pairs, origin, half)
         elif self._ask(record, pairs, origin):
-            self._halves.asked(ordinal, half.checks + 1, now_ms + self._interval_ms)
+            self._halves.asked(ordinal, half.checks + 1, now_ms, now_ms + self._interval_ms)
 
     def _half(self, ordinal: int) -> tuple[Half | None, Record | None]:
         """Return an undecided half message and its record; ``None`` for both when it was decided in the meantime.

@@ -65,14 +65,19 @@ class HalfMessages:
     def park(self, draft: Draft, producer_group: str) -> Placed:
         """Stage a message in the half topic, where it waits for its decision, and return its place there.
 
-        Raises what ``stage`` raises, and ``MessageIllegal`` when the message could not be stored once it is committed.
+        Raises what ``stage`` raises, and ``MessageIllegal`` when the message could not be stored once it is committed, or when
+        nobody could be asked about it.
         """
         pairs = draft.properties
         for name in properties.TIMERS:
             if name in pairs and properties.TIMER_OUT not in pairs:
                 raise MessageIllegal(f"a transactional message cannot be delayed by the property {name}; use a delay level")
         check_priority(self.context.topics, draft)
-        pairs.setdefault(properties.PRODUCER_GROUP, producer_group)  # whom to check with; not every client sets it
+        if properties.PRODUCER_GROUP not in pairs:  # whom to check with; not every client sets it
+            if not properties.is_value(producer_group):
+                group = f"not {producer_group[:40]!r}"
+                raise MessageIllegal(f"a transactional message needs a producer group without the bytes 01 and 02, {group}")
+            pairs[properties.PRODUCER_GROUP] = producer_group
         kept = {**pairs, properties.REAL_TOPIC: draft.topic, properties.REAL_QUEUE: str(draft.partition)}
         properties.encode(kept, {properties.HALF: LONGEST_ORIGIN})
         delayed(draft.moved(draft.topic, draft.partition, _committed(kept, LONGEST_ORDINAL)))

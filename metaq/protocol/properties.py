@@ -156,7 +156,7 @@ def _with_differing(text: str, at: int, name_end: int, most: int) -> AsSent | No
     found: AsSent | None = NO_PROPERTIES
     if at:
         found = as_sent(text[:at], most - 1)
-    if found is None or not _is_value(value):
+    if found is None or not is_value(value):
         return _look_into(text)
     name = text[at:name_end]
     data = f"{name}\x01{value}\x02".encode()
@@ -193,7 +193,7 @@ def _fill(shape: _Shape, text: str) -> AsSent | None:
     at, stop = len(head), len(text) - len(end)
     if not middle:
         value = text[at:stop]
-        if not _is_value(value):
+        if not is_value(value):
             return None
         keys = (value,) if unique_first or " " not in value else _distinct(*value.split(" "))
         return f"{before}{value}{behind}".encode(), tag, keys, value if is_id else None
@@ -202,14 +202,15 @@ def _fill(shape: _Shape, text: str) -> AsSent | None:
     if text[first_end:second_at] != middle:
         return None
     first, second = text[at:first_end], text[second_at:stop]
-    if not (_is_value(first) and _is_value(second)):
+    if not (is_value(first) and is_value(second)):
         return None
     unique, words = (first, second) if unique_first else (second, first)
     keys = _distinct(unique, *words.split(" ")) if " " in words or unique == words else (unique, words)
     return f"{before}{first}{between}{second}{behind}".encode(), tag, keys, unique if is_id else None
 
 
-def _is_value(text: str) -> bool:
+def is_value(text: str) -> bool:
+    """Return whether a property can have this value: it is not empty, and has none of the characters that divide properties."""
     return bool(text) and "\x01" not in text and "\x02" not in text
 
 

@@ -14,7 +14,8 @@ ordinal as its name for ever.
     {"log": [1, 0, 0, 81920], "ordinal": 17, "op": 12, "halves": [[3, 40960, 1700000000000, 2, 1700000012000]]}
 
 It covers the records before these ordinals of the two topics. Each half has its first ordinal, its log offset now, when it was
-first stored, how often its producers were asked, and when they are asked next. ``log`` is the moment of the snapshot
+first stored, how often its producers were asked, and when they are asked next. ``returned``, left out when it is empty, has the
+first ordinals and the log offsets of halves that came back after they were given up. ``log`` is the moment of the snapshot
 (``metaq.store.copies.snapshots``): the file is written once the log is durable up to its end at that moment. Without the file
 the fold begins at the oldest records.
 """
@@ -50,6 +51,7 @@ PORTION: Final = 2048
 READ_BYTES: Final = 256 * 1024
 _HALF_NAME, _IMMUNITY_NAME = (f"{name}\x01".encode() for name in (properties.HALF, IMMUNITY))
 MOST_IMMUNE_S: Final = 10**9
+_IMMUNE_DIGITS: Final = len(str(MOST_IMMUNE_S))
 
 
 class Fate(enum.Enum):
@@ -117,6 +119,7 @@ class _Event(NamedTuple):
 class _Snapshot(NamedTuple):
     seen: _Place
     halves: dict[int, Half]
+    returned: dict[int, int]
     log_end: int
     version: int
     log: dict[str, list[int]]
@@ -126,7 +129,8 @@ class _Snapshot(NamedTuple):
     def content(self) -> dict[str, Any]:
         """The document to write. It is made in the thread that writes: for 100,000 halves it takes some 30 ms."""
         rows = [[ordinal, *half] for ordinal, half in self.halves.items()]
-        return {**self.log, "ordinal": self.seen.half, "op": self.seen.op, "halves": rows}
+        returned = {"returned": list(map(list, self.returned.items()))} if self.returned else {}
+        return {**self.log, "ordinal": self.seen.half, "op": self.seen.op, "halves": rows, **returned}
 
 
 class Halves:
@@ -141,6 +145,8 @@ class Halves:
         """The age at which producers are asked about a half; a change applies to messages that come after it."""
         self._halves: dict[int, Half] = {}
         """Halves by their first ordinals, the oldest first."""
+        self._returned: dict[int, int] = {}
+        """The log offsets of halves that came back, by first ordinal; those before the log's begin are dropped."""
         self._claimed: set[int] = set()
         self._seen = _Place(0, 0)
         self._version = self._saved_version = 0
@@ -164,6 +170,10 @@ class Halves:
         """Return the undecided half with this first ordinal; ``None`` also while its decision is on its way into the log."""
         return None if ordinal in self._claimed else self._halves.get(ordinal)
 
+    def has_returned(self, ordinal: int, given_up_at: int) -> bool:
+        """Return whether a half that was given up, by the record at this log offset, has come back since."""
+        return self._returned.get(ordinal, -1) > given_up_at
+
     @property
     def oldest(self) -> int | None:
         """The lowest log offset of an undecided half; ``None`` without any."""
@@ -186,9 +196,11 @@ class Halves:
         """Note that the decision could not be stored: the half is undecided again."""
         self._claimed.discard(ordinal)
 
-    def asked(self, ordinal: int, checks: int, due_ms: int) -> None:
-        """Note that the producers were asked, ``checks`` times in all; they are due again at ``due_ms``."""
-        self._halves[ordinal] = self._halves[ordinal]._replace(checks=checks, due_ms=due_ms)
+    def asked(self, ordinal: int, checks: int, now_ms: int, due_ms: int) -> None:
+        """Note that the producers were asked now, ``checks`` times in all; they are due again at ``due_ms``."""
+        half = self._halves[ordinal]
+        since_ms = min(half.since_ms, now_ms)  # else, after the clock was set back, they would be due in each round
+        self._halves[ordinal] = half._replace(checks=checks, since_ms=since_ms, due_ms=due_ms)
         self._version += 1
 
     # -- following the log --------------------------------------------------------------------------------------------
@@ -234,8 +246,8 @@ class Halves:
             pairs = properties.parse(record.properties.decode(errors="replace"))
             ordinal, _, since_ms = origin_of(record, pairs)
             seconds = pairs.get(IMMUNITY, "")
-            if seconds.isascii() and seconds.isdecimal():
-                after_ms = 1000 * min(int(seconds), MOST_IMMUNE_S)
+            if seconds.isascii() and seconds.isdecimal():  # Python converts no text of more than 4,300 digits
+                after_ms = 1000 * (min(int(seconds), MOST_IMMUNE_S) if len(seconds) <= _IMMUNE_DIGITS else MOST_IMMUNE_S)
         return ordinal, Half(LogOffset(stored.log_offset), since_ms, 0, since_ms + after_ms)
 
     def _apply(self, events: list[_Event]) -> None:
@@ -243,6 +255,8 @@ class Halves:
         for _, place, ordinal, half in events:
             half_at, op_at = half_at + place.half, op_at + place.op
             if half is not None:
+                if ordinal not in self._halves and ordinal != half_at - place.half:  # a copy of what had left the table
+                    self._returned[ordinal] = half.log_offset
                 known = self._halves.get(ordinal, half)  # a copy changes the place, but not the age and the checks
                 self._halves[ordinal] = known._replace(log_offset=half.log_offset)
             else:
@@ -273,8 +287,10 @@ class Halves:
             self._write(self._snapshot(), run)
 
     def _snapshot(self) -> _Snapshot:
-        end = self._store.log.end
-        return _Snapshot(self._seen, self._halves.copy(), end, self._version, moment(self._epochs, end))
+        begin, end = self._store.log.begin, self._store.log.end
+        self._returned = {ordinal: place for ordinal, place in self._returned.items() if place >= begin}
+        tables = self._halves.copy(), self._returned.copy()
+        return _Snapshot(self._seen, *tables, end, self._version, moment(self._epochs, end))
 
     def _write(self, snapshot: _Snapshot, run: Run) -> None:
         if snapshot.version == self._saved_version:
@@ -296,6 +312,7 @@ class Halves:
                 # before the log's begin it was decided or stored again, and beyond the end it is lost
                 if log.begin <= half.log_offset < log.end:
                     self._halves[ordinal] = half
+            self._returned = {ordinal: place for ordinal, place in content.get("returned", ()) if place < log.end}
         begins = (store.first(store.queues[key], read_here)[0] if key in store.queues else 0 for key in (HALVES, OPS))
         self._seen = _Place(*map(max, zip(self._seen, begins, strict=True)))
         self.follow(read_here)

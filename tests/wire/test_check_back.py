@@ -94,6 +94,20 @@ def test_not_before_its_time(tmp_path: Path) -> None:
         assert patient.ordinal not in asked
 
 
+def test_a_time_of_five_thousand_digits(tmp_path: Path) -> None:
+    """RD-105: a time longer than Python converts is as good as the longest; other messages go on, also after a restart."""
+    with BrokerProcess(tmp_path / "data", *NEVER) as broker, Producer(broker) as producer:
+        endless = producer.half(b"endless", pairs=f"CHECK_IMMUNITY_TIME_IN_SECONDS\x01{'9' * 5000}\x02")
+        assert producer.end(producer.half(b"first").end(COMMIT)) == Response.SUCCESS
+        second = producer.half(b"second")
+        assert broker.terminate() == 0
+        broker.start()
+        with Producer(broker) as later:
+            assert later.end(second.end(COMMIT)) == Response.SUCCESS
+            assert later.end(endless.end(COMMIT)) == Response.SUCCESS
+            assert bodies(later) == [b"first", b"second", b"endless"]
+
+
 def given_up(client: RemotingClient) -> bool:
     return count(client, GIVEN_UP) == 1
 
@@ -120,12 +134,19 @@ def test_after_too_many_checks_it_is_given_up_and_may_be_brought_back(tmp_path: 
         assert count(producer, HALF_TOPIC) == 2
         ids = (
             begun.offset_id,
+            place,
             begun.offset_id[:16] + f"{records(producer, TOPIC, 1)[0].log_offset:016X}",
             "7F",
             f"{'7F' * 16}",
         )
-        for each in ids:  # decided, no half message, no id, nothing there
+        for each in ids:  # decided, decided after it was brought back, no half message, no id, nothing there
             assert producer.call(Request.RESUME_CHECK_HALF_MESSAGE, {"msgId": each}).code == Response.SYSTEM_ERROR
+        for again in (broker.restart, broker.terminate):
+            again()
+            if again == broker.terminate:
+                broker.start()
+            with Producer(broker) as later:
+                assert later.call(Request.RESUME_CHECK_HALF_MESSAGE, {"msgId": place}).code == Response.SYSTEM_ERROR
 
 
 @pytest.mark.parametrize("failing", [False, True])
@@ -162,6 +183,23 @@ def test_what_is_too_old_is_given_up(tmp_path: Path) -> None:
         broker.restart_later(73 * 3600)
         with Producer(broker) as producer:
             wait_until(partial(given_up, producer), DEADLINE_S, "it is given up")
+
+
+def test_a_clock_that_is_set_back_asks_once(tmp_path: Path) -> None:
+    """RD-105: at once, as nobody knows its age, and then as often as any other message, not in each round."""
+    flags = ("--check-after-ms", "3600000", "--check-interval-ms", "3600000", "--max-checks", "2")
+    with Controlled(tmp_path / "data", *flags, durability="disk") as broker:
+        with Producer(broker) as producer:
+            early = producer.half(b"early")
+        broker.restart_later(-7200)
+        asked: list[int] = []
+        with Producer(broker) as producer:
+            for number in range(4):  # each is asked about in a round of its own
+                begun = producer.half(b"%d" % number, pairs="CHECK_IMMUNITY_TIME_IN_SECONDS\x011\x02")
+                while begun.ordinal not in asked:
+                    asked.append(producer.checked().header.tran_state_table_offset)
+            assert asked.count(early.ordinal) == 1
+            assert producer.end(early.end(COMMIT)) == Response.SUCCESS
 
 
 def test_counts_of_checks_outlive_an_orderly_stop(tmp_path: Path) -> None:

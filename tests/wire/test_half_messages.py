@@ -10,6 +10,7 @@ import pytest
 
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import Int32
+from metaq.protocol.sysflag import TRANSACTION_PREPARED
 from tests.engine.test_delay import Controlled
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.halves import (
@@ -182,6 +183,10 @@ def test_senders_cannot_forge_what_is_the_brokers(producer: Producer) -> None:
     assert "METAQ_HALF" not in pairs_of(records(producer, HALF_TOPIC)[0])
     for topic in (HALF_TOPIC, OP_TOPIC, GIVEN_UP):
         assert producer.response(send(producer, send_header(topic), b"0")).code == Response.NO_PERMISSION
+    for group in ("pg\x02METAQ_HALF\x010:0:0", "pg\x01", ""):
+        half = send_header(TOPIC, "TRAN_MSG\x01true\x02", sys_flag=TRANSACTION_PREPARED)._replace(producer_group=group)
+        assert producer.response(send(producer, half, b"forged")).code == Response.MESSAGE_ILLEGAL
+    assert count(producer, HALF_TOPIC) == 1
     assert producer.end(begun.end(COMMIT)) == Response.SUCCESS
     topics = json.loads(producer.call(Request.GET_SYSTEM_TOPIC_LIST_FROM_BROKER).body)["topicList"]
     assert {HALF_TOPIC, OP_TOPIC, GIVEN_UP} <= set(topics)

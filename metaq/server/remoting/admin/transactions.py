@@ -318,10 +318,9 @@ def _cut(rows: Iterable[T], limit: int) -> tuple[list[T], bool]:
 def _half_row(record: Record, half: Half) -> HalfRow:
     pairs = pairs_of(record)
     origin = origin_of(record, pairs)
-    offset_id = offset_id_of(record.store_host, half.log_offset)
     return HalfRow(
-        offset_id=offset_id,
-        message_id=pairs.get(UNIQUE_KEY, offset_id),
+        offset_id=offset_id_of(record.store_host, half.log_offset),
+        message_id=pairs.get(UNIQUE_KEY, offset_id_of(record.store_host, origin.log_offset)),
         topic=pairs[REAL_TOPIC],
         partition=int(pairs[REAL_QUEUE]),
         group=pairs[PRODUCER_GROUP],

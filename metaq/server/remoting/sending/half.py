@@ -139,10 +139,10 @@ class _Resume(Change):
         pairs, now_ms = pairs_of(record), store.clock.now_ms()
         origin = origin_of(record, pairs)
         if messages.halves.find(origin.ordinal) is not None:
-            messages.halves.asked(origin.ordinal, 0, now_ms)
+            messages.halves.asked(origin.ordinal, 0, now_ms, now_ms)
             self._finish()
             return
-        if record.topic == HALF_TOPIC:
+        if record.topic == HALF_TOPIC or messages.halves.has_returned(origin.ordinal, self._log_offset):
             raise RequestFailed(Response.SYSTEM_ERROR, f"the message at the log offset {self._log_offset} is already decided")
         self.check_load()
         renewed = Origin(origin.ordinal, origin.log_offset, now_ms)
