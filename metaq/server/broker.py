@@ -364,7 +364,7 @@ class Broker:
         context, advertised, clocks, owner = self.context, self.addresses.advertised, self.leasing.clocks, self._owner
         return [
             TopicsHandler(context, self._duties, later, self._forget_topic, self.registration.wait_told),
-            GroupAdminHandler(context, self._duties, later),
+            GroupAdminHandler(context, self._duties, later, lambda name: self.leasing.pops.forget(group=name)),
             OffsetAdminHandler(context, self.leasing.figures, later, advertised, self.run),
             OffsetExportHandler(context, later, self._export),
             LeaseAdminHandler(context, self.leasing, later),

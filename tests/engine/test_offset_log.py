@@ -13,9 +13,9 @@ from metaq.engine.role import NoReplicas, RoleParts
 from metaq.engine.tables.offsets import OffsetTable
 from metaq.engine.tables.topics import TopicTable
 from metaq.engine.turn import Turns
-from metaq.errors import Overloaded
+from metaq.errors import DiskFull, Overloaded
 from metaq.fields import from_values
-from metaq.message import Durability
+from metaq.message import OFFSETS_TOPIC, Durability
 from metaq.store.copies.epochs import Epochs
 from metaq.store.files.filecache import run_here
 from metaq.store.messagestore import MessageStore
@@ -148,3 +148,28 @@ def test_all_are_taken_where_no_replica_is_waited_for(tmp_path: Path) -> None:
     master.clock.advance(10 * MOST_BACK_S)
     master.commit(2)
     master.store.close()
+
+
+def test_changes_are_taken_down_while_the_disk_has_no_room_for_messages(master: Master) -> None:
+    """P09: a consumer can finish what it has, at ``refuse_ratio`` too."""
+    master.store.no_room = "the disk is 96 % full"
+    master.commit(1)
+    master.append()
+    master.copy()
+    master.clock.advance(2 * MOST_BACK_S)
+    master.commit(2)
+    assert master.store.queue(OFFSETS_TOPIC, 0).next == 1
+
+
+def test_a_full_disk_is_named(master: Master) -> None:
+    """P09: not replicas that have everything there is."""
+    master.commit(1)
+    master.store._behind = DiskFull("no room for a segment")
+    master.append()
+    master.clock.advance(MOST_BACK_S + 0.001)
+    with pytest.raises(DiskFull, match="no room for a segment"):
+        master.commit(2)
+    master.store._behind = None
+    master.append()
+    master.copy()
+    master.commit(2)

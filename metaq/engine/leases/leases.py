@@ -332,6 +332,7 @@ class Leases:
             self.record(place, Reset(offset))
         else:  # the log may have a state that was left
             self.log.note(place, [Forgotten()])
+            self.turns.after_append(partial(self._tell, [(place.group, place.topic)]))
 
     def forget(self, group: str, topic: str) -> None:
         """Forget the leases of a group in a topic, because its offsets are gone."""

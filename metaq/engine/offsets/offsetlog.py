@@ -20,6 +20,7 @@ that place other messages may have taken the same queue offsets, and those must 
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -31,7 +32,7 @@ from metaq.engine.context import Context
 from metaq.engine.tables.topics import FOLDER
 from metaq.engine.turn import Turns
 from metaq.engine.writing import internal, note, stage
-from metaq.errors import MetaqError, Overloaded
+from metaq.errors import DiskFull, MetaqError, Overloaded
 from metaq.message import OFFSETS_TOPIC, GroupPartition, TopicPartition
 from metaq.protocol.record import decode_record
 from metaq.store.copies.snapshots import made_end, moment, ordinal_at, shared_end
@@ -111,12 +112,21 @@ class OffsetLog:
     # -- appending ----------------------------------------------------------------------------------------------------
 
     def append(self) -> None:
-        """Put the changed offsets into the log, unless the last changes are still on their way; called every ``APPEND_S``."""
-        if self._store.writable and not self._on_their_way:
-            self._stage()
+        """Put the changed offsets into the log, unless the last changes are still on their way; called every ``APPEND_S``.
+
+        They have room at ``refuse_ratio``, too, so that consumers can finish what they have.
+        """
+        if self._takes_changes and not self._on_their_way:
+            with suppress(DiskFull):  # they are given back: the next call tries again
+                self._stage()
+
+    @property
+    def _takes_changes(self) -> bool:
+        store = self._store
+        return store.failure is None and store.fence.refusal is None and store.full is None
 
     def check(self) -> None:
-        """Raise ``Overloaded`` when the replicas lack offsets that were committed ``MOST_BACK_S`` ago.
+        """Raise ``Overloaded`` when the replicas lack offsets of ``MOST_BACK_S`` ago, and ``DiskFull`` when the log lacks them.
 
         All offsets committed before ``_kept_at`` are in the log at least. The replicas may lack some of those: changes that a
         new master has found in its log, and changes that waited for the replicas in vain. ``is_copied`` looks for these. Where
@@ -128,6 +138,8 @@ class OffsetLog:
         if self._turns.copies is None or not (self._on_their_way or self._offsets.changed):
             self._kept_at = now
         elif now - self._kept_at > MOST_BACK_S:
+            if (full := self._store.full) is not None:
+                raise DiskFull(str(full))
             raise Overloaded("the replicas do not yet have the offsets that were committed before", retry_after_ms=RETRY_MS)
 
     def _stage(self) -> None:
@@ -165,10 +177,11 @@ class OffsetLog:
 
     def save_last(self) -> None:
         """Put the last changes into the log and write a snapshot, at an orderly stop when nothing else writes any more."""
-        if self._store.writable:
-            self._stage()
-            self._store.append()
-            self._store.sync(self._run)
+        if self._takes_changes:
+            with suppress(DiskFull):  # the snapshot has them
+                self._stage()
+                self._store.append()
+                self._store.sync(self._run)
         if self._offsets.version != self._saved_version:
             self._write(self._run)
 

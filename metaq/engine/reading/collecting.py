@@ -15,7 +15,8 @@ from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT, ConsumeQueue
 MOST_BYTES: Final = 256 * 1024
 """Bytes in one answer, unless the first message alone is larger."""
 MOST_SCANNED: Final = 800
-"""Units that one read of a partition compares with the filter when few match; more when more messages are requested."""
+"""Units that one read of a partition compares with the filter when few match; more when more messages are requested. It passes
+over as many messages that are damaged or lost."""
 MOST_EXAMINED_BYTES: Final = 4 * 1024 * 1024
 """Bytes of records on which one read evaluates an SQL92 expression, or that have another tag of a hash that is wanted."""
 MOST_S: Final = 0.008
@@ -42,7 +43,8 @@ def collect_messages(
 ) -> Collected:
     """Return the records from ``ordinal`` on that match, at most ``most`` and ``most_bytes``, but the first of any size.
 
-    Raise ``ColdRead`` as ``read`` does.
+    There may be none although some follow: where many are damaged or lost, a read ends after ``MOST_SCANNED`` of them. Raise
+    ``ColdRead`` as ``read`` does.
     """
     if wanted.matches is not None:
         return _evaluate(store, queue, ordinal, most, wanted.matches, read, most_bytes)
@@ -54,14 +56,16 @@ def collect_messages(
         body += slices
         return _new(Collected, (body, range(ordinal, following), following))
     ordinals: list[int] = []
-    size = 0
+    size = lost = 0
     for stored in store.records(queue, ordinal, most_bytes, read):
-        if len(body) == most or (stored is not None and body and size + stored.size > most_bytes):
+        if lost == MOST_SCANNED or len(body) == most or (stored is not None and body and size + stored.size > most_bytes):
             break
         if stored is not None:
             ordinals.append(ordinal)
             body.append(stored.buffer[stored.at : stored.at + stored.size])
             size += stored.size
+        else:
+            lost += 1
         ordinal += 1
     return Collected(body, ordinals, ordinal)
 

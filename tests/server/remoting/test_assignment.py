@@ -66,13 +66,15 @@ class Broker:
         self.parts = parts = Parts(data, topics={TOPIC: {"partitions": 2}}, broker_name="b")
         self.registries = Registries()
         self.registries.routes[TOPIC] = route(c=3)
+        self.gone_groups: list[str] = []
+        """The groups about whose pops nothing is to be kept any more."""
         duties = Duties(parts.context, parts.turns, run_here)
         leasing = Leasing.open(parts.context, parts.turns, parts.loop.timer)
         drain = Drain(parts.context, leasing.leases, leasing.moves, run_here)
         handlers = (
             AssignmentHandler(parts.context, duties, drain, parts.later, self.registries),
             HeartbeatHandler(parts.context, leasing.lines),
-            GroupAdminHandler(parts.context, duties, parts.later),
+            GroupAdminHandler(parts.context, duties, parts.later, self.gone_groups.append),
             TopicsHandler(
                 parts.context, duties, parts.later, lambda name: parts.context.modes.forget(topic=name), lambda: None
             ),
@@ -199,6 +201,7 @@ def test_deleted_groups_and_topics_have_no_mode(broker: Broker) -> None:
     """MY-010: nor after the next start."""
     assert broker.set_mode().code == 0
     assert broker.call(Request.DELETE_SUBSCRIPTIONGROUP, DeleteGroup(GROUP)).code == 0
+    assert broker.gone_groups == [GROUP]
     assert len(broker.parts.context.modes) == 0
     broker.join("m3")
     assert broker.set_mode().code == 0

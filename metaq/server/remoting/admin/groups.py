@@ -3,7 +3,7 @@
 (Specs: remoting protocol, section 3.3.)
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from metaq.address import Address
@@ -41,8 +41,10 @@ from metaq.server.remoting.session import DONE, Answer, RemotingSession, Request
 class GroupAdminHandler:
     """Creates, shows and deletes subscription groups, and shows connected clients. A change is confirmed when it is durable."""
 
-    def __init__(self, context: Context, duties: Duties, later: Later) -> None:
+    def __init__(self, context: Context, duties: Duties, later: Later, forget_pops: Callable[[str], None]) -> None:
+        """Create it; ``forget_pops`` drops what is kept about the pops of a group that is deleted."""
         self._context = context
+        self._forget_pops = forget_pops
         self._groups = context.groups
         self._clients = context.clients
         self._duties = duties
@@ -93,6 +95,7 @@ class GroupAdminHandler:
         self._groups.remove(name)
         self._context.statistics.forget(group=name)
         self._context.modes.forget(group=name)
+        self._forget_pops(name)
         if offsets:
             self._context.offsets.remove(name)
         self._duties.save_groups()

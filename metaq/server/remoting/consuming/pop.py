@@ -5,7 +5,7 @@ from typing import Final
 from metaq.engine.context import Context
 from metaq.engine.leases.leasing import Leasing
 from metaq.engine.leases.planning import PopRequest
-from metaq.engine.reading.collecting import collect_messages
+from metaq.engine.reading.collecting import MOST_BYTES, collect_messages
 from metaq.engine.reading.filters import EVERY_MESSAGE, Filter, exact_filter, parse_cached
 from metaq.engine.tables.groups import Group
 from metaq.engine.tables.topics import Topic
@@ -157,7 +157,7 @@ class PopHandler:
         return None
 
     def _peek(self, group: Group, topic: Topic, partitions: "range | tuple[int, ...]", most: int, read: Read) -> Answer:
-        store, body, rest = self.context.store, [], 0
+        store, body, rest, room = self.context.store, list[bytes | memoryview](), 0, MOST_BYTES
         for partition in partitions:
             queue = store.queues.get(TopicPartition(topic.name, partition))
             if queue is None or not queue.readable:
@@ -166,9 +166,10 @@ class PopHandler:
             known = self.context.offsets.get(group.name, topic.name, partition) or 0
             first = max(known if state is None else state.next, store.first(queue, read)[0])
             rest += max(0, queue.readable - first)
-            if most > 0 and first < queue.readable:
-                found = collect_messages(store, queue, first, most, EVERY_MESSAGE, read)
+            if most > 0 and room > 0 and first < queue.readable:
+                found = collect_messages(store, queue, first, most, EVERY_MESSAGE, read, room)
                 body += found.body
+                room -= sum(map(len, found.body))
                 most -= len(found.ordinals)
                 rest -= len(found.ordinals)
         answer = PopAnswer(store.clock.now_ms(), 0, Int32(0), rest)
