@@ -12,10 +12,10 @@ import orjson
 from metaq.client import checks
 from metaq.client.connecting.forks import renewed_in_children
 from metaq.client.connecting.transport import Asked, ClientAnswer, Done, RemotingRequest
-from metaq.errors import BadRequest, ClientClosed, MessageIllegal, MetaqError, TimerDelivered, UnknownTimer
+from metaq.errors import BadRequest, ClientClosed, MessageIllegal, MetaqError, TimerDelivered, UnknownTimer, UnknownTopic
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue
 from metaq.protocol import properties as names
-from metaq.protocol.remoting import headers
+from metaq.protocol.remoting import fastjson, headers
 from metaq.protocol.remoting.codes import READ, WRITE, Request, Response
 from metaq.protocol.remoting.headers import decode_header, with_names
 from metaq.protocol.remoting.heartbeats import Heartbeat, decode_heartbeat, decode_queue_set, encode_locked
@@ -28,6 +28,7 @@ from metaq.protocol.remoting.routes import (
     encode_cluster_info,
     encode_route,
     encode_topic_list,
+    topic_row,
 )
 from metaq.protocol.remoting.sending.batch import decode_batch
 from metaq.protocol.subscription import parse_subscription
@@ -96,6 +97,7 @@ class RequestHandlers:
             Request.UNLOCK_BATCH_MQ: self._unlock,
             Request.VIEW_MESSAGE_BY_ID: self._view,
             Request.QUERY_MESSAGE: self._query,
+            Request.GET_TOPIC_CONFIG: self._topic,
             Request.UPDATE_AND_CREATE_TOPIC: self._create_topic,
             Request.DELETE_TOPIC_IN_BROKER: self._delete_topic,
             Request.DELETE_TOPIC_IN_NAMESRV: lambda session, request: ClientAnswer(),
@@ -155,6 +157,13 @@ class RequestHandlers:
 
     def _topics(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         return ClientAnswer(body=encode_topic_list(self._log.topics))
+
+    def _topic(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
+        topic = _fields(headers.TopicOnly, request).topic
+        config = self._log.config_of(topic)
+        if config is None:
+            raise UnknownTopic(f"no topic {topic}")
+        return ClientAnswer(body=fastjson.encode(topic_row(config)))
 
     def _create(self, topic: str, partitions: int) -> None:
         checks.topic(topic)

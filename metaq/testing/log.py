@@ -21,6 +21,7 @@ from metaq.protocol.priority import one_level
 from metaq.protocol.record import FIXED_SIZE, HEADER, MAGIC
 from metaq.protocol.remoting.attributes import MESSAGE_TYPE, PRIORITY_TYPE, TOPIC_ATTRIBUTES, changed, read_changes
 from metaq.protocol.remoting.recall import RecallHandle, encode_recall
+from metaq.protocol.remoting.routes import TopicConfig
 from metaq.protocol.sql92 import compile_expression
 from metaq.protocol.subscription import ExpressionKind, Subscription
 from metaq.timers.handles import Handle, Handles
@@ -100,6 +101,11 @@ class Log:
     def change_attributes(self, topic: str, changes: str) -> None:
         """Change the attributes of a topic as the header of 17 asks for it; ``BadRequest`` when it may not."""
         self._attributes[topic] = changed(TOPIC_ATTRIBUTES, self._attributes.get(topic, {}), read_changes(changes))
+
+    def config_of(self, topic: str) -> TopicConfig | None:
+        """Return the configuration of a topic; ``None`` when there is none of this name."""
+        rows = self.topics.get(topic)
+        return None if rows is None else TopicConfig(topic, len(rows), len(rows), attributes=self._attributes.get(topic, {}))
 
     def delete(self, topic: str) -> None:
         """Forget a topic with its messages."""

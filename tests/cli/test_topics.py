@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from metaq.client import connect
+from metaq.client import Client, connect
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 from tests.support.cli import Cli
+from tests.support.rest import Rest
 
 DEADLINE_S = 60.0
 
@@ -46,6 +47,30 @@ def test_create_grow_and_list(cli: Cli) -> None:
     assert "SCHEDULE_TOPIC_XXXX" not in names(cli)
     assert "SCHEDULE_TOPIC_XXXX" in names(cli, "--all")
     assert ["grown", "3", "R-", "no", "metaq", "no"] in [line.split() for line in cli.text("topic", "list").splitlines()]
+
+
+def test_what_a_broker_may_not_do_for_now_is_not_made_a_topics_own(cli: Cli, broker: BrokerProcess, client: Client) -> None:
+    """SG-125: a change of a topic while its broker is read-only leaves it writable."""
+    admin = client.admin()
+    cli.run("topic", "create", "changed")
+    admin.update_broker_config(broker.address, brokerPermission="4")
+    try:
+        wait_until(lambda: cli.row("topic", "show", "changed")["permission"] == "R-", DEADLINE_S, "the route says so")
+        assert cli.row("topic", "create", "changed", "2", "--dedupe-window", "10m")["permission"] == "R-"
+    finally:
+        admin.update_broker_config(broker.address, brokerPermission="6")
+    wait_until(lambda: cli.row("topic", "show", "changed")["permission"] == "RW", DEADLINE_S, "the route says so")
+    assert cli.row("message", "send", "changed", "x")["topic"] == "changed"
+
+
+def test_a_change_leaves_partitions_that_are_only_read(cli: Cli, broker: BrokerProcess, client: Client) -> None:
+    """E-32: what a shrunk topic has in the others is still to be read, whatever is changed next."""
+    with Rest(broker.http) as rest:
+        rest.put("/topics/shrunk", {"partitions": 8})
+        rest.put("/topics/shrunk", {"partitions": 4})
+    assert cli.row("topic", "create", "shrunk", "--permission", "rw")["partitions"] == 4
+    (view,) = client.admin().topic_config("shrunk")
+    assert (view.write_partitions, view.read_partitions) == (4, 8)
 
 
 def test_a_topic_gets_and_loses_priorities(cli: Cli, broker: BrokerProcess) -> None:

@@ -15,6 +15,7 @@ from metaq.client.connecting import core
 from metaq.client.connecting.health import BrokerHealth
 from metaq.errors import ClientError
 from metaq.message import MessageQueue
+from metaq.protocol.remoting.codes import READ, WRITE
 from tests.client.test_consumers import FIRST, Heard
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 
@@ -107,6 +108,22 @@ def test_a_topic_grows_onto_another_broker(pair: Pair) -> None:
     admin.create_topic("growing", 3, broker_names=("b",))
     names = [producer.send("growing", b"x").queue.broker_name for _ in range(8)]
     assert (names.count("a"), names.count("b")) == (2, 6)
+
+
+def test_a_change_on_all_brokers_leaves_what_one_has_of_its_own(pair: Pair) -> None:
+    """SG-125: the permission of a topic may differ from broker to broker; what a change does not name stays so."""
+    admin = pair.client.admin()
+    admin.create_topic("apart", 2, permission=READ, broker_names=("a",))
+    admin.create_topic("apart", 2, broker_names=("b",))
+    admin.create_topic("apart", 3)
+
+    def settings() -> list[tuple[str, int, str]]:
+        found = [view for view in admin.all_topic_configs() if view.topic == "apart"]
+        return [(view.broker_name, view.write_partitions, view.permission_text) for view in found]
+
+    assert settings() == [("a", 3, "R-"), ("b", 3, "RW")]
+    admin.create_topic("apart", 3, permission=READ | WRITE)
+    assert settings() == [("a", 3, "RW"), ("b", 3, "RW")]
 
 
 @pytest.mark.slow

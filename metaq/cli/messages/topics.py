@@ -227,8 +227,7 @@ def create_on_brokers(admin: Admin, topic: str, partitions: int, wanted: Wanted,
     """Create or change a topic. Return its state afterwards."""
     existing = known_views(admin, topic)
     now = max([partitions, *(view.write_partitions for view in existing if not names or view.broker_name in names)])
-    kept = existing[0].permission if existing else READ | WRITE
-    bits = kept if wanted.permission is None else PERMISSIONS[wanted.permission]
+    bits = None if wanted.permission is None else PERMISSIONS[wanted.permission]
     admin.create_topic(
         topic,
         now,
@@ -240,7 +239,9 @@ def create_on_brokers(admin: Admin, topic: str, partitions: int, wanted: Wanted,
         broker_names=names,
     )
     brokers = list(names) or [broker.name for broker in admin.masters()]
-    return {"topic": topic, "partitions": now, "permission": permission_text(bits), "brokers": brokers}
+    kept = {view.broker_name: view.permission for view in existing}
+    told = {permission_text(kept.get(name, READ | WRITE) if bits is None else bits) for name in brokers}
+    return {"topic": topic, "partitions": now, "permission": ", ".join(sorted(told)), "brokers": brokers}
 
 
 def known_views(admin: Admin, topic: str) -> list[TopicView]:

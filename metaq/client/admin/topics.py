@@ -1,6 +1,6 @@
 """Administration: topics and their queues."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from metaq.client import checks
@@ -18,9 +18,9 @@ from metaq.protocol.remoting.attributes import (
     PRIORITY_TYPE,
     write_changes,
 )
-from metaq.protocol.remoting.codes import INHERIT, ORDER_TOPICS, READ, WRITE, Request
+from metaq.protocol.remoting.codes import INHERIT, ORDER_TOPICS, READ, WRITE, Request, Response
 from metaq.protocol.remoting.headers import Int32
-from metaq.protocol.remoting.routes import TopicRoute, decode_topic_list, decode_topic_table
+from metaq.protocol.remoting.routes import TopicConfig, TopicRoute, decode_topic, decode_topic_list, decode_topic_table
 
 T = TypeVar("T")
 
@@ -103,7 +103,7 @@ class TopicAdmin(BrokerAdmin):
         topic: str,
         partitions: int = 4,
         *,
-        permission: int = READ | WRITE,
+        permission: int | None = None,
         ordered: bool = False,
         priority: bool | None = None,
         priority_max_wait_ms: int | None = None,
@@ -114,8 +114,9 @@ class TopicAdmin(BrokerAdmin):
 
         Args:
             topic: its name.
-            partitions: on each broker; in a topic with priorities they are the levels.
-            permission: the sum of 4 to read and 2 to write.
+            partitions: those that take messages, on each broker; in a topic with priorities they are the levels. What the
+                others have is still to be read.
+            permission: the sum of 4 to read and 2 to write; by default as before on each broker, or both in a new topic.
             ordered: mark it as ordered in the registries.
             priority: whether each partition is a level of priority, the greater the more urgent; by default as before.
             priority_max_wait_ms: how long a message waits before its partition is served first; 0: for ever.
@@ -131,7 +132,8 @@ class TopicAdmin(BrokerAdmin):
         """
         checks.topic(topic)
         checks.partitions(partitions)
-        checks.number("permission", permission, 0, READ | WRITE | INHERIT)
+        if permission is not None:
+            checks.number("permission", permission, 0, READ | WRITE | INHERIT)
         changes = {}
         if priority is not None:
             checks.flag("priority", priority)
@@ -142,17 +144,21 @@ class TopicAdmin(BrokerAdmin):
         if dedupe_window_ms is not None:
             checks.number("dedupe_window_ms", dedupe_window_ms, 0, LONGEST_WINDOW_MS)
             changes[f"+{DEDUPE_WINDOW_MS}"] = str(dedupe_window_ms)
-        count, attributes = Int32(partitions), write_changes(changes) or None
-        header = headers.CreateTopic(
-            topic, DEFAULT_TOPIC, count, count, Int32(permission), order=ordered, attributes=attributes
-        )
         brokers = self._chosen(broker_names)
         if ordered:
             # brokers get the configuration of ordered topics from the registries with every registration
             shares = ";".join(f"{broker.name}:{partitions}" for broker in brokers)
             self._tell_registries(Request.PUT_KV_CONFIG, headers.KvPair(ORDER_TOPICS, topic, shares))
         for broker in brokers:
-            self._ask(broker.address, Request.UPDATE_AND_CREATE_TOPIC, header)
+            before = self._known(broker, topic) or TopicConfig(topic, partitions, partitions)
+            wanted = before._replace(
+                # what the partitions have that take no more messages is still to be read
+                read_queues=max(partitions, before.read_queues),
+                write_queues=partitions,
+                permission=before.permission if permission is None else permission,
+                order=before.order or ordered,
+            )
+            self._put(broker, wanted, changes)
         self._core.routes.forget(topic)
 
     def delete_topic(self, topic: str) -> None:
@@ -208,6 +214,26 @@ class TopicAdmin(BrokerAdmin):
                 f"there is no master of broker {min(strangers)}; there are {', '.join(broker.name for broker in masters)}"
             )
         return [broker for broker in masters if not broker_names or broker.name in broker_names]
+
+    def _known(self, broker: BrokerView, topic: str) -> TopicConfig | None:
+        """Return a topic as a broker has it, whatever the broker itself permits; ``None`` when it has none."""
+        request = RemotingRequest.of(Request.GET_TOPIC_CONFIG, headers.TopicOnly(topic))
+        answer = self._core.transport.call(broker.address, request, self._core.deadline())
+        return None if answer.code == Response.TOPIC_NOT_EXIST else decode_topic(successful(answer).body)
+
+    def _put(self, broker: BrokerView, topic: TopicConfig, changes: Mapping[str, str]) -> None:
+        """Create a topic on a broker or change it there, with these changes of its attributes."""
+        header = headers.CreateTopic(
+            topic.name,
+            DEFAULT_TOPIC,
+            Int32(topic.read_queues),
+            Int32(topic.write_queues),
+            Int32(topic.permission),
+            topic_sys_flag=Int32(topic.sys_flag),
+            order=topic.order,
+            attributes=write_changes(changes) or None,
+        )
+        self._ask(broker.address, Request.UPDATE_AND_CREATE_TOPIC, header)
 
     def _on_topic(self, topic: str, code: Request, header: tuple[object, ...], read: Callable[[bytes], list[T]]) -> list[T]:
         """Return the answers of all masters that have a topic, as one list."""

@@ -188,6 +188,13 @@ def decode_topic_table(body: bytes) -> TopicConfigs:
     return _table(fastjson.decode(body))
 
 
+@_reader("topic")
+def decode_topic(body: bytes) -> TopicConfig:
+    """Return the topic in the body of the answer to 351."""
+    row = fastjson.decode(body)
+    return _topic(_text(row["topicName"]), row)
+
+
 @_reader("registration")
 def decode_registration(body: bytes, version: int, compressed: bool) -> TopicConfigs:
     """Return the topics in the body of 103, of a request of protocol ``version``. An empty body means no topics yet."""
