@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from metaq.client import TextClient
+from metaq.config import check, gather_settings
 from metaq.protocol.remoting.codes import Request, Response
+from metaq.server.wire.listeners import parse_registries
 from tests.support.admin import connect, fields_of
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 from tests.support.cli import Cli
@@ -226,6 +228,25 @@ def test_add_slave(cluster: Cluster, cli: Cli, tmp_path: Path) -> None:
     shown = cli.run("cluster", "add-slave", NAME, "--replica", "2", "--wait", str(DEADLINE_S)).stderr
     assert "replica 2 holds" in shown and "in sync" in shown
     assert len(bodies(slave)) == 50
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"), [("", {}), ("mq1:9876", {"registries": "{registry}"})], ids=["its own registry", "registries"]
+)
+def test_add_slave_where_masters_are_elected(named: str, expected: dict[str, str]) -> None:
+    """SG-036, SG-082: it stands for election, too, and names no registry where each broker has one inside."""
+    reply = Reply(body=f"broker_name=a\ncluster_name=c\nzookeeper=zk:2181\nregistries={named}\n".encode())
+    with (
+        FakeRemoting(replica_status=lambda _: replica_view(1, "master"), get_broker_config=lambda _: reply) as master,
+        FakeRemoting(replica_status=lambda _: replica_view(2, "slave"), get_broker_config=lambda _: reply) as slave,
+        FakeRemoting(get_broker_cluster_info=lambda _: brokers_named_a(master, slave)) as registry,
+    ):
+        printed = Cli(f" {registry.address};").row("cluster", "add-slave", "a")["settings"]
+    own = {"role": "elected", "replica_number": "3", "zookeeper": "zk:2181"}
+    wanted = {**own, **{name: value.format(registry=registry.address) for name, value in expected.items()}}
+    assert {name: printed.get(name) for name in (*own, "registries", "master") if name in printed} == wanted
+    settings = check(gather_settings(None, {}, printed))
+    assert [str(address) for address in parse_registries(settings)] == [*filter(None, [wanted.get("registries")])]
 
 
 class Printed(ReplicaProcess):

@@ -74,10 +74,9 @@ def add_slave(
         number = replica or next(number for number in range(1, len(taken) + 2) if number not in taken)
         settings = {
             **shared(config),
-            "role": "slave",
+            **({"role": "elected"} if master.view.elects else {"role": "slave", "master": master.view.replication}),
+            **registered(config, admin.registries),
             "replica_number": str(number),
-            "master": master.view.replication,
-            "registries": registry,
             "replication_listen": listen,
             "data": data,
         }
@@ -105,6 +104,12 @@ def shared(config: Mapping[str, str]) -> dict[str, str]:
         for name, value in usual.items()
         if name in config and (config[name] != value or name in REFUSED_WITHOUT)
     }
+
+
+def registered(config: Mapping[str, str], registries: Collection[str]) -> dict[str, str]:
+    """Return the setting by which a slave registers: nothing where its master runs a registry of its own beside ZooKeeper."""
+    alone = config.get("zookeeper") and not config.get("registries")
+    return {} if alone else {"registries": ";".join(registries)}
 
 
 def differences(ours: Mapping[str, str], theirs: Mapping[str, str], but: Collection[str] = OF_EACH) -> list[str]:
