@@ -62,6 +62,12 @@ def test_a_registry_that_is_not_there() -> None:
     assert sick(Cli("127.0.0.1:1")) == {"registry": f"127.0.0.1:1 does not answer: {reason}"}
 
 
+@pytest.mark.slow
+def test_a_zookeeper_that_is_not_there() -> None:
+    """P14, E-04: without a registry nothing can be asked, and that is a problem."""
+    assert sick(Cli("zk://127.0.0.1:1"))["registry"].startswith("no registry answers")
+
+
 def test_one_registry_of_two(broker: BrokerProcess) -> None:
     """E-04: each is asked by itself."""
     found = sick(Cli(f"{broker.registry};127.0.0.1:1"))

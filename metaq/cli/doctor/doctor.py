@@ -35,7 +35,10 @@ def examine(facts: DoctorFacts) -> list[Finding]:
 
 
 def check_registries(facts: DoctorFacts) -> Iterator[Finding]:
-    """Check that each registry answers, and that all know the same brokers."""
+    """Check that registries are known, that each answers, and that all know the same brokers."""
+    if facts.unnamed is not None:
+        advice = "check the address of ZooKeeper, and that brokers have it as their setting zookeeper"
+        yield problem("registry", facts.unnamed, advice)
     for state in facts.registries:
         if state.error is None:
             yield ok("registry", f"{state.address} answers")

@@ -9,7 +9,7 @@ from metaq.cli.doctor.groupfacts import collect, leases_of, watch
 from metaq.client import Admin
 from metaq.client.admin.views import BrokerIdentity, BrokerView, TopicView
 from metaq.diagnosis.groupfacts import GroupFacts
-from metaq.errors import ClientError, Refused
+from metaq.errors import ClientError, Refused, RouteNotFound
 from metaq.message import MessageQueue
 from metaq.protocol.remoting.codes import MASTER, Response
 
@@ -59,15 +59,18 @@ class DoctorFacts(NamedTuple):
     groups: tuple[GroupFacts, ...] = ()
     gathering: str | None = None
     """Why topics and groups could not be asked about."""
+    unnamed: str | None = None
+    """Why no registry is known."""
 
 
 def gather_facts(registry: str, topics: tuple[str, ...], groups: tuple[str, ...], watch_s: float) -> DoctorFacts:
     """Ask for all facts. Without ``groups``, every group that has members or leases now is looked at."""
     with connect_registry(registry) as client:
         admin = client.admin()
+        unnamed = why_unnamed(admin)
         states = tuple(registry_state(address) for address in admin.registries)
         brokers = tuple(sorted({broker for state in states for broker in state.brokers}))
-        facts = DoctorFacts(states)
+        facts = DoctorFacts(states, unnamed=unnamed)
         if not brokers:
             return facts
         facts = facts._replace(brokers=tuple(broker_state(admin, broker) for broker in brokers))
@@ -77,6 +80,17 @@ def gather_facts(registry: str, topics: tuple[str, ...], groups: tuple[str, ...]
             return look_further(admin, facts, topics, groups, watch_s)
         except ClientError as error:
             return facts._replace(gathering=str(error))
+
+
+def why_unnamed(admin: Admin) -> str | None:
+    """Wait until ZooKeeper has named the registries, where it is asked for them. Return why it has not; else ``None``."""
+    if admin.registries:
+        return None
+    try:
+        admin.brokers()
+    except RouteNotFound as error:
+        return None if admin.registries else str(error)
+    return None
 
 
 def registry_state(address: str) -> RegistryState:
