@@ -46,6 +46,8 @@ def test_list_show_and_lag(cli: Cli, client: Client, broker: BrokerProcess) -> N
         "model": "clustering",
         "topics": ["orders"],
         "lag": 6,
+        "in_flight": None,
+        "delayed": None,
         "enabled": True,
     }
     (member,) = shown["clients"]

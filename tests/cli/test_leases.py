@@ -121,6 +121,19 @@ def test_lags(person: Person, cli: Cli) -> None:
     assert [exported[1][name] for name in ("lag", "in_flight", "delayed")] == [None] * 3
 
 
+def test_groups_that_lease_are_listed_with_those_that_do_not(person: Person, cli: Cli) -> None:
+    """MY-033, E-04: whichever comes first, every row has the same columns; they are shown if a group has something in them."""
+    for name in ("a-puller", "z-puller"):
+        cli.run("group", "update", name)
+    listed = {row["group"]: (row["in_flight"], row["delayed"]) for row in cli.rows("group", "list")}
+    assert listed.items() >= {"a-puller": (None, None), person.group: (1, 1), "z-puller": (None, None)}.items()
+    heading, *lines = cli.text("group", "list").splitlines()
+    assert "IN FLIGHT" in heading
+    assert {line.split()[0] for line in lines} >= {"a-puller", person.group, "z-puller"}
+    assert "in flight" in cli.text("group", "show", person.group)
+    assert "in flight" not in cli.text("group", "show", "a-puller")
+
+
 def test_stats_and_metrics(person: Person, broker: BrokerProcess) -> None:
     """MY-033, E-01: what became of leases, and how many there are."""
     before = {name: int(value) for name, value in person.stats().items() if name.startswith("lease") and value.isdecimal()}

@@ -1,6 +1,6 @@
 """``metaq group``: consumer groups, their lags, and why one does not consume."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -55,7 +55,7 @@ def list_groups(show_all: bool, registry: str, as_json: bool) -> None:
         admin = client.admin()
         views = [view for view in admin.groups() if show_all or not SYSTEM_GROUP.fullmatch(view.name)]
         rows = [summary(admin, view) for view in views]
-    print_rows(rows, as_json=as_json)
+    print_rows(rows, as_json=as_json, hidden=hidden_columns(rows))
     if not rows and not as_json:
         click.echo("no groups", err=True)
 
@@ -66,16 +66,21 @@ def summary(admin: Admin, view: GroupView) -> Row:
     lags = admin.group_lag(view.name)
     leased = [lag.leased for lag in lags if lag.leased is not None]
     topics = {lag.queue.topic for lag in lags} | set(() if online is None else online.subscriptions)
-    figures = {"in_flight": sum(lag.in_flight for lag in leased), "delayed": sum(lag.delayed for lag in leased)}
     return {
         "group": view.name,
         "members": 0 if online is None else len(online.members),
         "model": "" if online is None else online.model.lower(),
         "topics": sorted(topic for topic in topics if not topic.startswith(RETRY_PREFIX)),
         "lag": sum(lag.lag for lag in lags) if lags else None,
-        **(figures if leased else {}),
+        "in_flight": sum(lag.in_flight for lag in leased) if leased else None,
+        "delayed": sum(lag.delayed for lag in leased) if leased else None,
         "enabled": view.consume_enable,
     }
+
+
+def hidden_columns(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Return the columns about leases if no row has anything in them."""
+    return () if any(row["in_flight"] is not None for row in rows) else ("in_flight", "delayed")
 
 
 @group.command(epilog=examples("metaq group show billing", "metaq group show billing --json"))
@@ -92,7 +97,8 @@ def show(group: str, registry: str, as_json: bool) -> int:
     if as_json:
         print_json({**row, "clients": members})
         return 0
-    print_record(row, as_json=False)
+    hidden = hidden_columns([row])
+    print_record({key: value for key, value in row.items() if key not in hidden}, as_json=False)
     if members:
         click.echo()
         print_rows(members, as_json=False, hidden=("registries",))
@@ -127,8 +133,8 @@ def lag(group: str, topic: str | None, registry: str, as_json: bool) -> int:
         advice = f"metaq why-not-consuming {group} says whether it consumes"
         click.echo(f"metaq: the group {group} has never committed an offset{where}, so it has no lag; {advice}", err=True)
         return FAILED
-    leases = any(view.leased is not None for view in lags)
-    print_rows(map(lag_row, lags), as_json=as_json, hidden=() if leases else ("in_flight", "delayed"))
+    rows = [lag_row(view) for view in lags]
+    print_rows(rows, as_json=as_json, hidden=hidden_columns(rows))
     if not as_json:
         click.echo(f"{sum(view.lag for view in lags)} messages behind")
     return 0
