@@ -1,11 +1,15 @@
 """Groups, dead letters and clusters on the command line."""
 
+import json
 from datetime import UTC, datetime
 
 from metaq.client import Client, ConsumeFrom
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.cli import Cli
 from tests.support.consumer import owned
+from tests.support.fakeremoting import FakeRemoting, Reply, Script, route_to
 
 DEADLINE_S = 60.0
 FIRST = ConsumeFrom.FIRST
@@ -88,6 +92,51 @@ def test_reset_shows_then_does(cli: Cli, client: Client) -> None:
     now = datetime.now(UTC).isoformat()
     assert {row["after"] for row in cli.rows("group", "reset-offset", "readers", "replayed", "--to-time", now)} == {4}
     assert "give one of" in cli.run("group", "reset-offset", "readers", "--to-end", "--to-begin", code=2).stderr
+
+
+def test_a_reset_leaves_out_topics_that_are_gone(cli: Cli, client: Client) -> None:
+    """E-04: of all topics of a group, those that exist are reset; the others are named."""
+    for topic in ("early", "late"):
+        fill(cli, client, topic, 2, partitions=1)
+        consume(client, topic, "survivors", 2)
+    with client.consumer("early", "survivors") as consumer:  # it still subscribes to what is gone
+        wait_until(lambda: owned(consumer, "early") == 1, DEADLINE_S, "it is a member")
+        cli.run("topic", "delete", "early", "--yes")
+        done = cli.run("group", "reset-offset", "survivors", "--to-begin", "--yes")
+        assert done.stderr == "metaq: the topic early does not exist; it is left out\n"
+        assert "1 offsets were set" in done.stdout
+        assert cli.row("group", "lag", "survivors", "--topic", "late")["lag"] == 2
+        failed = cli.run("group", "reset-offset", "survivors", "late", "early", "--to-end", "--yes", code=1)
+        assert "there is no topic early" in failed.stderr
+        assert cli.row("group", "lag", "survivors", "--topic", "late")["lag"] == 2
+
+
+def test_a_reset_that_fails_says_what_was_set() -> None:
+    """E-04: the offsets of the topics before the one that fails."""
+
+    def reset(request: RemotingCommand) -> Reply:
+        return Reply(Response.SYSTEM_ERROR, remark="not now") if request.fields["topic"] == "b" else Reply()
+
+    def replies(content: object) -> Script:
+        return lambda _: Reply(body=json.dumps(content).encode())
+
+    with FakeRemoting(
+        get_all_subscriptiongroup_config=replies({"subscriptionGroupTable": {"billing": {"groupName": "billing"}}}),
+        query_topics_by_consumer=replies({"topicList": ["a", "b"]}),
+        get_consume_stats=replies({"offsetTable": {}}),
+        get_min_offset=lambda _: Reply(fields={"offset": "3"}),
+        invoke_broker_to_reset_offset=reset,
+    ) as broker:
+        named = {"cluster": "c", "brokerName": "m", "brokerAddrs": {"0": broker.address}}
+        clusters = replies({"brokerAddrTable": {"m": named}, "clusterAddrTable": {"c": ["m"]}})
+        broker.scripts |= {
+            Request.GET_BROKER_CLUSTER_INFO: clusters,
+            Request.GET_ROUTEINFO_BY_TOPIC: route_to({"m": broker.address}, 1),
+        }
+        failed = Cli(broker.address).run("group", "reset-offset", "billing", "--to-begin", "--yes", code=4)
+    assert "1 offsets were set" in failed.stdout
+    assert [line.split() for line in failed.stdout.splitlines()[1:-1]] == [["a", "m", "0", "3", "3"]]
+    assert "not now" in failed.stderr
 
 
 def test_reset_of_one_partition_under_a_running_consumer(cli: Cli, client: Client) -> None:

@@ -177,8 +177,8 @@ TOOLS: Final = [
     M(
         "E-04",
         "cli/groups/groups.py",
-        "partitions=partitions or None, apply=yes)",
-        "partitions=partitions or None, apply=True)",
+        "changes += reset(topic, apply=True) if yes else planned",
+        "changes += reset(topic, apply=True)",
         "cli/test_groups.py::test_reset_shows_then_does",
     ),
     M(

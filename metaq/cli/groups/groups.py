@@ -1,7 +1,8 @@
 """``metaq group``: consumer groups, their lags, and why one does not consume."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import click
@@ -28,6 +29,7 @@ from metaq.cli.times import TIMES, When
 from metaq.client import Admin, ConsumeFrom
 from metaq.client.admin.views import GroupView, LagView, MemberView, OffsetChange
 from metaq.diagnosis.groupchecks import diagnose
+from metaq.errors import RouteNotFound, RouteProblem
 from metaq.message import RETRY_PREFIX
 from metaq.protocol.remoting.attributes import GROUP_ATTRIBUTES, check_attributes
 
@@ -209,25 +211,48 @@ def reset_offset(
         admin = client.admin()
         known_group(admin, group)
         names = topics or [topic for topic in admin.topics_of_group(group) if not topic.startswith(RETRY_PREFIX)]
-        changes = [
-            change
-            for topic in names
-            for change in admin.reset_offset(group, topic, chosen[0], partitions=partitions or None, apply=yes)
-        ]
-    applied = {"applied": yes} if as_json else {}
-    print_rows([{**offset_row(change), **applied} for change in changes], as_json=as_json)
+        reset = partial(admin.reset_offset, group, to=chosen[0], partitions=partitions or None)
+        plan = reset_plan(reset, names, named=bool(topics))
+        changes: list[OffsetChange] = []
+        try:
+            for topic, planned in plan.items():
+                changes += reset(topic, apply=True) if yes else planned
+        finally:  # also what was set before an error
+            print_changes(changes, applied=yes, as_json=as_json)
     if not changes:
-        if partitions and names:
+        if partitions and plan:
             absent = (
-                f"{', '.join(names)} has no partition {', '.join(map(str, partitions))}; metaq topic show shows those it has"
+                f"{', '.join(plan)} has no partition {', '.join(map(str, partitions))}; metaq topic show shows those it has"
             )
         else:
             absent = f"the group {group} has no offsets in any topic; name the TOPIC in which it shall have some"
         click.echo(f"metaq: {absent}", err=True)
         return FAILED
-    if not as_json:
-        click.echo(f"{len(changes)} offsets were set" if yes else NOTHING_CHANGED, err=not yes)
     return 0
+
+
+def reset_plan(
+    reset: Callable[[str], list[OffsetChange]], topics: Iterable[str], *, named: bool
+) -> dict[str, list[OffsetChange]]:
+    """Return by topic what would change. Topics that do not exist are reported and left out, unless a person ``named`` them."""
+    plan = {}
+    for topic in topics:
+        try:
+            plan[topic] = reset(topic)
+        except RouteNotFound as error:
+            if named or error.reason is not RouteProblem.TOPIC_ABSENT:
+                raise
+            click.echo(f"metaq: the topic {topic} does not exist; it is left out", err=True)
+    return plan
+
+
+def print_changes(changes: Sequence[OffsetChange], *, applied: bool, as_json: bool) -> None:
+    """Print the offsets that were set, or would be."""
+    if as_json:
+        print_rows([{**offset_row(change), "applied": applied} for change in changes], as_json=True)
+    elif changes:
+        print_rows(map(offset_row, changes), as_json=False)
+        click.echo(f"{len(changes)} offsets were set" if applied else NOTHING_CHANGED, err=not applied)
 
 
 def offset_row(change: OffsetChange) -> Row:
