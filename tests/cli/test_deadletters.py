@@ -71,6 +71,19 @@ def test_a_dead_letter_goes_to_its_group_alone(cli: Cli, client: Client) -> None
     assert len(cli.rows("message", "query", "letters", "--from", "1h")) == 1
 
 
+def test_a_dead_letter_whose_topic_is_gone(cli: Cli, client: Client) -> None:
+    """E-04, SG-074: it keeps no other one from being sent to its topic, and its group can have it again."""
+    lost = dead_letters(cli, client, "gone", "heirs", 1)
+    rest = dead_letters(cli, client, "kept", "heirs", 1, before=1)
+    cli.run("topic", "delete", "gone", "--yes")
+    shown = cli.run("dlq", "replay", "heirs", code=1)
+    assert f"left out {lost[0]} to gone: there is no such topic any more; --to group" in shown.stdout
+    assert "would send 1 of 2" in shown.stdout
+    rows = cli.rows("dlq", "replay", "heirs", "--yes", code=1)
+    assert {row["id"]: (row["sent"], row["sent_before"]) for row in rows} == {lost[0]: (False, None), rest[0]: (True, 0)}
+    assert [row["sent"] for row in cli.rows("dlq", "replay", "heirs", "--to", "group", "--id", lost[0], "--yes")] == [True]
+
+
 def test_chosen_dead_letters_are_discarded(cli: Cli, client: Client, broker: BrokerProcess) -> None:
     """E-09: only with --yes; one, several, then all that are left; nothing shows, counts or sends them again."""
     ids = dead_letters(cli, client, "parcels", "carriers", 6)

@@ -22,7 +22,7 @@ from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import Row, print_rows
 from metaq.client import Admin, Producer, ReceivedMessage
 from metaq.client.sending.again import properties_again
-from metaq.errors import BadRequest
+from metaq.errors import BadRequest, RouteNotFound, RouteProblem
 from metaq.message import DEAD_PREFIX
 from metaq.protocol.properties import SHARDING_KEY
 
@@ -130,20 +130,33 @@ def replay(group: str, ids: tuple[str, ...], target: str, again: bool, yes: bool
     id is one of their keys, so that `metaq message query TOPIC --key ID` finds them, and their property DLQ_ORIGIN_MESSAGE_ID.
     With --to group they are sent to this group only, under new ids: a topic's window does not count them as duplicates.
     """
-    sent = 0
+    sent = unsendable = 0
     with connect_registry(registry) as client, client.producer() as producer:
         admin = client.admin()
         letters = chosen(admin, group, ids)
         for letter in letters:
-            before = len(admin.query_by_key(letter.topic, letter.id))
-            left_out = before > 0 and not again and target == TOPIC
+            before = times_sent(admin, letter) if target == TOPIC else None
+            lost = target == TOPIC and before is None
+            left_out = lost or bool(before and not again)
             new_id = None
             if yes and not left_out:
                 new_id = admin.replay(group, letter).id if target == GROUP else send_again(producer, group, letter)
             sent += not left_out
+            unsendable += lost
             report(letter, before, new_id, yes=yes, left_out=left_out, as_json=as_json)
     done = f"{'sent' if yes else 'would send'} {sent} of {len(letters)} dead letters again"
-    return conclude(group, ids, letters, done, yes=yes, as_json=as_json)
+    code = conclude(group, ids, letters, done, yes=yes, as_json=as_json)
+    return FAILED if unsendable else code
+
+
+def times_sent(admin: Admin, letter: ReceivedMessage) -> int | None:
+    """Return how often a dead letter was sent to its topic again; ``None`` when there is no such topic any more."""
+    try:
+        return len(admin.query_by_key(letter.topic, letter.id))
+    except RouteNotFound as error:
+        if error.reason is not RouteProblem.TOPIC_ABSENT:
+            raise
+        return None
 
 
 def send_again(producer: Producer, group: str, letter: ReceivedMessage) -> str:
@@ -164,15 +177,20 @@ def send_again(producer: Producer, group: str, letter: ReceivedMessage) -> str:
     return result.id
 
 
-def report(letter: ReceivedMessage, before: int, new_id: str | None, *, yes: bool, left_out: bool, as_json: bool) -> None:
-    """Print one line about one dead letter."""
+def report(
+    letter: ReceivedMessage, before: int | None, new_id: str | None, *, yes: bool, left_out: bool, as_json: bool
+) -> None:
+    """Print one line about one dead letter; ``before`` says how often it was sent to its topic, if that was asked."""
     if as_json:
         row: dict[str, Any] = {"id": letter.id, "topic": letter.topic, "sent_before": before, "sent": yes and not left_out}
         print_json({**row, "new_id": new_id})
         return
     what = f"{letter.id} to {letter.topic}"
     if left_out:
-        click.echo(f"left out {what}: it was sent again {before} time{'s' if before > 1 else ''} before; --again sends it")
+        reason = "there is no such topic any more; --to group sends it to its group"
+        if before is not None:
+            reason = f"it was sent again {before} time{'s' if before > 1 else ''} before; --again sends it"
+        click.echo(f"left out {what}: {reason}")
     elif yes:
         click.echo(f"sent {what} as {new_id}")
     else:
