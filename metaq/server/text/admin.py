@@ -100,7 +100,8 @@ class AdminHandler:
         self._connections = connections
         self._save_topics = save_topics
         self._transactions = transactions
-        self._topic_base: dict[str, tuple[int, int]] = {}  # messages and bytes of a topic when real-time counting began
+        self._put_before = self._put_ever()
+        """The messages and bytes that partitions had when real-time counting began."""
 
     # -- commands -----------------------------------------------------------------------------------------------------
 
@@ -317,25 +318,31 @@ class AdminHandler:
         yield f"partitions {len(queues)}"
         yield f"message_count {messages}"
         yield f"bytes {size}"
-        base_messages, base_size = self._topic_base.get(name, (0, 0))
-        put = Meter(recent_count=self._put_total(topic)[0] - base_messages)
-        sizes = Meter(recent_count=put.recent_count, recent_value=self._put_total(topic)[1] - base_size)
-        yield f"topic_realtime_put {self._meter(put)}"
+        put, put_size = self._put_lately(queues)
+        yield f"topic_realtime_put {self._meter(Meter(recent_count=put))}"
         counters = self._context.topic_counters(name)
         yield f"topic_realtime_get {self._meter(counters.get)}"
         yield f"topic_realtime_offset {self._meter(counters.offset)}"
         yield f"topic_realtime_get_miss {self._meter(counters.get_miss)}"
         yield f"topic_realtime_put_failed {self._meter(counters.put_failed)}"
-        yield f"topic_realtime_message_size {self._meter(sizes)}"
+        yield f"topic_realtime_message_size {self._meter(Meter(recent_count=put, recent_value=put_size))}"
 
-    def _put_total(self, topic: Topic) -> tuple[int, int]:
-        """Return the number of messages and of bytes ever put to a topic."""
-        queues = self._queues(topic)
-        return sum(queue.readable for queue in queues), sum(queue.readable_text_end for queue in queues)
+    def _put_ever(self) -> dict[TopicPartition, tuple[int, int]]:
+        """Return the number of messages and of bytes ever put, by partition."""
+        return {key: (queue.readable, queue.readable_text_end) for key, queue in self._context.store.queues.items()}
+
+    def _put_lately(self, queues: Iterable[ConsumeQueue]) -> tuple[int, int]:
+        """Return the number of messages and of bytes put to partitions since real-time counting began."""
+        messages = size = 0
+        for queue in queues:
+            before = self._put_before.get(TopicPartition(queue.topic, queue.partition), (0, 0))
+            messages += queue.readable - before[0]
+            size += queue.readable_text_end - before[1]
+        return messages, size
 
     def _reset(self) -> None:
         self._context.counters.reset()
-        self._topic_base = {topic.name: self._put_total(topic) for topic in self._context.topics.of_users()}
+        self._put_before = self._put_ever()
 
     def _realtime_lines(self) -> Iterator[str]:
         counters = self._context.counters

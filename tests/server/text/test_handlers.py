@@ -115,6 +115,23 @@ def test_no_get_is_held_once_the_broker_stops(parts: Parts, client: Text) -> Non
     assert waiting.answers().startswith(b"result 404 ")
 
 
+def test_what_a_broker_finds_in_its_store_is_not_counted_as_put_lately(parts: Parts, client: Text) -> None:
+    """MQ-064: the counters of a topic begin with the process, or with its role."""
+    client.send(3 * PUT)
+    parts.end_turn()
+    client.answers()
+    admin = AdminHandler(parts.context, parts.endpoint, lambda: None, lambda read: {})
+    parts.endpoint.answer_text({Stats: admin.stats}, *2 * (PutHandler(parts.context, parts.turns).puts,))
+    assert b"topic_realtime_put null" in client.send(b"stats orders 1\r\n")
+    client.send(PUT)
+    parts.end_turn()
+    client.answers()
+    shown = client.send(b"stats orders 1\r\n")
+    assert b"message_count 4" in shown
+    assert b"topic_realtime_put Count=1," in shown
+    assert b"topic_realtime_message_size Count=1," in shown
+
+
 def test_statistics_count_messages(parts: Parts, client: Text) -> None:
     client.send(3 * PUT)
     parts.end_turn()
