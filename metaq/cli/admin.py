@@ -118,6 +118,11 @@ def structured(item: str, text: str) -> dict[str, Any]:
 
 
 def parse_config(text: str) -> dict[str, Any]:
+    """Parse ``stats config`` into its sections, with numbers, truths and texts. ``ConfigError`` for a registry's."""
+    return {name: {key: _scalar(value) for key, value in section.items()} for name, section in config_texts(text).items()}
+
+
+def config_texts(text: str) -> dict[str, dict[str, str]]:
     """Parse ``stats config``, which has the form of an INI file, into its sections. ``ConfigError`` for a registry's."""
     import configparser  # noqa: PLC0415 - put asks for no configuration
 
@@ -128,7 +133,7 @@ def parse_config(text: str) -> dict[str, Any]:
     except configparser.Error as error:
         advice = "give the address of a broker, by default port 8123"
         raise ConfigError(f"--broker: that is a registry, which stores no messages; {advice}") from error
-    return {name: {key: _scalar(value) for key, value in parser.items(name)} for name in parser.sections()}
+    return {name: dict(parser.items(name)) for name in parser.sections()}
 
 
 def _scalar(text: str) -> int | bool | str:

@@ -28,8 +28,16 @@ _COLOURS: Final = {"ok": GOOD, "warning": DOUBTFUL, "problem": BAD}
 
 
 def local_time(time_ms: int) -> str:
-    """Return a Unix time as local date and time; empty for 0, which means that there is none."""
-    return datetime.fromtimestamp(time_ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S") if time_ms else ""
+    """Return a Unix time as local date and time; empty for 0, which means that there is none.
+
+    What programs say may be no time that a calendar has; then it is the number.
+    """
+    if not time_ms:
+        return ""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return str(time_ms)
 
 
 def one_line(text: str) -> str:

@@ -61,6 +61,14 @@ def test_the_settings_of_a_running_broker_are_shown(tmp_path: Path) -> None:
     assert "cannot be combined with --origin" in config("show", "--running", "--origin", code=2).stderr
 
 
+def test_a_name_of_digits_is_shown_as_it_is(tmp_path: Path) -> None:
+    """E-29: texts that look like numbers stay texts."""
+    with BrokerProcess(tmp_path / "data", "--broker-name", "7") as broker:
+        shown = yaml.safe_load(config("show", "--running", "--broker", broker.address).stdout)
+    assert shown["broker_name"] == "7"
+    assert isinstance(shown["max_topics"], int)
+
+
 def text_client(broker: BrokerProcess, certificates: Certificates) -> TextClient:
     name, secret = ADMIN
     return TextClient(broker.host, broker.port, user=name, password=secret, tls=str(certificates.authority))

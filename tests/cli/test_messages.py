@@ -6,6 +6,8 @@ import threading
 from datetime import UTC, datetime, timedelta
 
 from metaq.client import Client, ConsumeFrom, ReceivedMessage
+from metaq.protocol.remoting.codes import Request
+from tests.support.admin import ask, connect, fields_of
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.cli import Cli
 
@@ -31,6 +33,15 @@ def test_what_is_sent_is_found_by_key_and_by_both_ids(cli: Cli) -> None:
     assert "by key 'eu' and tag 'refunded'; its oldest" in nothing.stderr
     wrong = cli.run("message", "send", "orders", "x", "--property", "region=eu", "--property", "bad", code=2)
     assert "--property 'bad' is not NAME=VALUE" in wrong.stderr
+
+
+def test_a_time_that_no_calendar_has_is_shown_as_a_number(cli: Cli, broker: BrokerProcess) -> None:
+    """E-04: programs may give any number as the time at which a message was born, as one in microseconds."""
+    born_ms = 1_700_000_000_000_000
+    with connect(broker) as sender:
+        fields = fields_of(a="pg", b="born", c="TBW102", d=4, e=0, f=0, g=born_ms, h=0, i="KEYS\1odd\2", j=0, k=False)
+        sent = ask(sender, Request.SEND_MESSAGE_V2, b"x", **fields)
+    assert str(born_ms) in cli.text("message", "show", sent.fields["msgId"])
 
 
 def test_a_message_is_delayed_and_cancelled(cli: Cli, broker: BrokerProcess) -> None:

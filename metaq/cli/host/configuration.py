@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from metaq.address import Address
-from metaq.cli.admin import CONFIG, parse_config
+from metaq.cli.admin import CONFIG, config_texts
 from metaq.cli.common import broker_option, connect_text, examples, json_option, print_json
 from metaq.cli.host.configdoc import page
 from metaq.cli.host.settings import SettingsCommand, config_option, setting_options
@@ -57,7 +57,7 @@ def show(config_file: Path | None, origin: bool, running: bool, broker: Address,
 
 def _of_broker(broker: Address) -> dict[str, Any]:
     with connect_text(broker) as client:
-        values = parse_config(client.stats(CONFIG))[RUNNING]
+        values = config_texts(client.stats(CONFIG))[RUNNING]
     known = {name: value for name, value in values.items() if name in FIELDS}  # a broker of another version has other settings
     return {name: value for name, value in plain(from_values(Settings, known)).items() if name in known}
 
