@@ -70,7 +70,7 @@ def _full(facts: GroupFacts, leased: LeaseSide) -> Iterator[Finding]:
 
 
 def _open(row: PlaceRow) -> int:
-    return row.in_flight + row.waiting + row.delayed
+    return row.in_flight + row.waiting + row.delayed + row.lined
 
 
 def _unkept(broker: str, leased: LeaseSide) -> Iterator[Finding]:

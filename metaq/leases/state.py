@@ -180,6 +180,15 @@ class PartitionLeases:
         """Return whether an open message waits to be given again, as of the last ``settle``."""
         return ordinal in self._waiting
 
+    def is_lined(self, ordinal: int) -> bool:
+        """Return whether an open message was never given because others with its key are before it."""
+        return ordinal in self._lined
+
+    def given_once(self, ordinals: Iterable[int]) -> int:
+        """Return how many of some messages are open and were given once so far."""
+        found = map(self.find, ordinals)
+        return sum(bunch is not None and bunch.times == 1 for bunch in found)
+
     def is_claimed(self, ordinal: int) -> bool:
         """Return whether a message is on its way to the dead letters."""
         return ordinal in self._claimed

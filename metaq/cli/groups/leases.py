@@ -67,8 +67,9 @@ def _ids_argument(command: Decorated) -> Decorated:
 def list_partitions(group: str, topic: str | None, count: int, registry: str, as_json: bool) -> None:
     """Show the partitions in which GROUP leases messages.
 
-    base is the lowest message that is not finished, next the first that was never given. lag is ready + in_flight + delayed;
-    waiting are those of the ready ones that are to be given again.
+    base is the lowest message that is not finished, next the first that was never given. lag is ready + in_flight + delayed +
+    lined; waiting are those of the ready ones that are to be given next; lined were never given because others with their keys
+    are before them.
     """
     with connect_registry(registry) as client:
         admin = client.admin()
@@ -98,7 +99,7 @@ def show(group: str, topic: str, partition: int, count: int, registry: str, as_j
     """Show the messages of a partition that were given to GROUP and are not finished, the lowest first.
 
     times counts their deliveries. leased: until due; delayed: given back, and to be given again when due; waiting: to be given
-    again now; dying: on the way to the dead letters.
+    now; lined: never given, because others with their keys are before them; dying: on the way to the dead letters.
     """
     with connect_registry(registry) as client:
         admin = client.admin()

@@ -3,6 +3,7 @@
 from typing import Final
 
 from metaq.leases.events import Acked, Changed, Dead, LeaseEvent, Popped, Repeated
+from metaq.leases.state import PartitionLeases
 from metaq.message import GroupPartition
 
 MOST_PAIRS: Final = 20_000
@@ -36,23 +37,26 @@ class LeaseCounts:
         self.meaningless = 0
         """Receipts and ids that meant nothing (any more)."""
 
-    def take(self, place: GroupPartition, event: LeaseEvent, closed: int) -> None:
-        """Count an event that was applied; ``closed`` messages are not open any more since."""
+    def take(self, place: GroupPartition, event: LeaseEvent, state: PartitionLeases, closed: int) -> None:
+        """Count an event that was applied to a state; ``closed`` messages are not open any more since."""
         if isinstance(event, Acked):
             self.acked += closed
         elif isinstance(event, Popped):
-            given = event.bits.bit_count()
-            self.all.given += given
-            self._pair(place).given += given
+            self._give(place, event.bits.bit_count(), 0)
         elif isinstance(event, Repeated):
-            self.all.again += len(event.ordinals)
-            self._pair(place).again += len(event.ordinals)
+            first = 0 if event.same_attempt else state.given_once(event.ordinals)  # they were lined
+            self._give(place, first, len(event.ordinals) - first)
         elif isinstance(event, Changed):
             self.given_back += event.given_back
             self.extended += not event.given_back
         elif isinstance(event, Dead):
             self.all.dead += closed
             self._pair(place).dead += closed
+
+    def _give(self, place: GroupPartition, given: int, again: int) -> None:
+        for counts in (self.all, self._pair(place)):
+            counts.given += given
+            counts.again += again
 
     def _pair(self, place: GroupPartition) -> PairCounts:
         key = place.group, place.topic

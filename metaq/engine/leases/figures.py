@@ -23,17 +23,17 @@ SLICE: Final = 2_000
 
 
 class OpenMessage(NamedTuple):
-    """A message that was given and is not finished."""
+    """A message that is open: it was given and is not finished, or is passed over because of its key."""
 
     ordinal: int
     times: int
     """Its deliveries so far."""
     first_ms: int
-    """When it was given for the first time (Unix time)."""
+    """When it was given for the first time (Unix time); 0: never."""
     due_ms: int
-    """When its lease or its delay ends, or ended."""
+    """When its lease or its delay ends, or ended; 0 for a message that was never given."""
     state: str
-    """``leased``, ``delayed`` or ``waiting``; ``dying`` while it is on its way to the dead letters."""
+    """``leased``, ``delayed``, ``lined`` or ``waiting``; ``dying`` while it is on its way to the dead letters."""
 
 
 class LeaseFigures:
@@ -66,7 +66,8 @@ class LeaseFigures:
             in_flight=state.leased - state.delayed,
             waiting=state.waiting,
             delayed=state.delayed,
-            oldest_ms=None if bunch is None else bunch.first_ms,
+            lined=state.lined,
+            oldest_ms=bunch.first_ms if bunch is not None and bunch.times else None,
             first_ready=min(ready, default=None),
         )
 
@@ -103,9 +104,12 @@ class LeaseFigures:
                 name = "waiting"
             elif state.is_claimed(ordinal):
                 name = "dying"
+            elif state.is_lined(ordinal):
+                name = "lined"
             else:
                 name = "delayed" if bunch.given_back else "leased"
-            yield OpenMessage(ordinal, bunch.times, bunch.first_ms, bunch.due_ms + shift_ms, name)
+            due_ms = bunch.due_ms + shift_ms if bunch.times else 0
+            yield OpenMessage(ordinal, bunch.times, bunch.first_ms, due_ms, name)
 
     # -- groups and the broker ----------------------------------------------------------------------------------------
 
@@ -155,5 +159,5 @@ class LeaseFigures:
         found = [self.leases.settled(place) for place in self.leases.places()]
         states = [state for state in found if state is not None]
         waiting, delayed = sum(state.waiting for state in states), sum(state.delayed for state in states)
-        leased = sum(state.leased for state in states) - delayed
-        return {"leases_leased": leased, "leases_waiting": waiting, "leases_delayed": delayed}
+        leased, lined = sum(state.leased for state in states) - delayed, sum(state.lined for state in states)
+        return {"leases_leased": leased, "leases_waiting": waiting, "leases_delayed": delayed, "leases_lined": lined}

@@ -264,7 +264,7 @@ class Leases:
         for event in events:
             opened = state.open
             state.apply(event, now_ms, shift_ms)
-            self.counts.take(place, event, opened - state.open)
+            self.counts.take(place, event, state, opened - state.open)
             if isinstance(event, Forgotten):
                 self.open -= before
                 self._drop(place)

@@ -182,7 +182,7 @@ class BrokerMetrics:
         yield metrics.LAG_AGE, ((key, self._age_of_lag(*key, rest)) for key in self.lags.pairs(rest))
 
     def _oldest_in(self, group: str, queue: ConsumeQueue, ordinal: int) -> int | None:
-        """Return when the message was stored whose age counts: those that are leased or delayed say nothing."""
+        """Return when the message was stored whose age counts: those that are leased, delayed or lined say nothing."""
         figures = self.leases.of(GroupPartition(group, queue.topic, queue.partition))
         oldest = ordinal if figures is None else figures.first_ready
         return None if oldest is None else self.export.stored(queue, oldest)
@@ -197,6 +197,7 @@ class BrokerMetrics:
         yield metrics.LEASE_READY, ((key, sums.ready) for key, sums in found.items())
         yield metrics.LEASE_IN_FLIGHT, ((key, sums.in_flight) for key, sums in found.items())
         yield metrics.LEASE_DELAYED, ((key, sums.delayed) for key, sums in found.items())
+        yield metrics.LEASE_LINED, ((key, sums.lined) for key, sums in found.items())
         yield metrics.LEASE_AGE, ((key, self._seconds_since(sums.oldest_ms)) for key, sums in found.items())
         counts = [(key, each) for key, each in with_rests(list(self.leases.leases.counts.pairs.items()), rest)]
         yield metrics.LEASE_GIVEN, ((key, each.given) for key, each in counts)

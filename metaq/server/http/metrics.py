@@ -64,7 +64,7 @@ LAG: Final = _gauge(
 LAG_AGE: Final = _gauge(
     "metaq_consumer_lag_seconds",
     "seconds",
-    "Seconds since the oldest of these messages was stored, not counting those that are leased or delayed; 0 if there is none.",
+    "Seconds since the oldest of these messages was stored, without those that are leased, delayed or lined; 0 if none is.",
     "group",
     "topic",
 )
@@ -78,6 +78,13 @@ LEASE_IN_FLIGHT: Final = _gauge(
 )
 LEASE_DELAYED: Final = _gauge(
     "metaq_lease_delayed_messages", "messages", "Messages that were given back with a delay that goes on.", "group", "topic"
+)
+LEASE_LINED: Final = _gauge(
+    "metaq_lease_lined_messages",
+    "messages",
+    "Messages that were never given because others with their keys are before them.",
+    "group",
+    "topic",
 )
 LEASE_AGE: Final = _gauge(
     "metaq_lease_oldest_seconds",
@@ -97,7 +104,7 @@ LEASE_ACKED: Final = _counter("metaq_lease_acked_total", "messages", "Leased mes
 LEASE_MEANINGLESS: Final = _counter(
     "metaq_lease_receipts_stale_total", "receipts", "Receipts and IDs of leases that meant nothing any more."
 )
-LEASE_OPEN: Final = _gauge("metaq_lease_open_messages", "messages", "Messages that were leased and are not finished.")
+LEASE_OPEN: Final = _gauge("metaq_lease_open_messages", "messages", "Messages that were leased or lined and are not finished.")
 LEASE_HELD: Final = _gauge("metaq_held_pops", "pops", "Pops that wait for a message.")
 SUBSCRIPTIONS: Final = _gauge("metaq_subscriptions", "subscriptions", "Subscriptions to which messages are pushed.")
 LEASE_LOG: Final = _gauge("metaq_lease_log_bytes", "bytes", "Bytes of the records of leases that a start reads.")

@@ -113,8 +113,9 @@ class LeasedPartition(Output, frozen=True):
     lag: int
     ready: Annotated[int, Meta(description="Messages that can be given now.")]
     in_flight: Annotated[int, Meta(description="Messages that consumers have.")]
-    waiting: Annotated[int, Meta(description="Messages to be given again: their leases have ended.")]
+    waiting: Annotated[int, Meta(description="Those of them whose leases have ended, or whose turn in their key has come.")]
     delayed: Annotated[int, Meta(description="Messages that were given back with a delay which goes on.")]
+    lined: Annotated[int, Meta(description="Messages that were never given: others with their keys are before them.")]
     oldest_ms: UnixMs | None
 
 
@@ -126,6 +127,7 @@ class LeasingGroup(Output, frozen=True):
     ready: Annotated[int, Meta(description="Messages that can be given now.")]
     in_flight: Annotated[int, Meta(description="Messages that consumers have.")]
     delayed: Annotated[int, Meta(description="Messages that were given back with a delay which goes on.")]
+    lined: Annotated[int, Meta(description="Messages that were never given: others with their keys are before them.")]
     oldest_ms: Annotated[UnixMs | None, Meta(description="When the lowest message that is not finished was first given.")]
 
 
@@ -141,18 +143,19 @@ class OpenState(enum.Enum):
 
     LEASED = "leased"
     DELAYED = "delayed"
+    LINED = "lined"
     WAITING = "waiting"
     DYING = "dying"
 
 
 class OpenLease(Output, frozen=True):
-    """A message that was given and is not finished."""
+    """A message that was given and is not finished, or is passed over because of its key."""
 
     ordinal: Annotated[int, Meta(description="Its offset.")]
     times: Annotated[int, Meta(description="Its deliveries so far.")]
     state: OpenState
-    first_ms: UnixMs
-    due_ms: Annotated[UnixMs, Meta(description="When its lease or its delay ends, or ended.")]
+    first_ms: Annotated[UnixMs, Meta(description="When it was first given; 0: never.")]
+    due_ms: Annotated[UnixMs, Meta(description="When its lease or its delay ends, or ended; 0 if it was never given.")]
 
 
 class OpenLeases(Output, frozen=True):
@@ -221,6 +224,7 @@ def _leasing(call: Call, group: str, topic: str) -> LeasingGroup:
         ready=sums.ready,
         in_flight=sums.in_flight,
         delayed=sums.delayed,
+        lined=sums.lined,
         oldest_ms=sums.oldest_ms,
     )
 

@@ -7,6 +7,7 @@ from typing import Final
 
 import pytest
 
+from metaq.engine.leases.figures import OpenMessage
 from metaq.engine.leases.keyed import MOST_LINED
 from metaq.engine.leases.planning import PopRequest
 from metaq.engine.reading.filters import filter_of, parse_cached
@@ -71,3 +72,26 @@ def test_a_filter_ends_a_pop_after_some_milliseconds(broker: LeasedBroker, monke
     broker.take(wanted, broker.plan(wanted))
     state = broker.state(PLACE)
     assert state is not None and 0 < state.next < 5
+
+
+def opened(broker: LeasedBroker) -> list[OpenMessage]:
+    return broker.leasing.figures.open_from(PLACE, 0, MOST, lambda: None)
+
+
+def test_lined_messages_are_not_finished_and_were_never_given(broker: LeasedBroker) -> None:
+    """They count in the lag, have no times, and what gives one of them gives it for the first time."""
+    put(broker, *itertools.repeat("a", 4))
+    assert pop(broker) == [0]
+    figures, counts = broker.leasing.figures.of(PLACE), broker.leases.counts.of(PLACE.group, TOPIC)
+    assert figures is not None and (figures.lag, figures.in_flight, figures.lined) == (4, 1, 3)
+    assert figures.oldest_ms == opened(broker)[0].first_ms == broker.clock.now_ms()
+    assert broker.leasing.figures.numbers()["leases_lined"] == 3
+    assert [each.state for each in opened(broker)] == ["leased", "lined", "lined", "lined"]
+    assert opened(broker)[1:] == [OpenMessage(ordinal, 0, 0, 0, "lined") for ordinal in (1, 2, 3)]
+    broker.leases.ack(PLACE, opened(broker)[0].first_ms, 0, 1)
+    figures = broker.leasing.figures.of(PLACE)
+    assert figures is not None and (figures.lag, figures.ready, figures.lined) == (3, 1, 2)
+    assert figures.oldest_ms is None and opened(broker)[0] == OpenMessage(1, 0, 0, 0, "waiting")
+    assert pop(broker) == [1] and (counts.given, counts.again) == (2, 0)
+    broker.advance(LEASE_MS / 1000)
+    assert pop(broker) == [1] and (counts.given, counts.again) == (2, 1)

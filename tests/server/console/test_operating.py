@@ -187,6 +187,20 @@ def test_leases(visits: Visits, rest: Rest) -> None:
     assert "no number" in visits.page(f"/leases/{DEAD_GROUP}/{DEAD_TOPIC}/x", 400).alert
 
 
+def test_messages_in_line_for_their_key(visits: Visits, rest: Rest) -> None:
+    """E-22: they are open, and have no times: they were never given."""
+    rest.put("/topics/in-line", {"partitions": 1})
+    rest.put("/groups/in-line", {"attributes": {"order": "key"}})
+    rest.publish("in-line", "a", "b", ordering_key="k")
+    rest.post("/groups/in-line/leases", {"topic": "in-line", "limit": 9})
+    (row,) = rest.get("/leases", search="in-line")["rows"]
+    assert (row["in_flight"], row["lined"]) == (1, 1)
+    first, second = rest.get("/groups/in-line/leases/in-line/0")["rows"]
+    assert (first["state"], second["state"], second["first_ms"], second["due_ms"]) == ("leased", "lined", 0, 0)
+    opened = visits.page("/leases/in-line/in-line/0").text
+    assert opened.count("in line for its key") == 1 and "1970" not in opened
+
+
 def test_transactions_in_doubt(visits: Visits, rest: Rest, broker: BrokerProcess) -> None:
     """E-32: listed, shown, and decided, but only with a yes; then they are in doubt no longer."""
     with Producer(broker, "10.0.0.8@2") as producer:

@@ -24,31 +24,33 @@ class PlaceRow(NamedTuple):
     """The first message that was never given."""
     end: int
     lag: int
-    """Messages that are not finished: those that are ready, in flight or delayed."""
+    """Messages that are not finished: those that are ready, in flight, delayed or lined."""
     ready: int
     """Messages that can be given now: those never given, and those that wait."""
     in_flight: int
     """Messages that consumers have."""
     waiting: int
-    """Messages to be given again: their leases or delays have ended."""
+    """Messages to be given next: their leases or delays have ended, or those before them with their keys are done."""
     delayed: int
     """Messages that were given back with a delay which goes on."""
+    lined: int
+    """Messages that were never given because others with their keys are before them."""
     oldest_ms: int | None
-    """When the message at ``base`` was given for the first time; ``None`` when nothing is open."""
+    """When the message at ``base`` was given for the first time; ``None`` when it was not, or nothing is open."""
 
 
 class OpenRow(NamedTuple):
-    """A message that was given and is not finished."""
+    """A message that is open: it was given and is not finished, or is passed over because of its key."""
 
     ordinal: int
     times: int
     """Its deliveries so far."""
     state: str
-    """``leased``, ``delayed`` or ``waiting``; ``dying`` while it is on its way to the dead letters."""
+    """``leased``, ``delayed``, ``lined`` or ``waiting``; ``dying`` while it is on its way to the dead letters."""
     first_ms: int
-    """When it was given for the first time."""
+    """When it was given for the first time; 0: never."""
     due_ms: int
-    """When its lease or its delay ends, or ended."""
+    """When its lease or its delay ends, or ended; 0 for a message that was never given."""
 
 
 class TopicRow(NamedTuple):

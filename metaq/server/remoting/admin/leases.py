@@ -73,6 +73,7 @@ class LeaseAdminHandler:
             in_flight=found.in_flight,
             waiting=found.waiting,
             delayed=found.delayed,
+            lined=found.lined,
             oldest_ms=found.oldest_ms,
         )
 
