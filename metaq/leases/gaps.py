@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from metaq.leases.bunch import Bunch
-from metaq.leases.events import Dead, LeaseEvent, More, Passed, Popped, Row, Whole
+from metaq.leases.events import Dead, LeaseEvent, Lined, More, Passed, Popped, Row, Whole
 from metaq.leases.state import PartitionLeases
 
 MOST_UNKNOWN: Final = 100_000
@@ -30,6 +30,11 @@ def events_after_gap(state: PartitionLeases, event: LeaseEvent, now_ms: int) -> 
             return [*again, event, *_given(_between(state.next, first), now_ms)]
         case Passed(following):
             return [event, *_given(_between(state.next, following), now_ms)]
+        case Lined(ordinals):
+            following, lined = ordinals[-1] + 1, set(ordinals)
+            before = [ordinal for ordinal in _between(state.next, following) if ordinal not in lined]
+            opened = [ordinal for ordinal in ordinals if state.find(ordinal) is not None]  # as if a missing pop had given them
+            return [*map(Dead, opened), Passed(following), *_given(before, now_ms), event]
         case Dead(ordinal) if ordinal >= state.next:
             return [Passed(ordinal + 1), *_given(_between(state.next, ordinal), now_ms)]
         case Whole(_, following, rows):

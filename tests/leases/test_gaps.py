@@ -6,7 +6,7 @@ from typing import Final
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaq.leases.events import Acked, Dead, LeaseEvent, Passed, Popped, Repeated, Reset, Row, Whole
+from metaq.leases.events import Acked, Dead, LeaseEvent, Lined, Passed, Popped, Repeated, Reset, Row, Whole
 from metaq.leases.gaps import events_after_gap
 from metaq.leases.state import PartitionLeases
 
@@ -77,6 +77,35 @@ def test_what_a_missing_pop_gave_waits() -> None:
     for event in events_after_gap(state, Reset(9), NOW_MS):
         state.apply(event, NOW_MS, 0)
     assert (state.ordinals(), state.base) == ([], 9)
+
+
+def test_what_was_lined_is_open_once() -> None:
+    """L-2, L-10: a pop gave message 6 and lined 5, whose key is that of an open message; it waits only when that is done."""
+    state = PartitionLeases(4)
+    state.apply(Popped(NOW_MS, NOW_MS + 1000, 4, 1, 1), NOW_MS, 0)
+    for event in (Popped(NOW_MS, NOW_MS + 1000, 6, 1, 1), Lined([5])):
+        for each in events_after_gap(state, event, NOW_MS):
+            state.apply(each, NOW_MS, 0)
+    state.settle(NOW_MS)
+    assert (state.open, state.lined, state.first_waiting(9)) == (3, 1, [])
+    state.learn({4: "a", 5: "a", 6: "b"})
+    state.apply(Acked(NOW_MS, 4, 1), NOW_MS, 0)
+    assert state.first_waiting(9) == [5]
+    state.apply(Repeated(NOW_MS + 1, NOW_MS + 1000, [5]), NOW_MS, 0)
+    for pop_ms, ordinal in ((NOW_MS, 6), (NOW_MS + 1, 5)):
+        state.apply(Acked(pop_ms, ordinal, 1), NOW_MS, 0)
+    assert (state.open, state.base) == (0, 7)
+
+
+def test_what_was_lined_is_open_once_without_its_pop() -> None:
+    """L-2: what is before it may have been given by the pop that is missing."""
+    state = PartitionLeases(3)
+    for event in (Lined([5, 7]), Popped(NOW_MS, NOW_MS + 1000, 8, 1, 1)):
+        for each in events_after_gap(state, event, NOW_MS):
+            state.apply(each, NOW_MS, 0)
+    state.settle(NOW_MS)
+    assert (state.ordinals(), state.open, state.next) == ([3, 4, 5, 6, 7, 8], 6, 9)
+    assert (state.first_waiting(9), state.lined) == ([3, 4, 6], 2)
 
 
 def test_what_is_dead_by_an_event_that_is_there_stays_dead() -> None:
