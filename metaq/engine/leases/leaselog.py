@@ -211,13 +211,13 @@ class LeaseLog:
     def _appended(self, failure: StoreError | None) -> None:
         places, self._unsure, self._awaited = self._unsure, set(), False
         if failure is not None:
-            self._owes_secret = self._secret is not None
             self._failed(failure, places)
 
     def _failed(self, error: MetaqError, places: set[GroupPartition]) -> None:
         """Take note that events of places were not stored; a snapshot that is being taken is worth nothing then."""
         self._complain(error)
         self._unkept |= places
+        self._owes_secret = self._secret is not None
         self._next_since = None
 
     def _complain(self, error: MetaqError) -> None:

@@ -16,7 +16,7 @@ from metaq.leases.state import ReceiptState
 from metaq.message import GroupPartition, TopicPartition
 from metaq.protocol.properties import MOST_BYTES
 from metaq.store.files.disk import File
-from metaq.store.files.filecache import read_here
+from metaq.store.files.filecache import read_here, run_here
 from tests.engine.leases.leased import FILLER, FILLER_BYTES, GROUPS, MOST_TIMES, TOPIC, LeasedBroker
 
 GROUP: Final = GROUPS[0]
@@ -24,6 +24,8 @@ PLACE: Final = GroupPartition(GROUP, TOPIC, 0)
 QUEUE: Final = TopicPartition(TOPIC, 0)
 LEASE_MS: Final = 10_000
 HOUR_MS: Final = 3_600_000
+LITTLE: Final = 200
+"""Bytes in which no record of leases has room, but the end of a segment."""
 
 
 @pytest.fixture
@@ -86,6 +88,23 @@ def test_what_was_given_without_room_is_not_done_after_a_kill(broker: LeasedBrok
     assert pop(broker, 1)[0] == [2]
     broker.end_turn()
     assert open_in(broker.killed()) == [0, 1, 2]
+
+
+def test_the_secret_outlives_a_full_disk_at_the_first_pop(broker: LeasedBroker) -> None:
+    """E-08, F-11: consumers have receipts that are signed with it, and the record that had it was not stored."""
+    put(broker, 1)
+    log, secret = broker.store.log, broker.leases.log.secret
+    while (room := log.room_end - log.staged_end) > LITTLE:
+        broker.put(FILLER, 0, bytes(max(0, min(FILLER_BYTES, room - LITTLE))))
+        broker.end_turn()
+    broker.disk.fill()
+    assert pop(broker)[0] == [0]
+    broker.end_turn()
+    assert broker.leases.log.unkept == [PLACE]
+    broker.free_disk()
+    log.prepare(run_here)
+    broker.tend()
+    assert broker.killed().leases.log.secret == secret
 
 
 def test_what_died_after_a_full_disk_is_dead_after_a_kill(broker: LeasedBroker) -> None:
