@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from metaq.engine.tables.topics import TopicTable
+from metaq.engine.tables.topics import Topic, TopicTable
 from metaq.errors import Overloaded
 from metaq.message import OFFSETS_TOPIC, TopicPartition
 from metaq.store.files.disk import RealDisk
+from metaq.store.files.filecache import run_here
 
 
 def test_what_is_in_the_store_is_found_whatever_the_limit(tmp_path: Path) -> None:
@@ -19,3 +20,22 @@ def test_what_is_in_the_store_is_found_whatever_the_limit(tmp_path: Path) -> Non
     assert [(topic.name, topic.partitions) for topic in table.of_users()] == [("a", 1), ("b", 3)]
     with pytest.raises(Overloaded, match="max_topics"):
         table.ensure("c", 1)
+
+
+def test_a_deleted_topic_is_not_made_again_for_messages_that_were_parked(tmp_path: Path) -> None:
+    """SG-075, ES-008: nor after a restart; also one of which the store has no partition, as no message is there yet."""
+    table, disk = TopicTable(tmp_path, max_topics=9), RealDisk()
+    table.ensure("gone", 2)
+    table.delete("gone", {})
+    assert table.of_parked("gone", 1) is None
+    table.save(disk, 0, run_here)
+    empty = {TopicPartition("gone", 0): 0}
+    for known in ({}, empty):
+        table = TopicTable(tmp_path, max_topics=9)
+        assert table.load(disk, known) == []
+        assert table.of_parked("gone", 1) is None and not table.unsaved
+    table.reload(disk, empty)
+    assert table.of_parked("gone", 1) is None
+    table = TopicTable(tmp_path, max_topics=9)
+    assert table.load(disk, {TopicPartition("gone", 0): 1}) == []
+    assert table.of_parked("gone", 0) == Topic("gone", 1, 1)  # it was made again, and has a message

@@ -248,7 +248,7 @@ class TopicTable:
         The stored messages stay until they age out; a topic of the same name that is created later continues after them.
         """
         if self._topics.pop(name, None) is not None:
-            self.deleted.update(ends)
+            self.deleted.update(ends or {TopicPartition(name, 0): 0})  # without messages, delayed ones may still name it
             del self._most[name]
             self._version += 1
             self.changed(name)
