@@ -1,8 +1,8 @@
 """The end of leasing in a group that pulls from now on: its open messages become retries.
 
-Each open message gets a copy in the group's retry topic, which appears there when its lease ends. The group's offset is then
-that of the first message that was never given, where its consumers go on: nothing is lost, and nothing that was done comes
-again.
+Each open message gets a copy in the group's retry topic, which appears there when its lease ends, or at once if it was never
+given. The group's offset is then that of the first message that is neither open nor done, where its consumers go on: nothing is
+lost, and nothing that was done comes again.
 """
 
 from typing import Any, Final
@@ -91,7 +91,7 @@ class Drain:
         pairs = properties.parse(message.properties.decode(errors="replace"))
         pairs.setdefault(properties.RETRY_TOPIC, message.topic)
         pairs.setdefault(properties.ORIGIN_ID, offset_id_of(message.store_host, message.log_offset))
-        level = _level_of(bunch.due_ms / 1000 - self._store.clock.monotonic())
+        level = _level_of(bunch.due_ms / 1000 - self._store.clock.monotonic()) if bunch.times else 0  # nobody has had it
         if level:
             pairs[properties.DELAY] = str(level)
         topic = self._retry_topic(group)

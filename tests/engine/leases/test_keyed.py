@@ -5,8 +5,10 @@ import time
 from dataclasses import replace
 from typing import Final
 
+import gevent
 import pytest
 
+from metaq.engine.leases.draining import Drain
 from metaq.engine.leases.figures import OpenMessage
 from metaq.engine.leases.keyed import MOST_LINED
 from metaq.engine.leases.planning import PopRequest
@@ -14,6 +16,7 @@ from metaq.engine.reading.filters import filter_of, parse_cached
 from metaq.engine.writing import internal_mark, note, stage
 from metaq.message import GroupPartition, TopicPartition
 from metaq.protocol.properties import SHARDING_KEY
+from metaq.store.files.filecache import run_here
 from tests.engine.leases.leased import GROUPS, TOPIC, LeasedBroker
 
 PLACE: Final = GroupPartition(GROUPS[0], TOPIC, 0)
@@ -61,6 +64,19 @@ def test_a_pop_that_finds_the_lines_full_changes_nothing(broker: LeasedBroker) -
     assert broker.plan(request(broker)) == []
     broker.advance(LEASE_MS / 1000)
     assert pop(broker) == list(range(MOST))
+
+
+def test_messages_in_line_become_retries_at_once(broker: LeasedBroker) -> None:
+    """E-22: nobody has had them, so no lease has to end before a group that pulls from now on gets them."""
+    put(broker, "a", "a", "a")
+    assert pop(broker) == [0]
+    drain = Drain(broker.context, broker.leases, broker.leasing.moves, run_here)
+    draining = gevent.spawn(drain.drain, broker.context.groups.ensure(PLACE.group), TOPIC)
+    for _ in range(5):
+        broker.end_turn()
+    draining.get(block=False)
+    retries = broker.store.queues[TopicPartition(f"%RETRY%{PLACE.group}", 0)]
+    assert (broker.leases.open, retries.next) == (0, 2)
 
 
 def test_a_filter_ends_a_pop_after_some_milliseconds(broker: LeasedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
