@@ -246,6 +246,7 @@ class PartitionLeases:
             case Repeated(pop_ms, _, ordinals, same_attempt):
                 due_ms = _due(event, now_ms, shift_ms)
                 for ordinal in ordinals:
+                    self._lined.discard(ordinal)  # without the keys, a start has not seen that its turn had come
                     before = self._take_out(ordinal)
                     if before is not None:
                         self._add(

@@ -26,7 +26,10 @@ MOST: Final = 32
 
 @pytest.fixture
 def broker() -> LeasedBroker:
-    broker = LeasedBroker()
+    return by_key(LeasedBroker())
+
+
+def by_key(broker: LeasedBroker) -> LeasedBroker:
     group = broker.context.groups.ensure(PLACE.group)
     broker.context.groups.put(replace(group, attributes={"order": "key"}))
     return broker
@@ -77,6 +80,20 @@ def test_messages_in_line_become_retries_at_once(broker: LeasedBroker) -> None:
     draining.get(block=False)
     retries = broker.store.queues[TopicPartition(f"%RETRY%{PLACE.group}", 0)]
     assert (broker.leases.open, retries.next) == (0, 2)
+
+
+def test_what_was_in_line_and_is_leased_stays_leased_after_a_restart(broker: LeasedBroker) -> None:
+    """E-22: its turn came before the restart."""
+    put(broker, "a", "a")
+    assert pop(broker) == [0]
+    broker.leases.ack(PLACE, opened(broker)[0].first_ms, 0, 1)
+    assert pop(broker) == [1]
+    broker = by_key(broker.killed())
+    figures = broker.leasing.figures.of(PLACE)
+    assert figures is not None and (figures.in_flight, figures.lined) == (1, 0)
+    assert pop(broker) == []
+    broker.advance(LEASE_MS / 1000)
+    assert pop(broker) == [1]
 
 
 def test_a_filter_ends_a_pop_after_some_milliseconds(broker: LeasedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
