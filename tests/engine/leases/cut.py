@@ -14,14 +14,16 @@ ROUNDS: Final = 150
 ROUNDS_EACH: Final = 8
 """Pops for each message at most: two groups get it twice, or more pops that are of the other group."""
 LEASE_MS: Final = 1000
+KEYS: Final = ("", "a", "b")
 
 
 class Cut:
     """The life of a folder up to a power cut, and what must be there afterwards."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, by_key: bool = False) -> None:
         self.rng = random.Random(seed)
-        self.broker = LeasedBroker()
+        self.by_key = by_key
+        self.broker = self._ordered(LeasedBroker())
         self.broker.disk.rng = self.rng
         self.put = 0
         self.synced: set[bytes] = set()
@@ -32,13 +34,19 @@ class Cut:
         self._acked: list[tuple[str, bytes]] = []  # in this turn
         self.deliveries: list[tuple[GroupPartition, int, int, bytes]] = []
 
+    def _ordered(self, broker: LeasedBroker) -> LeasedBroker:
+        if self.by_key:
+            broker.order_by_key()
+        return broker
+
     def work(self) -> None:
         for _ in range(STEPS):
             match self.rng.randrange(8):
                 case 0 | 1:
                     for _ in range(self.rng.randrange(1, 5)):
                         self.put += 1
-                        self.broker.put(TOPIC, self.rng.randrange(PARTITIONS), b"message %d" % self.put)
+                        key = self.rng.choice(KEYS) if self.by_key else ""
+                        self.broker.put(TOPIC, self.rng.randrange(PARTITIONS), b"message %d" % self.put, key=key)
                 case 2 | 3:
                     self._pop()
                 case 4:
@@ -97,7 +105,7 @@ class Cut:
             self.broker.leasing.poison.give_up(place, ordinal, record, Reason.REJECTED)
 
     def cut(self) -> None:
-        self.broker = LeasedBroker(self.broker.disk.power_cut(self.rng), self.broker.clock.now_ms())
+        self.broker = self._ordered(LeasedBroker(self.broker.disk.power_cut(self.rng), self.broker.clock.now_ms()))
         self.deliveries.clear()
 
     def check(self) -> None:
@@ -109,6 +117,7 @@ class Cut:
                 break
             self._pop()
             self.broker.end_turn()
+            self._check_open()
         else:
             raise AssertionError("the groups come to an end")
         for place, _, _, body in self.deliveries:
@@ -118,3 +127,9 @@ class Cut:
             assert len(dead) == len(set(dead)), (group, dead)
             missing = self.synced - seen[group] - set(dead) - self.finished[group]
             assert not missing, (group, missing)
+
+    def _check_open(self) -> None:
+        """Check that each open message is open once."""
+        for place in self.broker.leases.places():
+            state = self.broker.state(place)
+            assert state is not None and len(set(state.ordinals())) == state.open, place

@@ -17,7 +17,7 @@ from metaq.engine.writing import internal_mark, note, stage
 from metaq.errors import DiskFull, MetaqError
 from metaq.leases.state import PartitionLeases
 from metaq.message import GroupPartition, TopicPartition
-from metaq.protocol.properties import DEAD, DEAD_ID, DEAD_TOPIC, parse
+from metaq.protocol.properties import DEAD, DEAD_ID, DEAD_TOPIC, SHARDING_KEY, parse
 from metaq.protocol.record import TAGS, Record, decode_record, is_intact
 from metaq.store.files.filecache import read_here, run_here
 from tests.support.faultydisk import DATA, FaultyDisk
@@ -130,11 +130,18 @@ class LeasedBroker:
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
-    def put(self, topic: str, partition: int, body: bytes, tag: str = "") -> bool:
+    def order_by_key(self) -> None:
+        """Give the messages of each key in order, to all groups; it has to be said again after a start."""
+        for name in GROUPS:
+            self.context.groups.put(replace(self.context.groups.ensure(name), attributes={"order": "key"}))
+
+    def put(self, topic: str, partition: int, body: bytes, tag: str = "", key: str = "") -> bool:
         """Put a message at the end of this turn; return whether there is room."""
         draft = internal_mark(self.context, TopicPartition(topic, partition), body)
         if tag:
             draft.properties[TAGS] = tag
+        if key:
+            draft.properties[SHARDING_KEY] = key
         try:
             self.store.check_writable()
             stage(self.context, draft)

@@ -2,7 +2,6 @@
 
 import itertools
 import time
-from dataclasses import replace
 from typing import Final
 
 import gevent
@@ -13,9 +12,7 @@ from metaq.engine.leases.figures import OpenMessage
 from metaq.engine.leases.keyed import MOST_LINED
 from metaq.engine.leases.planning import PopRequest
 from metaq.engine.reading.filters import filter_of, parse_cached
-from metaq.engine.writing import internal_mark, note, stage
 from metaq.message import GroupPartition, TopicPartition
-from metaq.protocol.properties import SHARDING_KEY
 from metaq.store.files.filecache import run_here
 from tests.engine.leases.leased import GROUPS, TOPIC, LeasedBroker
 
@@ -26,21 +23,14 @@ MOST: Final = 32
 
 @pytest.fixture
 def broker() -> LeasedBroker:
-    return by_key(LeasedBroker())
-
-
-def by_key(broker: LeasedBroker) -> LeasedBroker:
-    group = broker.context.groups.ensure(PLACE.group)
-    broker.context.groups.put(replace(group, attributes={"order": "key"}))
+    broker = LeasedBroker()
+    broker.order_by_key()
     return broker
 
 
 def put(broker: LeasedBroker, *keys: str) -> None:
     for key in keys:
-        draft = internal_mark(broker.context, TopicPartition(TOPIC, 0), b"")
-        draft.properties[SHARDING_KEY] = key
-        stage(broker.context, draft)
-    note(broker.parts.turns, lambda _: None)
+        assert broker.put(TOPIC, 0, b"", key=key)
     broker.end_turn()
 
 
@@ -88,7 +78,8 @@ def test_what_was_in_line_and_is_leased_stays_leased_after_a_restart(broker: Lea
     assert pop(broker) == [0]
     broker.leases.ack(PLACE, opened(broker)[0].first_ms, 0, 1)
     assert pop(broker) == [1]
-    broker = by_key(broker.killed())
+    broker = broker.killed()
+    broker.order_by_key()
     figures = broker.leasing.figures.of(PLACE)
     assert figures is not None and (figures.in_flight, figures.lined) == (1, 0)
     assert pop(broker) == []
