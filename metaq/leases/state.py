@@ -296,7 +296,8 @@ class PartitionLeases:
         if ordinal in self._lined:
             self.version += 1
             self._lined.discard(ordinal)
-            self._wait(ordinal)
+            if ordinal not in self._claimed:
+                self._wait(ordinal)
 
     def _wait(self, ordinal: int) -> None:
         """Have an open message wait to be given."""
@@ -326,11 +327,11 @@ class PartitionLeases:
         self._claimed.add(ordinal)
 
     def release(self, ordinal: int, *, is_dead: bool) -> bool:
-        """End a claim; return whether there was one. A message that did not die, and is still open, waits again."""
+        """End a claim; return whether there was one. A message that did not die, and is still open, waits or is lined again."""
         if ordinal not in self._claimed:
             return False
         self._claimed.discard(ordinal)
-        if not is_dead and self.find(ordinal) is not None:
+        if not is_dead and ordinal not in self._lined and self.find(ordinal) is not None:
             self._wait(ordinal)
         return True
 

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from metaq.leases.events import Acked, Changed, Dead, LeaseEvent, Passed, Popped, Repeated, Reset
+from metaq.leases.events import Acked, Changed, Dead, LeaseEvent, Lined, Passed, Popped, Repeated, Reset
 from metaq.leases.state import PartitionLeases, ReceiptState
 
 SHIFT_MS = 1_700_000_000_000
@@ -179,6 +179,24 @@ def test_a_claimed_message_is_given_to_nobody() -> None:
     assert state.is_claimed(0)
     assert state.release(0, is_dead=False)
     assert state.first_waiting(2) == [0, 1]
+
+
+def test_a_claimed_message_in_line_keeps_its_place() -> None:
+    """L-10: when a claim ends, and the message is not dead, it waits only if its turn has come."""
+    state = PartitionLeases(0)
+    for event in (Popped(SHIFT_MS, SHIFT_MS + 1000, 0, 3, 0b1), Lined([1, 2])):
+        state.apply(event, 0, SHIFT_MS)
+    state.learn({0: "a", 1: "a", 2: "a"})
+    for ordinal in (1, 2):
+        state.claim(ordinal)
+    assert state.release(1, is_dead=False)
+    assert (state.lined, state.leased, state.first_waiting(9)) == (2, 1, [])
+    state.claim(1)
+    state.apply(Acked(SHIFT_MS, 0, 1), 0, SHIFT_MS)
+    assert state.first_waiting(9) == []
+    for ordinal in (2, 1):
+        assert state.release(ordinal, is_dead=False)
+    assert (state.lined, state.first_waiting(9)) == (1, [1])
 
 
 def test_a_clock_that_was_set_back_lengthens_no_lease_beyond_its_length() -> None:
