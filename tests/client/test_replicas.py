@@ -4,11 +4,12 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from metaq.client import ConsumeFrom, ReceivedMessage, SimpleConsumer, connect
-from metaq.errors import SendFailed
+from metaq.errors import RouteNotFound, SendFailed
 from metaq.message import MessageQueue
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import RemotingCommand
@@ -24,9 +25,11 @@ SEND = Request.SEND_MESSAGE_V2
 QUEUE = MessageQueue("orders", "metaq", 0)
 
 
-def routed(addresses: dict[int, str]) -> Script:
-    """To one broker with one queue: the addresses of its master, 0, and of its replicas."""
-    route = TopicRoute((QueueData("a", 1, 1, 6),), (BrokerData("c", "a", addresses),))
+def routed(*brokers: dict[int, str]) -> Script:
+    """To brokers ``a``, ``b`` and so on with one queue each: the addresses of the master, 0, and of the replicas."""
+    named = dict(zip("ab", brokers, strict=False))
+    rows = tuple(QueueData(name, 1, 1, 6) for name in named)
+    route = TopicRoute(rows, tuple(BrokerData("c", name, addresses) for name, addresses in named.items()))
     return lambda request: Reply(body=encode_route(route))
 
 
@@ -115,6 +118,92 @@ def test_a_send_waits_for_a_master() -> None:
         with FakeRemoting(get_routeinfo_by_topic=route) as registry, connect(registry.address, timeout_s=DEADLINE_S) as client:
             client.producer().send("T", b"x")
         assert (old.count(SEND), new.count(SEND)) == (2, 1)
+
+
+HOME_A = "b"
+"""An id and a key whose home is the first of two brokers, ``a``: their hash is even."""
+
+
+class Failover:
+    """Brokers ``a`` and ``b``; the master of ``a`` hangs up at a send, and its slave is elected a few questions later."""
+
+    def __init__(self, stack: ExitStack, *, is_over: bool = False) -> None:
+        self.old = stack.enter_context(FakeRemoting(send_message_v2=self._die))
+        self.new = stack.enter_context(FakeRemoting(send_message_v2=accept))
+        self.other = stack.enter_context(FakeRemoting(send_message_v2=accept))
+        self.registry = stack.enter_context(FakeRemoting(get_routeinfo_by_topic=self._route))
+        self._questions = 0
+        """Questions for the route since the old master has died."""
+        self.is_dead = is_over
+
+    def _die(self, request: RemotingCommand) -> None:
+        self.is_dead = True
+        self.old.hang_up()
+
+    def _route(self, request: RemotingCommand) -> Reply | None:
+        self._questions += self.is_dead
+        addresses = {1: self.new.address} if self.is_dead else {0: self.old.address, 1: self.new.address}
+        if self._questions > 3:
+            addresses = {0: self.new.address}
+        return routed(addresses, {0: self.other.address})(request)
+
+    def sends(self) -> tuple[int, int, int]:
+        """How many sends the old master of ``a`` has got, the new one, and ``b``."""
+        return self.old.count(SEND), self.new.count(SEND), self.other.count(SEND)
+
+
+@pytest.mark.parametrize(
+    "where", [{"dedupe_id": HOME_A}, {"ordering_key": HOME_A}, {"dedupe_id": HOME_A, "ordering_key": HOME_A}]
+)
+def test_a_send_that_got_no_answer_waits_for_the_next_master_of_its_broker(where: dict[str, Any]) -> None:
+    """SG-138, E-07: while another broker takes messages; there an id would be stored twice, and a key lose its order."""
+    with ExitStack() as stack:
+        brokers = Failover(stack)
+        client = stack.enter_context(connect(brokers.registry.address, timeout_s=DEADLINE_S))
+        assert client.producer().send("T", b"x", **where).queue == MessageQueue("T", "a", 0)
+        assert brokers.sends() == (1, 1, 0)
+
+
+def test_a_batch_for_a_partition_waits_for_the_next_master_of_its_broker() -> None:
+    """SG-138: its route is asked for again until one is there."""
+    batch = Request.SEND_BATCH_MESSAGE
+    with ExitStack() as stack:
+        brokers = Failover(stack)
+        for broker in (brokers.old, brokers.new):
+            broker.scripts[batch] = broker.scripts[SEND]
+        client = stack.enter_context(connect(brokers.registry.address, timeout_s=DEADLINE_S))
+        queue = MessageQueue("T", "a", 0)
+        assert [sent.queue for sent in client.producer().send_packed("T", b"x", 1, queue=queue)] == [queue]
+        assert (brokers.old.count(batch), brokers.new.count(batch), brokers.other.requests) == (1, 1, [])
+
+
+def test_an_id_waits_for_the_next_master_of_its_broker_from_the_first_try_on() -> None:
+    """E-07: an earlier send with the id may be stored there; who says so goes elsewhere at once."""
+    with ExitStack() as stack:
+        brokers = Failover(stack, is_over=True)
+        client = stack.enter_context(connect(brokers.registry.address, timeout_s=DEADLINE_S))
+        elsewhere = client.producer().send("T", b"x", dedupe_id=HOME_A, or_elsewhere=True)
+        assert (elsewhere.queue.broker_name, brokers.sends()) == ("b", (0, 0, 1))
+        with pytest.raises(RouteNotFound, match="Only a may get the message, and it has no master now") as caught:
+            client.producer().send("T", b"x", dedupe_id=HOME_A, timeout_s=0.05)
+        assert caught.value.retriable
+        assert client.producer().send("T", b"x", dedupe_id=HOME_A).queue.broker_name == "a"
+        assert brokers.sends() == (0, 1, 1)
+
+
+def test_a_key_waits_for_the_next_master_after_a_refusal_of_the_last_one() -> None:
+    """SG-138: a master that has become a slave says that another one takes its place."""
+    with ExitStack() as stack:
+        brokers = Failover(stack)
+
+        def refuse(request: RemotingCommand) -> Reply:
+            brokers.is_dead = True
+            return Reply(14, remark="this replica is a slave")
+
+        brokers.old.scripts[SEND] = refuse
+        client = stack.enter_context(connect(brokers.registry.address, timeout_s=DEADLINE_S))
+        assert client.producer().send("T", b"x", ordering_key=HOME_A).queue.broker_name == "a"
+        assert brokers.sends() == (1, 1, 0)
 
 
 @pytest.fixture

@@ -41,6 +41,8 @@ class _Known(NamedTuple):
     """True when the topic does not exist yet and the route names the brokers that would create it."""
     writable: tuple[MessageQueue, ...]
     """The writable queues, sorted. They are kept because every send needs them, and there may be thousands."""
+    writers: tuple[str, ...]
+    """The sorted names of the brokers with writable queues, including those without a master."""
 
 
 class Routes:
@@ -164,8 +166,10 @@ class Routes:
         return are_new
 
     def _keep(self, topic: str, route: TopicRoute, *, is_template: bool) -> None:
+        queues = tuple(sorted(writable_queues(topic, route)))
+        writers = tuple(sorted({data.broker_name for data in route.queues if data.permission & WRITE and data.write_queues}))
         with self._guard:
-            self._topics[topic] = _Known(route, time.monotonic(), is_template, tuple(sorted(writable_queues(topic, route))))
+            self._topics[topic] = _Known(route, time.monotonic(), is_template, queues, writers)
             for broker in route.brokers:
                 self._brokers[broker.name] = broker
 
@@ -189,6 +193,18 @@ class Routes:
 
     def writable(self, topic: str, deadline: float) -> tuple[MessageQueue, ...]:
         """Return the sorted queues to which a topic's messages can be sent; the topic need not exist yet. ``RouteNotFound``."""
+        known = self._for_sends(topic, deadline)
+        if not known.writable:
+            self.forget(topic)
+            _unroutable(topic, known.route, WRITE, masters_only=True)
+        return known.writable
+
+    def writers(self, topic: str, deadline: float) -> tuple[str, ...]:
+        """Return the sorted names of the brokers that take a topic's messages while they have a master. ``RouteNotFound``."""
+        return self._for_sends(topic, deadline).writers
+
+    def _for_sends(self, topic: str, deadline: float) -> _Known:
+        """Return the route of a topic, or for a while of its template, fetched if it is not cached."""
         known = self._known(topic)
         if known is None or (known.is_template and time.monotonic() - known.asked > _PROVISIONAL_S):
             response = self._ask_route(topic, deadline)
@@ -198,10 +214,7 @@ class Routes:
                 self._keep(topic, self._template(topic, response.remark or "", deadline), is_template=True)
             known = self._known(topic)
             assert known is not None
-        if not known.writable:
-            self.forget(topic)
-            _unroutable(topic, known.route, WRITE, masters_only=True)
-        return known.writable
+        return known
 
     def _template(self, topic: str, remark: str, deadline: float) -> TopicRoute:
         """Return a route to the brokers that would create a topic; ``remark`` says why the topic has none of its own."""

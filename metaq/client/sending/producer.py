@@ -128,8 +128,10 @@ class Producer(GroupProducer, Generic[Body]):
             priority: 0 and more, the greater the more urgent; counts in a topic with priorities, unless there is an
                 ``ordering_key``.
             dedupe_id: an id by which brokers know the message: a topic with a window (``dedupe_window_ms``) stores only one of
-                the messages with it. Sends with one id go to one broker; to another one only when that has refused the message.
-            or_elsewhere: with ``dedupe_id``, go to another broker also when the first gave no answer: it may be stored twice.
+                the messages with it. Sends with one id go to one broker, and wait while it has no master; to another one only
+                when that has refused the message.
+            or_elsewhere: with ``dedupe_id``, go to another broker also when the first gave no answer or has no master: it may
+                be stored twice.
             timeout_s: the time limit of the whole call; by default the client's.
 
         Returns:

@@ -148,7 +148,7 @@ class Sending:
         """The number of tries that may have reached a broker."""
         self._unreached: frozenset[str] = frozenset()
         self._may_leave = False
-        """Whether another broker than that of the message's id may get it."""
+        """Whether another broker than that of the last try may get a message with an id or a key."""
         self._is_silent = False
         """Whether a try had no answer: the message may be stored."""
         self._waits = 0
@@ -163,7 +163,7 @@ class Sending:
         """
         self._began = time.monotonic()
         self._check_time()
-        last = self._attempt.queue.broker_name if self._attempt is not None else ""
+        last = self._attempt.queue if self._attempt is not None else None
         try:
             self._attempt = self._choice.choose(self._outgoing, last, self.deadline, may_leave=self._may_leave)
         except ConnectionFailed as error:  # a route has just changed
@@ -218,8 +218,10 @@ class Sending:
         if outcome.code not in ELSEWHERE and not isinstance(error, BrokerBusy):
             raise error
         self._choice.health.failed(broker, now)
-        self._may_leave = not self._is_silent or self._outgoing.once.or_elsewhere
-        self._again(broker, error, may_change=outcome.code == Response.SERVICE_NOT_AVAILABLE)
+        may_change = outcome.code == Response.SERVICE_NOT_AVAILABLE
+        must_stay = self._is_silent or (may_change and bool(self._outgoing.ordering_key))
+        self._may_leave = not must_stay or self._outgoing.once.or_elsewhere
+        self._again(broker, error, may_change=may_change)
         return None
 
     def _again(self, broker: str, error: ClientError, *, may_change: bool) -> None:
@@ -276,19 +278,24 @@ class QueueChoice:
         self.health = health
         self._turns = itertools.count(random.randrange(1 << 16))
 
-    def choose(self, outgoing: Outgoing, failed_broker: str, deadline: float, *, may_leave: bool = False) -> Attempt:
+    def choose(self, outgoing: Outgoing, last: MessageQueue | None, deadline: float, *, may_leave: bool = False) -> Attempt:
         """Choose a queue, and return the request to its master. ``RouteNotFound``; ``ConnectionFailed`` without a master.
 
-        ``may_leave`` says that a message with an id may go to another broker than that of its id.
+        ``last`` is the queue of the try before. ``may_leave`` says that a message with an id or a key may go to another broker
+        than that of its id or of the last try.
         """
         queues = self.routes.writable(outgoing.topic, deadline)
-        if outgoing.once.ident is not None and not may_leave:
-            queues = _of_id(outgoing.once.ident, queues)
         queue = outgoing.queue
         if queue is None:
-            queue = _of_key(outgoing.ordering_key, queues) if outgoing.ordering_key else self._in_turn(queues, failed_broker)
+            if not may_leave:
+                queues = self._at_home(outgoing, last, queues, deadline)
+            if not outgoing.ordering_key:
+                queue = self._in_turn(queues, "" if last is None else last.broker_name)
+            else:
+                queue = last if last is not None and last in queues else _of_key(outgoing.ordering_key, queues)
         address = self.routes.address(queue.broker_name)
         if address is None:
+            self.routes.forget(outgoing.topic)
             raise ConnectionFailed(f"the master of {queue.broker_name} has just disconnected")
         fields = {**outgoing.fields, "e": str(queue.partition), "n": queue.broker_name}
         # queues are sorted by broker
@@ -298,6 +305,29 @@ class QueueChoice:
     def of_key(self, topic: str, key: str, deadline: float) -> MessageQueue:
         """Return the queue to which messages with an ordering key go now. ``RouteNotFound``."""
         return _of_key(key, self.routes.writable(topic, deadline))
+
+    def _at_home(
+        self, outgoing: Outgoing, last: MessageQueue | None, queues: tuple[MessageQueue, ...], deadline: float
+    ) -> tuple[MessageQueue, ...]:
+        """Return the queues of the only broker that may get a message with an id, or one with a key after its first try.
+
+        ``RouteNotFound`` while that has no master, if the message may not go elsewhere.
+        """
+        ident = outgoing.once.ident
+        if last is not None and (ident is not None or outgoing.ordering_key):
+            home = last.broker_name
+        elif ident is not None:
+            home = _of_id(ident, self.routes.writers(outgoing.topic, deadline))
+        else:
+            return queues
+        if home == queues[0].broker_name == queues[-1].broker_name:  # queues are sorted by broker
+            return queues
+        own = tuple(queue for queue in queues if queue.broker_name == home)
+        if not own and not outgoing.once.or_elsewhere:
+            self.routes.forget(outgoing.topic)
+            details = f"Only {home} may get the message, and it has no master now; send it again when there is one"
+            raise RouteNotFound(outgoing.topic, RouteProblem.NO_LIVE_MASTER, details)
+        return own or queues
 
     def _in_turn(self, queues: Sequence[MessageQueue], failed_broker: str) -> MessageQueue:
         now = time.monotonic()
@@ -311,16 +341,9 @@ class QueueChoice:
         return min(others or ring, key=lambda queue: self.health.available_at(queue.broker_name))
 
 
-def _of_id(ident: str, queues: tuple[MessageQueue, ...]) -> tuple[MessageQueue, ...]:
-    """Return the queues of the broker to which messages with an id go, as long as the brokers are the same.
-
-    ``queues`` are sorted by broker.
-    """
-    if queues[0].broker_name == queues[-1].broker_name:
-        return queues
-    names = sorted({queue.broker_name for queue in queues})
-    name = names[abs(java_hash(ident)) % len(names)]
-    return tuple(queue for queue in queues if queue.broker_name == name)
+def _of_id(ident: str, brokers: Sequence[str]) -> str:
+    """Return the broker to which messages with an id go, as long as the brokers are the same, with or without masters."""
+    return brokers[0] if len(brokers) == 1 else brokers[abs(java_hash(ident)) % len(brokers)]
 
 
 def _of_key(key: str, queues: Sequence[MessageQueue]) -> MessageQueue:
@@ -347,7 +370,7 @@ def tell(transport: Transport, choice: QueueChoice, outgoing: Outgoing, deadline
     """Write a request to a connection, once; ``RouteNotFound``, ``ConnectionFailed``."""
     attempt: Attempt | None = None
     try:
-        attempt = choice.choose(outgoing, "", deadline)
+        attempt = choice.choose(outgoing, None, deadline)
         transport.tell(attempt.address, attempt.request, deadline)
     except ClientError as error:
         add_context(error, outgoing, int(attempt is not None), "" if attempt is None else attempt.queue.broker_name)
