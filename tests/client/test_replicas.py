@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from metaq.client import ConsumeFrom, ReceivedMessage, SimpleConsumer, connect
+from metaq.client import ConsumeFrom, ReceivedMessage, Retry, SimpleConsumer, connect
 from metaq.errors import RouteNotFound, SendFailed
 from metaq.message import MessageQueue
 from metaq.protocol.remoting.codes import Request
@@ -204,6 +204,23 @@ def test_a_key_waits_for_the_next_master_after_a_refusal_of_the_last_one() -> No
         client = stack.enter_context(connect(brokers.registry.address, timeout_s=DEADLINE_S))
         assert client.producer().send("T", b"x", ordering_key=HOME_A).queue.broker_name == "a"
         assert brokers.sends() == (1, 1, 0)
+
+
+@pytest.mark.parametrize(("retry", "sends"), [(Retry(0), 1), (None, 3)])
+def test_what_a_master_with_a_replica_may_have_got_is_sent_no_more_often(retry: Retry | None, sends: int) -> None:
+    """SG-134: each of these sends may have been stored."""
+
+    def hang_up(request: RemotingCommand) -> None:
+        master.hang_up()
+
+    with ExitStack() as stack:
+        master, replica = stack.enter_context(FakeRemoting(send_message_v2=hang_up)), stack.enter_context(FakeRemoting())
+        route = routed({0: master.address, 1: replica.address})
+        registry = stack.enter_context(FakeRemoting(get_routeinfo_by_topic=route))
+        client = stack.enter_context(connect(registry.address, timeout_s=DEADLINE_S))
+        with pytest.raises(SendFailed, match=f"in {sends} tries"):
+            client.producer(retry=retry).send("T", b"x")
+        assert master.count(SEND) == sends
 
 
 @pytest.fixture

@@ -233,7 +233,7 @@ class Sending:
         self._failed = (*self._failed, (broker, error))[-_TOLD:]
         if may_change and len(self._choice.routes.replicas(broker)) > 1:
             self._choice.routes.forget(self._outgoing.topic)
-            if self._attempt.is_alone:
+            if self._attempt.is_alone and isinstance(error, NotConnected | Refused):  # it is not stored
                 self._wait(error)
                 return
         if isinstance(error, NotConnected):
