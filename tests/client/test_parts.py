@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,13 +17,15 @@ from hypothesis import strategies as st
 
 from metaq.client import Client, ReceivedMessage, SimpleConsumer, connect
 from metaq.client.client import _registries
+from metaq.client.connecting.core import Core
 from metaq.client.connecting.scheduler import Scheduler
+from metaq.client.connecting.transport import Done, RemotingRequest
 from metaq.client.consuming.fetching import QUEUE_BYTES
 from metaq.client.consuming.offsets import LocalOffsets
 from metaq.client.consuming.progress import Progress
 from metaq.client.consuming.records import decode_messages
 from metaq.client.message import RESERVED, compressed, message_properties, properties_text, unix_ms
-from metaq.errors import BadRequest, ChecksumMismatch, ClientError, StreamLost
+from metaq.errors import BadRequest, ChecksumMismatch, ClientError, NotConnected, StreamLost
 from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol.inflating import inflated
 from metaq.protocol.properties import parse
@@ -225,6 +228,28 @@ def test_addresses_of_registries() -> None:
     ]:
         with pytest.raises(BadRequest, match=reason):
             connect(wrong)
+
+
+# -- heartbeats -------------------------------------------------------------------------------------------------------
+
+
+def test_a_host_that_has_vanished_takes_no_time_from_the_heartbeats_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SG-089: connecting to it takes all the time of its own heartbeat."""
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    left_s: dict[str, float] = {}
+
+    def submit(address: str, request: RemotingRequest, deadline: float, done: Done) -> None:
+        left_s[address] = deadline - clock[0]
+        clock[0] += 3.0
+        raise NotConnected("vanished")
+
+    transport: Any = SimpleNamespace(submit=submit)
+    core = Core(["registry:1"], timeout_s=DEADLINE_S, make_transport=lambda asked, greeting: transport)
+    core._producers["desk"] = 1
+    monkeypatch.setattr(core, "routes", SimpleNamespace(broker_addresses=lambda *, masters_only: ["a:1", "b:1", "c:1"]))
+    core.heartbeat(wait_s=3.0)
+    assert left_s == {"a:1": 3.0, "b:1": 3.0, "c:1": 3.0}
 
 
 # -- scheduler --------------------------------------------------------------------------------------------------------

@@ -299,14 +299,15 @@ class Core:
                 logger.log(level_of(reason), "heartbeat failed address=%s reason=%s", address, reason)
             left.release()
 
-        deadline = time.monotonic() + CONTROL_TIMEOUT_S
         for address in addresses:
+            deadline = time.monotonic() + CONTROL_TIMEOUT_S  # one for each: to connect may take it all
             try:
                 self.transport.submit(address, request, deadline, functools.partial(done, address))
             except ClientError as error:
                 done(address, error)
+        waits_until = time.monotonic() + wait_s
         for _ in addresses if wait_s else ():
-            left.acquire(timeout=max(0.0, min(deadline, time.monotonic() + wait_s) - time.monotonic()))
+            left.acquire(timeout=max(0.0, waits_until - time.monotonic()))
 
     def _heartbeat(self) -> RemotingRequest | None:
         with self._guard:
