@@ -52,7 +52,11 @@ class Threads:
 
     def start(self, function: Callable[[], T]) -> asyncio.Future[T]:
         """Start a call on a thread, with the context variables of this task; return its future on the running event loop."""
-        return asyncio.wrap_future(_submitted(self._executor, function))
+        return asyncio.wrap_future(self.submit(function))
+
+    def submit(self, function: Callable[[], T]) -> Future[T]:
+        """Start a call as ``start`` does; return its future on the thread, which is done only when the call has ended."""
+        return _submitted(self._executor, function)
 
     def request(self, function: Callable[[], T]) -> asyncio.Future[T]:
         """Start a call that waits for another program, as ``start`` does."""
@@ -60,7 +64,7 @@ class Threads:
 
     async def make(self, function: Callable[[], Closes]) -> Closes:
         """Return what a call on a thread makes. When this is cancelled, that is closed as soon as it is made."""
-        begun = _submitted(self._executor, function)
+        begun = self.submit(function)
         try:
             return await asyncio.wrap_future(begun)
         except asyncio.CancelledError:
@@ -69,8 +73,12 @@ class Threads:
 
     def _unmake(self, made: Future[Closes]) -> None:
         if not made.cancelled() and made.exception() is None:
-            with contextlib.suppress(RuntimeError):  # the client was closed, and has closed it
-                self._executor.submit(made.result().close)
+            self.close_soon(made.result())
+
+    def close_soon(self, it: Closable) -> None:
+        """Close an object on a thread, without waiting for that; nothing is done when the client was closed."""
+        with contextlib.suppress(RuntimeError):  # the threads accept no more calls
+            self._executor.submit(it.close)
 
     def close(self) -> None:
         """Accept no more calls; those that run are not waited for."""
@@ -194,18 +202,29 @@ def makes(method: Callable[Concatenate[S, P], R], face: Callable[[R, Threads], T
 def iterated(
     method: Callable[Concatenate[S, P], Iterator[T]],
 ) -> Callable[Concatenate[Face[S], P], AsyncIterator[T]]:
-    """Turn a method that returns a blocking iterator into one for ``async for``."""
+    """Turn a method that returns a blocking iterator into one for ``async for``.
+
+    When that is cancelled while a thread waits for items, a generator is closed as soon as it has them.
+    """
 
     @functools.wraps(method)
     async def iterate(self: Face[S], /, *arguments: P.args, **named: P.kwargs) -> AsyncIterator[T]:
         items = await self._threads.start(functools.partial(method, self._blocking, *arguments, **named))
+        reading: Future[list[T]] | None = None
         try:
-            while some := await self._threads.start(lambda: list(itertools.islice(items, _AT_ONCE))):
+            while True:
+                reading = self._threads.submit(lambda: list(itertools.islice(items, _AT_ONCE)))
+                some = await asyncio.wrap_future(reading)
+                if not some:
+                    break
                 for item in some:
                     yield item
         finally:
             if isinstance(items, Generator):
-                await self._threads.start(items.close)
+                if reading is None or reading.done():
+                    await self._threads.start(items.close)
+                else:
+                    reading.add_done_callback(lambda done: self._threads.close_soon(items))
 
     return iterate
 

@@ -4,14 +4,16 @@ import asyncio
 import functools
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from datetime import UTC, datetime, timedelta
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import metaq.aio
+from metaq.aio.faces import Threads, iterated
 from metaq.client import ConsumeFrom, ReceivedMessage
 from metaq.client.connecting.core import Core
 from metaq.errors import BadRequest
@@ -266,6 +268,34 @@ def test_requests_that_wait_keep_nothing_else_waiting(memory: InMemoryBroker) ->
             assert [reply.body for reply in replies] == [b"%d!" % number for number in range(32)]
 
     run(work())
+
+
+def test_an_iterator_that_is_cancelled_while_it_waits_is_closed() -> None:
+    """P44: the cancellation is what the program sees, and the blocking iterator ends after the item that it waited for."""
+    go, closed = threading.Event(), threading.Event()
+
+    class Reports:
+        def pages(self) -> Iterator[int]:
+            try:
+                yield 1
+                assert go.wait(DEADLINE_S)
+                yield 2
+            finally:
+                closed.set()
+
+    face = SimpleNamespace(_blocking=Reports(), _threads=Threads())
+
+    async def work() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                async for page in iterated(Reports.pages)(face):
+                    raise AssertionError(page)
+        assert not closed.is_set()
+        go.set()
+        assert await asyncio.to_thread(closed.wait, DEADLINE_S)
+
+    run(work())
+    face._threads.close()
 
 
 def test_iteration_ends_when_the_consumer_is_closed(address: str) -> None:
