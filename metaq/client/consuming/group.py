@@ -174,12 +174,16 @@ class GroupConsumer:
         except ClientError:
             self._offsets.close()
             raise
-        self._started = True
-        self._changed()
-        self._core.scheduler.every(REBALANCE_S, self._rebalance, self._is_closed)
-        self._core.scheduler.every(COMMIT_S, self._save_positions, self._is_closed)
-        if self._locks is not None:
-            self._core.scheduler.every(RENEW_S, self._locks.renew, self._is_closed)
+        try:
+            self._started = True
+            self._changed()
+            self._core.scheduler.every(REBALANCE_S, self._rebalance, self._is_closed)
+            self._core.scheduler.every(COMMIT_S, self._save_positions, self._is_closed)
+            if self._locks is not None:
+                self._core.scheduler.every(RENEW_S, self._locks.renew, self._is_closed)
+        except BaseException:  # as of an ``assign``, or Ctrl-C: nobody else could make this member leave
+            self.close()
+            raise
 
     def _changed(self) -> None:
         """Send a heartbeat with the new subscriptions, then rebalance."""

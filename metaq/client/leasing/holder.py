@@ -100,9 +100,13 @@ class LeaseHolder:
                 raise
             logger.warning("topic waited for group=%s reason=%s", self.group, error)
         self._core.add_consumer(self)
-        self._core.heartbeat(wait_s=CONTROL_TIMEOUT_S)
-        self._core.scheduler.run(self._polls.resolve)
-        self._core.scheduler.every(min(_MOST_TICK_S, self._invisible_s / _TICKS), self._extend, self._keeps_nothing)
+        try:
+            self._core.heartbeat(wait_s=CONTROL_TIMEOUT_S)
+            self._core.scheduler.run(self._polls.resolve)
+            self._core.scheduler.every(min(_MOST_TICK_S, self._invisible_s / _TICKS), self._extend, self._keeps_nothing)
+        except BaseException:  # as Ctrl-C: nobody else could make this member leave
+            self.close()
+            raise
 
     def _renew(self) -> None:
         """Become closed in a child of a fork: membership and leases are the parent's."""
