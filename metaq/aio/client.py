@@ -137,6 +137,8 @@ class SimpleConsumer:
         self._threads = threads
         self._calls = OneByOne(threads)
         self._changed = _changes(consumer)
+        self._refused: ReceivedMessage | None = None
+        """The last unreadable message that no broker has taken back: the program gets it."""
 
     subscribe = alone(blocking.SimpleConsumer.subscribe)
     commit = alone(blocking.SimpleConsumer.commit)
@@ -175,12 +177,15 @@ class SimpleConsumer:
                     self._changed.clear()
                     async with self._calls.turn:
                         message = self._blocking._next(time.monotonic())
-                    if message is not None and self._blocking._loads is not None:
-                        message = decoded(message, self._blocking._loads)
-                        if message.error is not None and await self._calls.call(
-                            functools.partial(self._blocking._went_back, message)
-                        ):
-                            continue
+                        unreadable = None
+                        if message is not None and self._blocking._loads is not None:
+                            message = decoded(message, self._blocking._loads)
+                            if message.error is not None and message is not self._refused:
+                                unreadable = message
+                                self._blocking._take_back(message)
+                    if unreadable is not None:
+                        await self._calls.call(functools.partial(self._send_back, unreadable))
+                        continue
                     if message is not None:
                         intercepting.received(self._blocking._core.id, self.group, (message,))
                     if message is not None or self._blocking.closed:
@@ -188,6 +193,15 @@ class SimpleConsumer:
                     await self._changed.wait()
         except TimeoutError:
             return None
+
+    def _send_back(self, unreadable: ReceivedMessage) -> None:
+        """Send the next message back, on a thread, even after ``receive`` has ended; it stays the next one if that fails."""
+        message = self._blocking._next(time.monotonic())
+        if message is unreadable and self._blocking._went_back(unreadable):
+            return
+        self._refused = unreadable
+        if message is not None:
+            self._blocking._take_back(message)
 
 
 class PushConsumer:

@@ -228,3 +228,42 @@ def test_asyncio_has_the_same(client: metaq.Client) -> None:
 
     asyncio.run(asyncio.wait_for(consume(), TIMEOUT_S))
     wait_until(lambda: dead(client, "iterating") == [BAD], TIMEOUT_S, "a dead letter")
+
+
+def test_asyncio_gives_what_no_broker_takes_back_when_receive_has_timed_out(
+    memory: InMemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it goes back is known later; until then no commit counts it, and it is not tried twice."""
+    begun, go = threading.Event(), threading.Event()
+    tries: list[bytes] = []
+
+    def refuse(message: metaq.ReceivedMessage, *, delay_level: int = 0) -> None:
+        tries.append(message.body)
+        begun.set()
+        assert go.wait(TIMEOUT_S)
+        raise metaq.ConnectionFailed("gone")
+
+    async def consume() -> None:
+        async with (
+            metaq.aio.connect(memory.address, timeout_s=TIMEOUT_S) as aio,
+            await aio.consumer("orders", "g", consume_from=FIRST, deserializer=metaq.JSON) as consumer,
+        ):
+            monkeypatch.setattr(consumer._blocking, "retry_later", refuse)
+            first = await consumer.receive(TIMEOUT_S)
+            assert first is not None
+            while not begun.is_set():
+                assert await consumer.receive(0.05) is None
+            go.set()
+            await consumer.commit()
+            assert memory.committed("g", "orders")[first.partition] == 1
+            bad, last = [await consumer.receive(TIMEOUT_S) for _ in range(2)]
+            assert bad is not None
+            assert last is not None
+            assert (bad.body, last.value, tries) == (BAD, 3, [BAD])
+            assert isinstance(bad.error, metaq.DecodeError)
+            await consumer.commit()
+            assert memory.committed("g", "orders")[first.partition] == 3
+
+    with metaq.connect(memory.address, timeout_s=TIMEOUT_S) as client:
+        send(client, b"1", BAD, b"3")
+    asyncio.run(asyncio.wait_for(consume(), TIMEOUT_S))

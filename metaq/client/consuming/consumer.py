@@ -210,6 +210,12 @@ class SimpleConsumer(GroupConsumer):
                 return None
             self._open(self._batch)
 
+    def _take_back(self, message: ReceivedMessage) -> None:
+        """Make the message that was handed out last the next one again, so that ``commit`` does not count it."""
+        if self._cursor is not None:
+            self._messages.appendleft(message)
+            self._cursor.handed_out = QueueOffset(message.queue_offset)
+
     def _went_back(self, message: ReceivedMessage) -> bool:
         """Have a message that could not be decoded delivered again later; return false when no broker takes it back.
 
