@@ -93,6 +93,13 @@ def properties(value: object) -> None:
         text(f"property {name!r}", one)
 
 
+def ordering_key(value: object) -> None:
+    """Refuse a value that is not a text without the characters 1 and 2."""
+    text("ordering_key", value, "a text, or None")
+    if "\x01" in str(value) or "\x02" in str(value):
+        raise wrong("ordering_key", value, "a text without the characters 1 and 2")
+
+
 def dedupe_id(value: object) -> None:
     """Refuse a value that is not the id of a message: a text that is not empty, without the characters 1 and 2."""
     text("dedupe_id", value, "a text, or None")

@@ -45,6 +45,11 @@ MISTAKES: Final[dict[str, tuple[Call, str]]] = {
         r"property 'a' is 1 \(int\); it takes text",
     ),
     "ordering key": (lambda on: on.producer.send("t", b"", ordering_key=2003), r"ordering_key is 2003 \(int\)"),
+    "ordering key of properties": (
+        lambda on: on.producer.send("t", b"", ordering_key="k\x02DELAY\x0118"),
+        r"ordering_key is 'k\\x02DELAY\\x0118' \(str\); it takes a text without the characters 1 and 2",
+    ),
+    "ordering key with a 1": (lambda on: on.producer.send_async("t", b"", ordering_key="k\x01"), "ordering_key is .* without"),
     "delay text": (
         lambda on: on.producer.send("t", b"", delay_level="1"),
         r"delay_level is '1' \(str\); it takes a whole number",

@@ -454,7 +454,7 @@ class Producer(GroupProducer, Generic[Body]):
         checks.message(body, tag, properties)
         pairs = message_properties(self._core.unique_ids.next(), tag, checks.keys(keys), properties, own)
         if ordering_key is not None:
-            checks.text("ordering_key", ordering_key, "a text, or None")
+            checks.ordering_key(ordering_key)
         if ordering_key:
             pairs[SHARDING_KEY] = ordering_key
         if once.ident is not None:
