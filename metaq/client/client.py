@@ -5,13 +5,13 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack, overload
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 from metaq.address import REGISTRY_PORT, parse_address
 from metaq.client import checks
 from metaq.client.admin.admin import Admin
 from metaq.client.connecting.access import Access, Tls
 from metaq.client.connecting.core import Core, MakeTransport
+from metaq.client.connecting.url import read_url
 from metaq.client.consuming.beginning import ConsumeFrom
 from metaq.client.consuming.consumer import SimpleConsumer
 from metaq.client.consuming.offsets import OFFSETS_FOLDER
@@ -37,8 +37,6 @@ from metaq.registry.assign import Assign, average
 
 T = TypeVar("T")
 
-SCHEME: Final = "metaq"
-ZOOKEEPER_SCHEME: Final = "zk"
 DEFAULT_TIMEOUT_S: Final = 10.0
 
 in_process: Final[dict[str, MakeTransport]] = {}
@@ -62,7 +60,8 @@ def connect(
         address: one or more registries: ``host:port``, ``host:port;host2:port`` or ``metaq://host:port;host2:port/``; the
             default port is 9876. Or ZooKeeper, which knows the registries: ``zk://host:port,host2:port/``; the client connects
             to it at once, in the background. A URL may hold parameters, and user and password before the hosts:
-            ``metaq://user:password@host/?timeout_s=3&tls=/etc/metaq/ca.pem``.
+            ``metaq://user:password@host/?timeout_s=3&tls=/etc/metaq/ca.pem``. In user and password
+            write ``%2F`` for ``/``, ``%3F`` for ``?``, ``%23`` for ``#`` and ``%40`` for ``@``.
         timeout_s: the time limit of each call as a whole, unless the call has its own.
         instance: a name that makes this client's id unique on this machine, and by which a broadcast consumer finds its
             offsets again; by default a new one for each client.
@@ -89,27 +88,16 @@ def connect(
             [address], timeout_s=timeout_s, instance=instance, make_transport=make, max_inflated_bytes=max_inflated_bytes
         )
         return Client(core)
-    zookeeper = False
+    is_zookeeper = False
     if "://" in address:
-        url = urlsplit(address)
-        shown = f"{url.scheme}://{url.netloc.rpartition('@')[2]}"
-        zookeeper = url.scheme == ZOOKEEPER_SCHEME
-        if url.scheme not in {SCHEME, ZOOKEEPER_SCHEME}:
-            schemes = f"{SCHEME}://, {ZOOKEEPER_SCHEME}:// for ZooKeeper, or no scheme at all"
-            raise BadRequest(f"{shown!r} begins with {url.scheme}://; write {schemes}")
-        if url.path not in {"", "/"}:
-            raise BadRequest(f"{shown!r} has the path {url.path}; leave it out")
-        given = dict(parse_qsl(url.query))
-        if unknown := given.keys() - {"timeout_s", "instance", "tls"}:
-            raise BadRequest(f"{shown!r} has the unknown parameter {min(unknown)}; there are timeout_s, instance and tls")
-        who, _, address = url.netloc.rpartition("@")
-        if who:
-            user, password = map(unquote, who.partition(":")[::2])
+        address, is_zookeeper, own_user, own_password, given = read_url(address)
+        if own_user or own_password:
+            user, password = own_user, own_password
         tls = {"true": True, "false": False}.get(given["tls"], given["tls"]) if "tls" in given else tls
         timeout_s = _seconds(given["timeout_s"]) if "timeout_s" in given else timeout_s
         instance = given.get("instance", instance)
     access = Access(user, password, tls)
-    if zookeeper:
+    if is_zookeeper:
         return _through_zookeeper(address, timeout_s, instance, access, max_inflated_bytes)
     registries = _registries(address)
     return Client(

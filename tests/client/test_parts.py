@@ -230,6 +230,22 @@ def test_addresses_of_registries() -> None:
             connect(wrong)
 
 
+@pytest.mark.parametrize("password", ["pa/ss", "pa?ss", "pa?ss=1", "pa#ss", "p@a/ss", "p@a?ss", "pa/s?s#"])
+@pytest.mark.parametrize("scheme", ["metaq", "zk", "http"])
+def test_a_password_in_an_address_must_be_quoted_and_is_not_shown(scheme: str, password: str) -> None:
+    """SG-133: what follows it would be read as the path or the parameters."""
+    with pytest.raises(BadRequest, match="write %2F for /, %3F for") as caught:
+        connect(f"{scheme}://bob:{password}@host/?timeout_s=3")
+    assert not [part for part in ("bob", "pa", "ss") if part in str(caught.value).replace("password", "")]
+
+
+def test_a_quoted_password_and_a_name_with_an_at_are_read() -> None:
+    """SG-116: only user and password must be quoted."""
+    with connect("metaq://bob:p%2F%3F%23%40@host/?instance=one@two") as client:
+        assert (client._core.access.user, client._core.access.password) == ("bob", "p/?#@")
+        assert client.id.endswith("@one@two")
+
+
 # -- heartbeats -------------------------------------------------------------------------------------------------------
 
 
