@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import gevent
 from gevent.event import AsyncResult
+from gevent.lock import BoundedSemaphore
 
 from metaq.address import Address
 from metaq.errors import ConnectionFailed, Refused, RequestTimeout
@@ -32,6 +33,7 @@ class Outbound:
         self._opaques = itertools.count(1)
         self._waiting: dict[int, Any] = {}
         self._failure: str | None = None
+        self._sending = BoundedSemaphore(1)
         try:
             self._socket = peers.connect(address, timeout_s)
         except OSError as error:
@@ -44,8 +46,6 @@ class Outbound:
 
         Raise ``ConnectionFailed``, ``RequestTimeout``, or ``Refused`` when the response code is not 0.
         """
-        if self._failure is not None:
-            raise ConnectionFailed(self._failure)
         credentials = self._peers.credentials()
         if credentials is not None:
             fields = credentials.signed(fields, body)
@@ -54,16 +54,30 @@ class Outbound:
         late = RequestTimeout(f"{self._name} did not answer request {int(code)} within {self._timeout_s} s")
         try:
             with gevent.Timeout(self._timeout_s, late):
-                self._socket.sendall(encode_request(code, opaque, fields, body))
+                self._send(encode_request(code, opaque, fields, body))
                 answer = answered.get()
-        except OSError as error:
-            raise ConnectionFailed(f"{self._name}: {error.strerror or error}") from error
         finally:
             del self._waiting[opaque]
         assert isinstance(answer, RemotingCommand)
         if answer.code:
             raise Refused(answer.code, f"{self._name}: {answer.remark}")
         return answer
+
+    def _send(self, frame: bytes) -> None:
+        """Send a frame as a whole, after those of other greenlets. Raise ``ConnectionFailed``.
+
+        A frame that is sent in part ends the connection: the other side would take the next one for the rest.
+        """
+        with self._sending:
+            if self._failure is not None:
+                raise ConnectionFailed(self._failure)
+            try:
+                self._socket.sendall(frame)
+            except OSError as error:
+                raise ConnectionFailed(self._end(error.strerror or str(error))) from error
+            except BaseException:  # a time limit, or the end of the greenlet
+                self._end("a request was sent in part only")
+                raise
 
     def _read(self) -> None:
         reader = FrameReader()
@@ -77,13 +91,22 @@ class Outbound:
             reason = error.strerror or str(error)
         if reader.error is not None:
             reason = str(reader.error)
-        self._failure = f"{self._name}: {reason}"
+        self._end(reason)
+
+    def _end(self, reason: str) -> str:
+        """End the connection and all requests on it, and return why it has failed: the first reason counts."""
+        if self._failure is not None:
+            return self._failure
+        failure = self._failure = f"{self._name}: {reason}"
+        self._socket.close()
         for answered in self._waiting.values():
-            answered.set_exception(ConnectionFailed(self._failure))
+            answered.set_exception(ConnectionFailed(failure))
         if self._ended is not None:
             self._ended()
+        return failure
 
     def close(self) -> None:
         """Close the connection; ``ended`` is not called."""
+        self._ended = None
         self._reading.kill()
-        self._socket.close()
+        self._end("the connection is closed")
