@@ -9,7 +9,7 @@ from metaq.errors import ConfigError
 from metaq.fields import Given
 from metaq.reasons import reason_of
 
-_WRONG_VALUES: Final = (ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+WRONG_VALUES: Final = (ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 """The errors, apart from its own, that the YAML library raises for text that does not fit its tag or its form."""
 
 
@@ -43,7 +43,7 @@ def read_yaml(file: Path) -> dict[str, Given]:
         place = f":{mark.line + 1}" if mark else ""
         problem = error.problem or error.context
         raise ConfigError(f"cannot read the configuration file {file}{place}: this is no YAML: {problem}") from error
-    except (yaml.YAMLError, *_WRONG_VALUES) as error:
+    except (yaml.YAMLError, *WRONG_VALUES) as error:
         raise ConfigError(f"cannot read the configuration file {file}: {error}") from error
     return given
 
@@ -51,6 +51,6 @@ def read_yaml(file: Path) -> dict[str, Given]:
 def _constructed(loader: yaml.SafeLoader, name: str, node: yaml.Node, origin: str) -> Any:
     try:
         return loader.construct_object(node, deep=True)
-    except _WRONG_VALUES as error:
+    except WRONG_VALUES as error:
         value = repr(node.value[:60]) if isinstance(node, yaml.ScalarNode) else "the value"
         raise ConfigError(f"{name}: {value} cannot be read as {node.tag.rpartition(':')[2]} ({origin})") from error

@@ -141,7 +141,12 @@ class RegistryServer:
     def _every(self, pause_s: float, duty: Callable[[], None]) -> None:
         while True:
             gevent.sleep(pause_s)
-            duty()
+            try:
+                duty()
+            except AssertionError:
+                raise  # the registry's own state is wrong: the process ends
+            except Exception:  # an unexpected error must not end the duty for ever
+                logger.exception("duty failed duty=%s", duty.__name__)
 
     # -- text protocol ------------------------------------------------------------------------------------------------
 

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import gevent
 import orjson
 import pytest
+from gevent.event import Event
 
 from metaq.client import TextClient
-from metaq.config import load
+from metaq.config import Settings, load
 from metaq.message import DEFAULT_TOPIC
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
@@ -26,6 +28,7 @@ from metaq.protocol.remoting.routes import (
     decode_route,
     encode_registration,
 )
+from metaq.server.registry import RegistryServer
 from tests.support.admin import create_topic
 from tests.support.broker import BrokerFailed, BrokerProcess, RegistryProcess, wait_until
 from tests.support.fakeremoting import FakeRemoting, Reply
@@ -380,6 +383,27 @@ def test_damage_on_one_connection_is_not_felt_on_another(tmp_path: Path) -> None
             bad.call(Request.GET_BROKER_CLUSTER_INFO)
         wait_until(lambda: set(addresses(registry.address)) == {"good"}, DEADLINE_S, "only the other broker is left")
         register(good, "good")
+
+
+def test_regular_work_of_a_registry_that_fails_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """SG-110: an error that nobody expects is logged, and ends it not for ever."""
+    failures, done = [RuntimeError("of all things")], Event()
+
+    def look() -> None:
+        if failures:
+            raise failures.pop()
+        done.set()
+
+    registry = RegistryServer(Settings(data=tmp_path, registry_listen="127.0.0.1:0"))
+    looking = gevent.spawn(registry._every, 0.001, look)
+    try:
+        assert done.wait(DEADLINE_S)
+    finally:
+        looking.kill()
+        registry.stop()
+    (record,) = caplog.records
+    assert record.getMessage() == "duty failed duty=look"
+    assert record.exc_info
 
 
 # -- again and again --------------------------------------------------------------------------------------------------

@@ -391,3 +391,23 @@ def test_a_registry_with_users(tmp_path: Path) -> None:
         with SigningClient(registry.host, registry.port, READER) as signing:
             assert signing.call(Request.GET_BROKER_CLUSTER_INFO).code == Response.SUCCESS
             assert signing.call(Request.REGISTER_BROKER).code == Response.NO_PERMISSION
+
+
+def test_a_registry_reads_its_users_again(tmp_path: Path) -> None:
+    """E-05: also after a file that it could not read; until then the users stay as they were."""
+    users = write_users(tmp_path / "users.yaml")
+    with (
+        RegistryProcess(tmp_path / "registry", "--users-file", str(users)) as registry,
+        SigningClient(registry.host, registry.port, READER) as signing,
+    ):
+        assert signing.call(Request.GET_BROKER_CLUSTER_INFO).code == Response.SUCCESS
+        write_users(users, f"{USERS}  ann: {{secret: 1234-56-78}}\n")
+        wait_until(lambda: "users not reloaded" in registry.stderr(), 30, "the registry has looked at the file")
+        assert signing.call(Request.GET_BROKER_CLUSTER_INFO).code == Response.SUCCESS
+        write_users(users, USERS.replace(f"{READER.name}:", "other:"))
+        wait_until(
+            lambda: signing.call(Request.GET_BROKER_CLUSTER_INFO).code == Response.NO_PERMISSION,
+            30,
+            "the user has no rights any more",
+        )
+        assert "1234-56-78" not in registry.stderr()

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from metaq.configfile import WRONG_VALUES
 from metaq.errors import ConfigError
 from metaq.fields import WrongFields, declare, from_values
 from metaq.reasons import reason_of
@@ -57,6 +58,10 @@ def load_users(path: Path) -> dict[str, User]:
         raise ConfigError(f"users_file {path}: not YAML") from None
     except RecursionError:
         raise ConfigError(f"users_file {path}: not a users file: nested too deeply") from None
+    except WRONG_VALUES:  # their text would quote the value
+        raise ConfigError(
+            f"users_file {path}: a value is not the date, number or the like that YAML takes it for; put a secret in quotes"
+        ) from None
     except ConfigError as error:
         raise ConfigError(f"users_file {path}: {error}") from None
     try:

@@ -59,6 +59,10 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("users: {ann: {secret: hush-hush, topics: {t: PUB, t: SUB}}}", "the same name as line 1"),
         ("users: {ann: {secret: " + "[" * 2000 + "]" * 2000 + "}}", "nested too deep"),
         ("users: &all {ann: *all}", "nested too deep"),
+        ("users:\n  ann: {secret: 1234-56-78}", "put a secret in quotes"),
+        ("users:\n  ann: {secret: !!int hush-hush}", "put a secret in quotes"),
+        ("users:\n  ann: {secret: !!bool hush-hush}", "put a secret in quotes"),
+        ("users:\n  ann: {secret: !!timestamp hush-hush}", "put a secret in quotes"),
     ],
 )
 def test_a_file_that_is_wrong(tmp_path: Path, text: str, problem: str) -> None:
@@ -66,6 +70,7 @@ def test_a_file_that_is_wrong(tmp_path: Path, text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(problem)) as caught:
         load_users(file_of(tmp_path, text))
     assert "hush-hush" not in str(caught.value)
+    assert "1234-56-78" not in str(caught.value)
     assert caught.value.__cause__ is None
 
 
