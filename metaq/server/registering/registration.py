@@ -81,7 +81,7 @@ class Registration:
         self.interval_s = settings.registration_interval_ms / 1000
         self.monotonic = clock.monotonic
         self._ordered: dict[Address, Collection[str]] = {}
-        self._masters: dict[Address, str] = {}  # registry → the address for slaves that its master has there
+        self._masters: dict[Address, str] = {}  # registry → the address for slaves that its master has there, the latest last
         self._members = [] if registry is not None else [_Member(self, address) for address in parse_registries(settings)]
         self._greenlets: list[Any] = []
 
@@ -112,15 +112,17 @@ class Registration:
             member.wait_told(max(0.0, end_s - self.monotonic()))
 
     def find_master(self) -> Address | None:
-        """Return the address where this slave's master accepts slaves, from the own registry or as an external one last
-        reported it. External registries are also asked again, for the next call."""
+        """Return the address where this slave's master accepts slaves, from the own registry or as external ones last
+        reported it: those that this broker is registered with now, or if there is none, the last one that answered. External
+        registries are also asked again, for the next call."""
         if self._registry is not None:
             master = self._registry.tables.master(self.key.name)
             told = None if master is None else master.ha_address
         else:
             for member in self._members:
                 member.ask()
-            told = next(filter(None, self._masters.values()), None)
+            current = [self._masters[member.address] for member in self._members if member.registered]
+            told = next(filter(None, current or [*reversed(self._masters.values())]), None)
         return parse_address(told, setting="haServerAddr") if told else None
 
     @property
@@ -226,6 +228,7 @@ class Registration:
         key = self.key
         header = RegisterBroker(key.name, key.address, key.cluster, self._ha_address, key.number)
         answer = link.call(Request.REGISTER_BROKER, encode_header(header), encode_registration(table))
+        self._masters.pop(address, None)
         self._masters[address] = answer.fields.get("haServerAddr", "")
         self._ordered[address] = decode_kv_table(answer.body)
         self._mark_ordered({topic for table in self._ordered.values() for topic in table})
@@ -251,7 +254,7 @@ class _Member:
 
     def __init__(self, registration: Registration, address: Address) -> None:
         self._registration = registration
-        self._address = address
+        self.address = address
         self._changed: set[str] = set()
         self._wake = Event()
         self._told = Event()  # set when the registry knows all changes, or cannot be reached
@@ -289,8 +292,8 @@ class _Member:
 
     def _ask(self, code: Request, fields: Mapping[str, str]) -> bytes:
         if self._link is None:
-            raise NotConnected(f"{self._address}: {self.problem or 'not connected yet'}")
-        late = RequestTimeout(f"{self._address} did not answer within {ROUTE_TIMEOUT_S} s")
+            raise NotConnected(f"{self.address}: {self.problem or 'not connected yet'}")
+        late = RequestTimeout(f"{self.address} did not answer within {ROUTE_TIMEOUT_S} s")
         with gevent.Timeout(ROUTE_TIMEOUT_S, late):
             return bytes(self._link.call(code, fields).body)
 
@@ -309,7 +312,7 @@ class _Member:
 
     def _register_until_it_fails(self) -> None:
         registration = self._registration
-        link = self._link = Outbound(self._address, TIMEOUT_S, self._wake.set, registration.peers)
+        link = self._link = Outbound(self.address, TIMEOUT_S, self._wake.set, registration.peers)
         due_s = registration.monotonic()
         registered = False
         while True:
@@ -319,13 +322,13 @@ class _Member:
             if whole:
                 due_s = registration.monotonic() + registration.interval_s
             try:
-                registration.register_at(self._address, link, registration.table(None if whole else names))
+                registration.register_at(self.address, link, registration.table(None if whole else names))
             except Fenced:
                 if not registered:
                     raise
                 registration.refresh_at(link)  # readers still find it here
             if not registered:
-                logger.info("registered registry=%s", self._address)
+                logger.info("registered registry=%s", self.address)
             registered, self._failing = True, False
             self.registered = True
             if not self._changed:
@@ -336,7 +339,7 @@ class _Member:
         """Log a failure: a warning for the first try, the debug level for the next ones."""
         level = logging.DEBUG if self._failing else logging.WARNING
         hint = "is a registry running there? it is tried again; setting: registries"
-        logger.log(level, "cannot register registry=%s reason=%s hint=%s", self._address, error, hint)
+        logger.log(level, "cannot register registry=%s reason=%s hint=%s", self.address, error, hint)
         self._failing, self.registered, self.problem = True, False, str(error)
         self._told.set()
 
@@ -347,7 +350,7 @@ class _Member:
         try:
             self._registration.unregister_at(self._link)
         except MetaqError as error:
-            logger.info("no goodbye registry=%s reason=%s", self._address, error)
+            logger.info("no goodbye registry=%s reason=%s", self.address, error)
 
     def _close(self) -> None:
         if self._link is not None:

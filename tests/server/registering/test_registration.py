@@ -15,7 +15,7 @@ from metaq.protocol.remoting.codes import Request
 from metaq.replication.peers import STRANGER
 from metaq.server.registering.registration import Registration
 from metaq.store.fence import Fence
-from tests.support.fakeremoting import FakeRemoting, Reply
+from tests.support.fakeremoting import FakeRemoting, Reply, Script
 
 DEADLINE_S: Final = 60.0
 
@@ -28,6 +28,27 @@ def wait_for(registry: FakeRemoting, code: Request, more: int = 2) -> None:
             gevent.sleep(0.01)
 
 
+def registration_of(data: Path, registries: str, role: Role, fence: Fence) -> Registration:
+    return Registration(
+        Settings(data=data, registries=registries, registration_interval_ms=100),
+        role,
+        Address("127.0.0.1", 1),
+        TopicTable(data, 10),
+        "an identity",
+        SystemClock(),
+        None,
+        STRANGER,
+        fence.check,
+    )
+
+
+def wait_master(registration: Registration, master: Address | None) -> None:
+    """Wait until this is the master to follow."""
+    with gevent.Timeout(DEADLINE_S):
+        while registration.find_master() != master:
+            gevent.sleep(0.01)
+
+
 def refuse() -> None:
     raise Fenced("another replica may be master by now")
 
@@ -36,17 +57,7 @@ def test_a_fenced_master_does_not_take_its_place_back(tmp_path: Path) -> None:
     """F-PART: cut off from ZooKeeper only; the next master has registered, and readers may still need this one."""
     fence = Fence()
     with FakeRemoting(register_broker=lambda _: Reply(fields={}), broker_heartbeat=lambda _: Reply()) as registry:
-        registration = Registration(
-            Settings(data=tmp_path, registries=registry.address, registration_interval_ms=100),
-            Role(is_master=True),
-            Address("127.0.0.1", 1),
-            TopicTable(tmp_path, 10),
-            "an identity",
-            SystemClock(),
-            None,
-            STRANGER,
-            fence.check,
-        )
+        registration = registration_of(tmp_path, registry.address, Role(is_master=True), fence)
         registration.start()
         try:
             wait_for(registry, Request.REGISTER_BROKER)
@@ -58,5 +69,33 @@ def test_a_fenced_master_does_not_take_its_place_back(tmp_path: Path) -> None:
             fence.guard(lambda: None)
             wait_for(registry, Request.REGISTER_BROKER)
             assert registration.problem is None
+        finally:
+            registration.stop()
+
+
+def test_a_registry_that_is_lost_names_no_master(tmp_path: Path) -> None:
+    """SG-082: a slave follows the master that is known where registries answer; only if none does, the one known before."""
+    before, after = Address("10.0.0.1", 8125), Address("10.0.0.2", 8125)
+    masters = {"first": before, "second": before}
+
+    def naming(which: str) -> Script:
+        return lambda _: Reply(fields={"haServerAddr": str(masters[which])})
+
+    with FakeRemoting(register_broker=naming("second")) as second:
+        with FakeRemoting(register_broker=naming("first")) as first:
+            registration = registration_of(tmp_path, f"{first.address};{second.address}", Role(is_master=False), Fence())
+            registration.start()
+            wait_for(first, Request.REGISTER_BROKER)
+            wait_for(second, Request.REGISTER_BROKER)
+            wait_master(registration, before)
+        try:
+            masters["second"] = after
+            wait_master(registration, after)
+            second.hang_up()
+            second.scripts.clear()  # it refuses to register this broker
+            with gevent.Timeout(DEADLINE_S):
+                while registration.problem is None:
+                    gevent.sleep(0.01)
+            assert registration.find_master() == after
         finally:
             registration.stop()
