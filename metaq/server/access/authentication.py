@@ -193,8 +193,9 @@ class Authentication:
             checked = self._checking.get(digest)
             if checked is None:
                 self._check_now(name, password, address, digest)
-                break
+                return self._principals[name]
             checked.wait()  # many clients of one machine start at the same time
+        self._guesses.was_right(address, name, self._guesses.take(address, name))  # without a hash it is a guess all the same
         return self._principals[name]
 
     def _is_remembered(self, name: str, digest: bytes) -> bool:

@@ -150,6 +150,19 @@ def test_the_same_wrong_password_at_once_is_guessed_once_by_each(opened: Opened,
     assert (len(hashes), opened.left()) == (A_MINUTE, 0)
 
 
+def test_a_password_that_was_right_before_is_a_guess_elsewhere(opened: Opened) -> None:
+    """E-05, P33: beyond the limit of its address nobody learns that it is right, although no hash is needed to know."""
+    elsewhere = "10.9.9.9"
+    assert opened.authentication.check("ann", HASHED, HERE).name == "ann"
+    for _ in range(2 * A_MINUTE):
+        assert opened.authentication.check("ann", HASHED, elsewhere).name == "ann"
+    assert opened.left(elsewhere) == A_MINUTE
+    assert opened.authentication.check("ann", HASHED, elsewhere).name == "ann"  # was right there before
+    opened.left("10.9.9.10")
+    with pytest.raises(AccessDenied, match="too many wrong"):
+        opened.authentication.check("ann", HASHED, "10.9.9.10")
+
+
 # -- secrets without a name -------------------------------------------------------------------------------------------
 
 
