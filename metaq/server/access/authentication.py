@@ -9,8 +9,7 @@ import hmac
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -23,7 +22,7 @@ from metaq.errors import AccessDenied, ConfigError, Overloaded
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.signature import ACCESS_KEY, Credentials, is_signed_with
 from metaq.replication.peers import Peers
-from metaq.server.access.guesses import Guesses, Taken
+from metaq.server.access.guesses import Guesses
 from metaq.server.access.logins import Logins
 from metaq.server.access.permissions import ANONYMOUS, ANYBODY, Principal
 from metaq.server.access.users import MOST_PASSWORD, User, credentials, no_user
@@ -238,30 +237,18 @@ class Authentication:
         """
         asked = [name for name, user in self._users.items() if user.secret is not None]
         try:
-            taken = [self._guesses.take(address, _NO_NAME)]
-        except AccessDenied:  # users who logged in from there before have limits of their own; only they can be found now
-            known = self._take_of_known(asked, address)
-            if not known:
+            taken = self._guesses.take(address, _NO_NAME)
+        except AccessDenied:  # users who logged in from there before have a limit of their own; only they can be found now
+            asked = [name for name in asked if self._guesses.knows(address, name)]
+            if not asked:
                 raise
-            asked, taken = list(known), list(known.values())
+            taken = self._guesses.take_for_known(address)
         found = [name for name in asked if self._users[name].proves(secret)]  # compares with all: timing reveals no match
         if not found:
             logger.warning("login refused user=%.64r address=%s", _NO_NAME, address)
             raise AccessDenied(WRONG)
-        for each in taken:
-            self._guesses.give_back(each)
-        self._guesses.remember(address, found[0])
+        self._guesses.was_right(address, found[0], taken)
         return self._principals[found[0]]
-
-    def _take_of_known(self, names: Sequence[str], address: str) -> dict[str, Taken]:
-        """Take one guess for each user who has logged in from this address before, and whose limit allows one; return them by
-        name."""
-        taken = {}
-        for name in names:
-            if self._guesses.knows(address, name):
-                with suppress(AccessDenied):  # wrong guesses at one secret keep nobody from using another
-                    taken[name] = self._guesses.take(address, name)
-        return taken
 
     def _who_proves(self, name: str, password: str) -> User | None:
         """Return the user with this name and password, or ``None``.

@@ -63,7 +63,17 @@ class Guesses:
 
         Raise ``AccessDenied`` when a limit is reached.
         """
-        buckets, now_s = self._of(address, name), self._now()
+        return self._take_from(self._of(address, name))
+
+    def take_for_known(self, address: str) -> Taken:
+        """Take one guess at the secrets of all users that were proved from this address before, whoever is meant.
+
+        These guesses have a bucket of their own, so that they use up no user's. Raise ``AccessDenied`` when it is empty.
+        """
+        return self._take_from((self._bucket((_network(address), None)),))
+
+    def _take_from(self, buckets: Taken) -> Taken:
+        now_s = self._now()
         wait_s = max(bucket.wait_s(now_s) for bucket in buckets)
         if wait_s > 0:
             raise AccessDenied(
@@ -78,17 +88,13 @@ class Guesses:
         for bucket in taken:
             bucket.add(1, self._now())
 
-    def remember(self, address: str, name: str) -> None:
-        """Remember that this name was proved from this address."""
+    def was_right(self, address: str, name: str, taken: Taken) -> None:
+        """Give back what was taken, and remember that this name was proved from this address."""
+        self.give_back(taken)
         known = (_network(address), name)
         self._known.pop(known, None)
         self._known[known] = None
         _shorten(self._known, MOST_KNOWN)
-
-    def was_right(self, address: str, name: str, taken: Taken) -> None:
-        """Give back what was taken, and remember the user."""
-        self.give_back(taken)
-        self.remember(address, name)
 
     def knows(self, address: str, name: str) -> bool:
         """Return whether this name was proved from this address before."""

@@ -199,9 +199,24 @@ def test_guesses_of_one_secret_keep_no_other_holder_out(opened: Opened) -> None:
         opened.authentication.holder(secret, HERE)
     assert (opened.left(name=READER.name), opened.left()) == (A_MINUTE, A_MINUTE)
     assert opened.authentication.holder(WRITER.secret, HERE).name == WRITER.name
-    opened.left(name=WRITER.name)
+
+
+def test_wrong_secrets_without_a_name_keep_no_named_user_out(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E-05: who was right here before by signature or password; only secrets without a name share a limit."""
+    opened.authentication.identify(opened.session(), signed(WRITER))
+    opened.authentication.check("ann", HASHED, HERE)
+    looked_at = counted(monkeypatch, User, "proves")
+    for _ in range(4 * A_MINUTE):
+        with pytest.raises(AccessDenied):
+            opened.authentication.holder("wrong-secret", HERE)
+    writer = opened.authentication._users[WRITER.name]
+    assert sum(user is writer for user in looked_at) == 2 * A_MINUTE
     with pytest.raises(AccessDenied, match="too many wrong"):
         opened.authentication.holder(WRITER.secret, HERE)
+    opened.authentication.identify(opened.session(), signed(WRITER))
+    assert opened.authentication.check("ann", HASHED, HERE).name == "ann"
+    opened.now_s += 60
+    assert opened.authentication.holder(WRITER.secret, HERE).name == WRITER.name
 
 
 # -- signatures -------------------------------------------------------------------------------------------------------
