@@ -161,8 +161,7 @@ class Endpoint:
         return len(self.sessions) + len(self._openings)
 
     def _on_accept(self, listener: Listener, watcher: Any) -> None:
-        start = partial(watcher.start, self._on_accept, listener, watcher)
-        for connection, address in new_connections(listener.socket, watcher, start):
+        for connection, address in new_connections(listener.socket, watcher, partial(self._accept_again, listener, watcher)):
             if self.connections >= self._settings.max_connections:
                 self._make_room()
             if self.connections >= self._settings.max_connections:
@@ -170,6 +169,10 @@ class Endpoint:
                 continue
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._openings.add(Opening(connection, address, self))
+
+    def _accept_again(self, listener: Listener, watcher: Any) -> None:
+        if watcher in self._watchers:  # otherwise the listener was released meanwhile, and may be another endpoint's
+            watcher.start(self._on_accept, listener, watcher)
 
     def _make_room(self) -> None:
         """Close connections without a login: those that wait for nothing, and of these the ones silent for longest, first.
