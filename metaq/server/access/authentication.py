@@ -111,6 +111,8 @@ class Authentication:
             if str(error) != self._problem:
                 logger.error("users not reloaded, those before stay reason=%s", error)
             self._problem = str(error)
+            if isinstance(error.__cause__, OSError):  # what kept it from being read may pass, and leave the file as it is
+                self._stamp = ()
             return
         self._problem = ""
         self._take(users)

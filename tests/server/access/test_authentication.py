@@ -17,6 +17,7 @@ from metaq.server.access.guesses import ALL_TIMES
 from metaq.server.access.permissions import Action
 from metaq.server.access.users import User, hashed
 from metaq.server.remoting.session import RemotingSession
+from tests.support.descriptors import no_descriptors
 from tests.support.users import ADMIN, READER, USERS, WRITER, write_users
 
 HERE: Final = "10.0.0.1"
@@ -262,6 +263,28 @@ def test_a_user_who_is_added_again_is_another_one(opened: Opened) -> None:
     opened.authentication.identify(session, signed(WRITER))
     assert session.principal.named
     assert session.principal is opened.authentication.check(WRITER.name, WRITER.secret, HERE)
+
+
+def test_a_file_that_could_not_be_read_is_tried_again(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
+    """E-05: although it has not changed since, once there are descriptors again; the log says it once."""
+    write_users(opened.path, USERS.replace("writer:", "writer2:"))
+    with no_descriptors():
+        for _ in range(2):
+            opened.authentication.reload_if_changed()
+    assert WRITER.name in opened.authentication.users
+    assert caplog.text.count("users not reloaded") == 1
+    opened.authentication.reload_if_changed()
+    assert "writer2" in opened.authentication.users
+
+
+def test_a_file_with_a_mistake_is_read_once(opened: Opened) -> None:
+    """E-05: until it changes; to read a long one every second would stop everybody else's work."""
+    write_users(opened.path, "users: {ann: {}}")
+    opened.authentication.reload_if_changed()
+    stamp = opened.authentication._stamp
+    with no_descriptors():
+        opened.authentication.reload_if_changed()
+    assert opened.authentication._stamp == stamp != ()
 
 
 def test_nobody_stays_nobody(opened: Opened) -> None:

@@ -1,9 +1,6 @@
 """Accepting connections while there are no descriptors for them."""
 
-import resource
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -14,20 +11,10 @@ from gevent.hub import get_hub
 from metaq.config import Settings
 from metaq.server.endpoint import Endpoint
 from metaq.server.wire.accepting import ACCEPT_PAUSE_S
+from tests.support.descriptors import no_descriptors
 
 DEADLINE_S: Final = 60.0
 LISTEN: Final = "listen"
-
-
-@contextmanager
-def no_descriptors() -> Iterator[None]:
-    """Let this process open nothing."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def wait_connected(endpoint: Endpoint) -> None:
