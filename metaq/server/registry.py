@@ -131,7 +131,7 @@ class RegistryServer:
         for session in list(sessions):
             session.wind_up()
         deadline = self._clock.monotonic() + self.settings.drain_timeout_ms / 1000
-        while any(session.owed for session in sessions) and self._clock.monotonic() < deadline:
+        while sessions and self._clock.monotonic() < deadline:
             gevent.sleep(0.005)
         for session in list(sessions):
             session.close()

@@ -1,7 +1,9 @@
 """Brokers and registries as processes: registration, and everything that ends it."""
 
+import os
+import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +16,7 @@ from metaq.client import TextClient
 from metaq.config import Settings, load
 from metaq.message import DEFAULT_TOPIC
 from metaq.protocol.remoting.codes import Request, Response
-from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.frames import FrameReader, RemotingCommand, encode_request
 from metaq.protocol.remoting.headers import KvKey, KvPair, RegisterBroker, TopicOnly, encode_header
 from metaq.protocol.remoting.routes import (
     BrokerData,
@@ -135,10 +137,10 @@ def test_the_broker_of_the_same_process_does_not_expire(tmp_path: Path) -> None:
         assert "reason=silent" in broker.stderr()
 
 
-def register(connection: RemotingClient, name: str) -> None:
+def register(connection: RemotingClient, name: str, topics: Sequence[str] = ("T1", "T2")) -> None:
     """Register a broker that does not exist."""
     header = RegisterBroker(name, "10.0.0.1:10911", "c1", "10.0.0.1:10912", 0)
-    table = TopicConfigs(DataVersion(1, 1), {topic: TopicConfig(topic, 1, 1) for topic in ("T1", "T2")})
+    table = TopicConfigs(DataVersion(1, 1), {topic: TopicConfig(topic, 1, 1) for topic in topics})
     assert connection.call(Request.REGISTER_BROKER, encode_header(header), encode_registration(table)).code == Response.SUCCESS
 
 
@@ -383,6 +385,36 @@ def test_damage_on_one_connection_is_not_felt_on_another(tmp_path: Path) -> None
             bad.call(Request.GET_BROKER_CLUSTER_INFO)
         wait_until(lambda: set(addresses(registry.address)) == {"good"}, DEADLINE_S, "only the other broker is left")
         register(good, "good")
+
+
+def is_refused(registry: RegistryProcess) -> bool:
+    try:
+        registry.connect().close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def test_a_registry_that_stops_ends_the_answers_that_it_has_begun(tmp_path: Path) -> None:
+    """SG-112: a long list arrives as a whole, although the client begins to read it late."""
+    names = [f"{number:0>30000}" for number in range(300)]  # together more than the buffers of a connection take
+    with RegistryProcess(tmp_path / "registry") as registry, client(registry.address) as broker, socket.socket() as asker:
+        for first in range(0, len(names), 60):
+            register(broker, f"b{first}", names[first : first + 60])
+        asker.settimeout(DEADLINE_S)
+        asker.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        asker.connect((registry.host, registry.port))
+        asker.sendall(encode_request(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, 1, {}))
+        asker.recv(1, socket.MSG_PEEK)  # it has begun
+        os.kill(registry.pid, signal.SIGTERM)
+        wait_until(lambda: is_refused(registry), DEADLINE_S, "the registry takes no more connections")
+        reader = FrameReader()
+        frames: list[RemotingCommand] = []
+        while not frames:
+            data = asker.recv(1 << 16)
+            assert data, "the answer is cut off"
+            frames += reader.receive(data)
+        assert set(names) <= set(orjson.loads(frames[0].body)["topicList"])
 
 
 def test_regular_work_of_a_registry_that_fails_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
