@@ -39,3 +39,19 @@ def test_a_deleted_topic_is_not_made_again_for_messages_that_were_parked(tmp_pat
     table = TopicTable(tmp_path, max_topics=9)
     assert table.load(disk, {TopicPartition("gone", 0): 1}) == []
     assert table.of_parked("gone", 0) == Topic("gone", 1, 1)  # it was made again, and has a message
+
+
+def test_a_slave_keeps_the_ends_of_deleted_topics_that_it_has_not_all_of(tmp_path: Path) -> None:
+    """SG-064, SG-083: the rest of their messages is still to come; a master whose log has lost them takes the ends back."""
+    key, disk = TopicPartition("gone", 0), RealDisk()
+    ours, theirs = TopicTable(tmp_path, 10), TopicTable(tmp_path, 10)
+    ours.ensure("gone", 1)
+    ours.delete("gone", {key: 1000})
+    ours.written(disk, 0)()
+    theirs.reload(disk, {key: 300})
+    assert (theirs.deleted, theirs.get("gone")) == ({key: 1000}, None)
+    assert theirs.has_only_deleted(key, 1000) and not theirs.has_only_deleted(key, 1001)
+    assert not theirs.unsaved
+    theirs.forget_lost({key: 300})
+    assert theirs.deleted == {key: 300}
+    assert theirs.unsaved

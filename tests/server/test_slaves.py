@@ -27,8 +27,10 @@ from metaq.protocol.remoting.leases.pop import (
     receipts_of,
 )
 from metaq.server.replicas.masteronly import CODES
+from metaq.store.files.disk import RealDisk
+from metaq.store.files.documents import read_document, write_document
 from tests.server.remoting.test_priorities import change_attributes, check_attributes, shown_attributes
-from tests.support.admin import BROKER, ask, ask_body, connect, create_topic, fields_of, send
+from tests.support.admin import BROKER, ask, ask_body, connect, create_topic, fields_of, records, send
 from tests.support.admin import pull as pull_as
 from tests.support.broker import RegistryProcess, wait_until
 from tests.support.cluster import PATIENT, Cluster, ReplicaProcess, wait_caught_up
@@ -173,6 +175,56 @@ def test_a_delayed_message_can_be_cancelled_once_its_put_is_answered(cluster: Cl
         code, placed = said(master, "put orders 0 1 0 delay=600000 1\r\nx")
         assert code == 200
         assert said(master, f"cancel {placed.split()[-1]} 1") == (200, "cancelled")
+
+
+def test_a_new_slave_shows_nothing_of_deleted_topics(cluster: Cluster) -> None:
+    """SG-064, SG-083: it has the table before their messages; in a topic made again, only what is new."""
+    cluster.durability = "memory"
+    master = cluster.add(1)
+    with connect(master) as client:
+        create_topic(client, "gone")
+        send(client, "gone", *(b"x" * 100_000 for _ in range(50)))
+        ask(client, Request.DELETE_TOPIC_IN_BROKER, topic="gone")
+    slave = cluster.add(2, master.replication)
+    master.wait_for(in_sync=[1, 2])
+    wait_caught_up(master, slave)
+    with connect(slave) as client:
+        assert pull_as(client, "gone", 0).code == Response.TOPIC_NOT_EXIST
+        assert "gone" not in ask_body(client, Request.GET_ALL_TOPIC_CONFIG)["topicConfigTable"]
+    with connect(master) as client:
+        create_topic(client, "gone")
+        send(client, "gone", b"new")
+    wait_until(lambda: bodies(slave, "gone", 50) == [b"new"], DEADLINE_S, "the slave has the topic made again")
+    with connect(slave) as client:
+        assert pull_as(client, "gone", 0).fields["nextBeginOffset"] == "50"
+
+
+def test_a_slave_shows_what_takes_the_places_of_deleted_messages(cluster: Cluster) -> None:
+    """SG-064, SG-083: its master has lost the last of them, and says in its table where the new ones begin."""
+    master, slave = cluster.pair()
+    with connect(master) as client:
+        create_topic(client, "gone")
+        send(client, "gone", b"old", b"old", b"old")
+        ask(client, Request.DELETE_TOPIC_IN_BROKER, topic="gone")
+    table = slave.data / "config" / "topics.json"
+    wait_until(lambda: '"deleted":{"gone"' in table.read_text(), DEADLINE_S, "the slave has the table")
+    wait_caught_up(master, slave)
+    assert slave.terminate() == 0
+    content, _ = read_document(RealDisk(), table)
+    assert content is not None
+    write_document(RealDisk(), table, {**content, "deleted": {"gone": {"0": 10}}})  # seven more were there
+    slave.start()
+    master.wait_for(in_sync=[1, 2])
+    with connect(master) as client:
+        create_topic(client, "gone")
+        send(client, "gone", b"new")
+    wait_until(lambda: bodies(slave, "gone", 3) == [b"new"], DEADLINE_S, "the slave shows it")
+
+
+def bodies(broker: ReplicaProcess, topic: str, offset: int) -> list[bytes]:
+    """What a pull gives."""
+    with connect(broker) as client:
+        return [bytes(record.body) for record in records(pull_as(client, topic, offset))]
 
 
 def said(broker: ReplicaProcess, line: str) -> tuple[int, str]:

@@ -34,8 +34,11 @@ def load_tables(settings: Settings, store: MessageStore, *, is_master: bool, goe
 
 def _topics(settings: Settings, store: MessageStore, *, is_master: bool, goes_on: bool, run: Run) -> TopicTable:
     topics = TopicTable(settings.data, settings.max_topics)
-    for problem in topics.load(store.disk, {key: queue.next for key, queue in store.queues.items()}):
+    known = {key: queue.next for key, queue in store.queues.items()}
+    for problem in topics.load(store.disk, known):
         logger.error("topic table damaged, rebuilt from the store problem=%s", problem)
+    if is_master:
+        topics.forget_lost(known)
     topics.add_system_topics(settings.cluster_name, settings.broker_name, auto_create=settings.auto_create_topics)
     for name, wanted in settings.topics.items():
         try:

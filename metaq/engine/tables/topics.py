@@ -339,18 +339,29 @@ class TopicTable:
             self._version = self._saved_version = content["dataVersion"]["counter"]
             for name, ends in content.get("deleted", {}).items():
                 for partition, end in ends.items():
-                    key = TopicPartition(name, int(partition))
-                    # after a power cut the log may have lost some deleted messages: new messages in their place must show
-                    self.deleted[key] = min(end, known.get(key, 0))
-                    self._version += self.deleted[key] < end
+                    self.deleted[TopicPartition(name, int(partition))] = end
         for key, following in known.items():
-            if key.topic not in self._topics and following <= self.deleted.get(key, -1):
+            if self.has_only_deleted(key, following):
                 continue
             if key.partition >= self._most.get(key.topic, 0):  # otherwise the topic has shrunk since
                 self._set(self._grown(key.topic, key.partition + 1))  # whatever the limits say: the partition exists
         if problems:
             self._version += 1
         return problems
+
+    def has_only_deleted(self, key: TopicPartition, following: int) -> bool:
+        """Return whether all messages of a partition were of a deleted topic; the ordinal ``following`` comes next there."""
+        return key.topic not in self._topics and following <= self.deleted.get(key, -1)
+
+    def forget_lost(self, known: Mapping[TopicPartition, int]) -> None:
+        """Lower the ends of deleted topics to what a master's store holds; ``known`` is as in ``load``.
+
+        After a power cut the log may have lost some deleted messages, and new messages in their place must show. A slave may
+        hold less than its master, and keeps the ends: the deleted messages that are still to come must not show.
+        """
+        for key, end in self.deleted.items():
+            self.deleted[key] = min(end, known.get(key, 0))
+            self._version += self.deleted[key] < end
 
     def reload(self, disk: Disk, known: Mapping[TopicPartition, int]) -> None:
         """Replace the table by the file that replication has written; topics that it does not have are gone."""

@@ -13,7 +13,7 @@ from metaq.engine.tables.groups import GROUPS
 from metaq.engine.tables.modes import MODES
 from metaq.engine.tables.topics import FOLDER, TOPICS
 from metaq.engine.turn import Turns
-from metaq.message import OFFSETS_TOPIC
+from metaq.message import OFFSETS_TOPIC, TopicPartition
 from metaq.protocol.remoting.codes import MASTER
 from metaq.replication.documents import Documents
 from metaq.replication.feeder import Feeder, ReplicaIdentity
@@ -182,9 +182,11 @@ class SlaveRole:
         """Put in force the tables that the master has sent: clients read from this slave while there is no master."""
         context, disk = self._broker.context, self._store.disk
         if TOPICS in names:
+            before = dict(context.topics.deleted)
             context.topics.reload(disk, {key: queue.next for key, queue in context.store.queues.items()})
             for key, end in context.topics.deleted.items():
-                context.store.queue(*key).hide_before(end)
+                if end != before.get(key):
+                    context.store.queue(*key).hide_before(end)
         if GROUPS in names:
             context.groups.reload(disk)
         if MODES in names:
@@ -192,11 +194,14 @@ class SlaveRole:
 
     def _published(self, queues: Sequence[ConsumeQueue]) -> None:
         context = self._broker.context
+        topics = context.topics
         for queue in queues:
             if queue.topic == OFFSETS_TOPIC:
                 load_offsets(context)
-            elif context.topics.get(queue.topic) is None:  # the topic table follows
-                context.topics.ensure(queue.topic, queue.partition + 1)
+            elif topics.get(queue.topic) is None:  # the topic table follows
+                key = TopicPartition(queue.topic, queue.partition)
+                if not topics.has_only_deleted(key, queue.next):
+                    topics.ensure(queue.topic, queue.partition + 1)
         self._broker.holds.wake(list(queues))
 
     @property

@@ -209,11 +209,13 @@ class ConsumeQueue:
         self.readable_text_end = text_end
 
     def hide_before(self, ordinal: int) -> None:
-        """Hide the messages before ``ordinal``, at most ``next``, from readers: they belong to a deleted topic."""
-        if ordinal > self.first:
-            self.first = ordinal
-            self.first_for = -1  # its position has to be looked up
-            self.cursors.clear()
+        """Hide the messages before ``ordinal`` from readers, and no others: they belong to a deleted topic.
+
+        It may be beyond ``next`` on a slave, which will have the others, too.
+        """
+        self.first = ordinal
+        self.first_for = -1  # its position has to be looked up
+        self.cursors.clear()
 
     # -- files --------------------------------------------------------------------------------------------------------
 
