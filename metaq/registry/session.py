@@ -153,12 +153,13 @@ class ZooKeeperSession:
         self._was_connected = False
         self._stuck = False
         self._renewed: deque[float] = deque(maxlen=3)
-        self._renewed_session: int | None = None
         self.connected = False
         """True while requests can be made; the session may live on without a connection."""
         self.lease_end = 0.0
-        """The monotonic time until which this session is certainly alive; 0 when that is not known. It is renewed after
-        ``hold_lease``, while there is a connection."""
+        """The monotonic time until which ``leased_session`` is certainly alive; 0 when that is not known. It is renewed after
+        ``hold_lease``, while there is a connection, and holds without one."""
+        self.leased_session: int | None = None
+        """The number of the session of which ``lease_end`` is."""
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -209,6 +210,7 @@ class ZooKeeperSession:
         """Make a new client, which connects by itself; the former one may have stopped for good."""
         if self._client is not None:
             logger.warning("zookeeper does not answer hosts=%s hint=is it running there?", self.hosts)
+            self.lease_end = 0.0  # its session may be closed
             self._tasks.spawn(self._close, self._client)
             self._client = None
         self._stuck = False
@@ -394,9 +396,10 @@ class ZooKeeperSession:
         session = self.session
         if session is None or not self.commit([CheckVersion("/")]) or self.session != session or self._ended.is_set():
             return
-        if session != self._renewed_session:
+        if session != self.leased_session:
+            self.lease_end = 0.0
             self._renewed.clear()
-            self._renewed_session = session
+            self.leased_session = session
         self._renewed.append(sent)
         if len(self._renewed) == self._renewed.maxlen:
             self.lease_end = self._renewed[0] + self.session_s * (1 - CLOCK_DRIFT)

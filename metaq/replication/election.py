@@ -133,12 +133,15 @@ class Election:
     # -- while it leads -----------------------------------------------------------------------------------------------
 
     def check(self, epoch: int) -> None:
-        """Raise ``Fenced`` when another replica, or this one anew, may be master by now; called before each append."""
+        """Raise ``Fenced`` when another replica, or this one anew, may be master by now; called before each append.
+
+        The lease decides, not the connection: while that is renewed, as after a ZooKeeper node has gone, the master goes on.
+        """
         zookeeper, leading = self._zookeeper, self._leading
         if (
             leading is None
             or leading.epoch != epoch
-            or zookeeper.session != self._session
+            or zookeeper.leased_session != self._session
             or self._monotonic() >= zookeeper.lease_end
         ):
             raise Fenced("this replica may no longer be the master: ZooKeeper has not confirmed it for a while; try again")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from typing import Final
 
 import gevent
@@ -24,10 +25,16 @@ FIRST: Final = 2
 """Epoch of the first master that a group elects."""
 
 
-def election(server: ZooKeeperProcess, replica: int, log: ReplicaLog, deposed: Callable[[], None] = lambda: None) -> Election:
+def election(
+    server: ZooKeeperProcess,
+    replica: int,
+    log: ReplicaLog,
+    deposed: Callable[[], None] = lambda: None,
+    session_ms: int = 2000,
+) -> Election:
     clock = SystemClock()
     return Election(
-        ZooKeeper(server.address, 2000, clock),
+        ZooKeeper(server.address, session_ms, clock),
         GROUP,
         replica,
         f"127.0.0.1:{replica}",
@@ -62,6 +69,53 @@ def test_a_replaced_master_changes_nothing(tmp_path: Path) -> None:
             other.set(STATE, later)
             assert [replica.agree(FIRST, frozenset((1,))) for _ in range(3)] == [False] * 3
             assert other.get(STATE)[0] == later
+        finally:
+            replica.stop()
+
+
+def test_a_master_writes_until_its_lease_ends(tmp_path: Path) -> None:
+    """F-ZK, F-PART: not only while it is connected: the lease is good while the connection is renewed."""
+    with ZooKeeperProcess(tmp_path / "zookeeper") as server:
+        replica = election(server, 1, ReplicaLog(1, 0), session_ms=10_000)
+        zookeeper = replica._zookeeper
+        replica.start()
+        try:
+            wait(lambda: replica.leading and zookeeper.lease_end > 0, "the only replica is elected, and has a lease")
+            server.kill()
+            wait(lambda: not zookeeper.connected, "the connection is lost")
+            wait(lambda: is_fenced(replica, zookeeper), "the lease is over")
+        finally:
+            replica.stop()
+
+
+def is_fenced(replica: Election, zookeeper: ZooKeeper) -> bool:
+    """Whether a master may write no more, which is so from the end of its lease on, and not before."""
+    before = monotonic()
+    try:
+        replica.check(FIRST)
+    except Fenced:
+        assert monotonic() >= zookeeper.lease_end
+        return True
+    assert before < zookeeper.lease_end
+    return False
+
+
+def test_a_lease_is_of_one_session(tmp_path: Path) -> None:
+    """F-ZK: with a session that was closed, or is over, it ends at once; that of the next session is not the master's."""
+    with ZooKeeperProcess(tmp_path / "zookeeper") as server:
+        replica = election(server, 1, ReplicaLog(1, 0), session_ms=10_000)
+        zookeeper = replica._zookeeper
+        replica.start()
+        try:
+            wait(lambda: replica.leading and zookeeper.lease_end > 0, "the only replica is elected, and has a lease")
+            first = zookeeper.leased_session
+            server.kill()
+            server.wipe()
+            server.start()
+            wait(lambda: zookeeper.session not in {None, first}, "it has another session")
+            assert zookeeper.lease_end == 0 or zookeeper.leased_session != first
+            with pytest.raises(Fenced):
+                replica.check(FIRST)
         finally:
             replica.stop()
 
