@@ -5,13 +5,16 @@ slave's log, by the bytes that are under way, and by more after a power cut. Suc
 (``metaq.store.copies.snapshots``), so the newest one that the slave's durable log covers is kept as the backup.
 """
 
+import logging
 from pathlib import Path
 from typing import Final
 
 from metaq.errors import CorruptRecord
 from metaq.store.copies.snapshots import made_end
 from metaq.store.files.disk import Disk, replace_file
-from metaq.store.files.documents import BACKUP, decode_document
+from metaq.store.files.documents import BACKUP, decode_document, has_right_checksum
+
+logger = logging.getLogger(__name__)
 
 DERIVED: Final = ("consumerOffset.json", "delayOffset.json", "halves.json", "transactions.json")
 """Snapshots of state that the log holds, too: worthless beside any other log."""
@@ -27,7 +30,11 @@ class Documents:
         self._sent: dict[str, tuple[int, int, int]] = {}
 
     def changed(self) -> dict[str, str]:
-        """Return name → text of the tables that were written since the last call; all of them at the first call."""
+        """Return name → text of the tables that were written since the last call; all of them at the first call.
+
+        A damaged one is replaced by the version before, or is left out: a master does not write a table that was damaged on the
+        disk again while nothing changes in it, and no slave would follow.
+        """
         found = {}
         for name in NAMES:
             path = self._folder / name
@@ -36,11 +43,25 @@ class Documents:
                 version = stat.st_mtime_ns, stat.st_ino, stat.st_size  # a time alone may be that of two writes
                 if version == self._sent.get(name):
                     continue
-                found[name] = self._disk.read_file(path).decode()
+                text = self._intact(path)
             except FileNotFoundError:
                 continue
             self._sent[name] = version
+            if text is not None:
+                found[name] = text
         return found
+
+    def _intact(self, path: Path) -> str | None:
+        """Return the text of a table, or of the version before if it is damaged; ``None`` when that is damaged or missing."""
+        data = self._disk.read_file(path)
+        if has_right_checksum(data):
+            return data.decode()
+        logger.error("damaged table not sent to slaves file=%s", path)
+        try:
+            data = self._disk.read_file(path.with_name(path.name + BACKUP))
+        except FileNotFoundError:
+            return None
+        return data.decode() if has_right_checksum(data) else None
 
 
 def check(folder: Path, documents: dict[str, str]) -> None:

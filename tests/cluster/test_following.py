@@ -32,7 +32,7 @@ from metaq.replication.insync import InSync
 from metaq.store.copies.applying import piece
 from metaq.store.copies.epochs import Epochs
 from metaq.store.files.disk import File, RealDisk
-from metaq.store.files.documents import read_document, write_document
+from metaq.store.files.documents import encode_document, read_document, write_document
 from metaq.store.files.filecache import read_here, run_here
 from metaq.store.messagestore import MessageStore
 from metaq.store.recovery.recovery import open_store
@@ -243,7 +243,7 @@ def test_a_table_is_sent_when_it_has_changed_and_not_too_often(tmp_path: Path, m
     monkeypatch.setattr(feeder, "TABLE_BYTES_S", 20_000)
     store, _ = open_store(tmp_path / "master", SETTINGS)
     feeding = feeder_of(store, tmp_path)
-    (tmp_path / TABLE).write_text("x" * 10_000)
+    (tmp_path / TABLE).write_bytes(encode_document({"changes": 0, "rest": "x" * 10_000}))
     sent: list[str] = []
     with gevent.Timeout(DEADLINE_S):
         feeding.start()
@@ -255,10 +255,10 @@ def test_a_table_is_sent_when_it_has_changed_and_not_too_often(tmp_path: Path, m
         while len(sent) < 4 or changes < 1000:
             changes += 1
             RealDisk().unlink(tmp_path / TABLE)
-            (tmp_path / TABLE).write_text(f"{changes} {'x' * 10_000}")
+            (tmp_path / TABLE).write_bytes(encode_document({"changes": changes, "rest": "x" * 10_000}))
             feeding.send_tables()
             gevent.sleep(0.001)
-        while not sent[-1].startswith(f"{changes} "):
+        while f'"changes":{changes},' not in sent[-1]:
             gevent.sleep(0.001)
         assert len(sent) <= 2 + 2 * (time.monotonic() - began)
     feeding.stop()

@@ -221,6 +221,20 @@ def test_a_slave_shows_what_takes_the_places_of_deleted_messages(cluster: Cluste
     wait_until(lambda: bodies(slave, "gone", 3) == [b"new"], DEADLINE_S, "the slave shows it")
 
 
+@pytest.mark.parametrize("byte", [b"\xff", b" "])
+def test_a_damaged_table_of_its_master_keeps_no_slave_away(cluster: Cluster, byte: bytes) -> None:
+    """F-BIT, SG-058: the master has made it good from the log, and names the file."""
+    master, slave = cluster.pair()
+    assert slave.terminate() == master.terminate() == 0
+    table = master.data / "config" / "transactions.json"
+    data = table.read_bytes()
+    table.write_bytes(data[:30] + byte + data[31:])
+    master.start()
+    slave.start()
+    master.wait_for(in_sync=[1, 2])
+    assert f"damaged table not sent to slaves file={table}" in master.stderr()
+
+
 def bodies(broker: ReplicaProcess, topic: str, offset: int) -> list[bytes]:
     """What a pull gives."""
     with connect(broker) as client:

@@ -29,14 +29,15 @@ def encode_document(content: dict[str, Any]) -> bytes:
 
 def decode_document(data: bytes, path: Path) -> dict[str, Any]:
     """Return the content of a document. Raises ``CorruptRecord`` when the checksum does not match."""
-    if not _is_intact(data):
+    if not has_right_checksum(data):
         raise CorruptRecord(f"{path}: the checksum does not match the {len(data)} bytes")
     document: dict[str, Any] = orjson.loads(data)
     del document["crc32c"]
     return document
 
 
-def _is_intact(data: bytes) -> bool:
+def has_right_checksum(data: bytes) -> bool:
+    """Return whether the checksum of a document matches its bytes."""
     rest = data[_PREFIX_SIZE:]
     return len(rest) >= 2 and data[:_PREFIX_SIZE] == _PREFIX % crc32c(rest)
 
@@ -47,7 +48,7 @@ def write_document(disk: Disk, path: Path, content: dict[str, Any]) -> None:
         current = disk.read_file(path)
     except FileNotFoundError:
         current = b""
-    if _is_intact(current):  # otherwise the existing backup is worth more, and stays
+    if has_right_checksum(current):  # otherwise the existing backup is worth more, and stays
         replace_file(disk, path.with_name(path.name + BACKUP), current)
     replace_file(disk, path, encode_document(content))
 
