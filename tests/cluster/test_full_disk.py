@@ -9,7 +9,7 @@ from metaq.client import TextClient
 from metaq.protocol.remoting.codes import Request
 from tests.support import nospace
 from tests.support.admin import Refused, ask, connect
-from tests.support.cluster import ReplicaProcess
+from tests.support.cluster import ReplicaProcess, wait_caught_up
 
 SMALL: Final = ("--segment-bytes", "65536", "--max-body-bytes", "20000", "--sweep-interval-ms", "20", "--min-in-sync", "1")
 
@@ -71,3 +71,24 @@ def test_a_slave_is_promoted_while_its_disk_is_full(tmp_path: Path) -> None:
         slave.empty()
         slave.promote()
         slave.takes(b"later")
+
+
+def test_replicas_stop_in_order_while_their_disks_are_full(tmp_path: Path) -> None:
+    """F-FULL: what they remember beside the log cannot be written, and the log is closed all the same."""
+    (tmp_path / "1").mkdir()
+    (tmp_path / "2").mkdir()
+    with (
+        Cramped(tmp_path / "1" / "data", 1, "", *SMALL, durability="disk") as master,
+        Cramped(tmp_path / "2" / "data", 2, master.replication, *SMALL, durability="disk") as slave,
+    ):
+        master.takes(b"hello")
+        master.wait_for(in_sync=[1, 2])
+        master.fill()
+        slave.fill()
+        master.takes(b"later")  # the segment has its room already
+        wait_caught_up(master, slave)
+        for replica in (slave, master):
+            assert replica.terminate() == 0
+            said = replica.stderr()
+            assert "not remembered" in said and "Traceback" not in said, said
+            assert " stopped" in said.splitlines()[-1], said

@@ -176,7 +176,10 @@ class ReplicaServer:
         with self._between_roles:
             gevent.killall(self._greenlets)
         self._listener.close()
-        self._keep()
+        try:
+            self._keep()
+        except MetaqError as error:  # the next start shows readers less until it has heard from the others
+            logger.error("state of this replica not remembered reason=%s", error)
         self.role.stop()
         self.broker.stop()
 
