@@ -5,6 +5,8 @@ Received records are staged one by one, like puts, and one append adds them to t
 """
 
 import struct
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Final
 
 from metaq.errors import CorruptRecord
@@ -184,24 +186,50 @@ def hide_from(store: MessageStore, log_offset: int) -> None:
     """Hide messages from a log offset on from the readers of a store just opened, until ``MessageStore.publish``."""
     hidden = []
     for queue in store.queues.values():
-        count = _count_before(queue, log_offset)
-        if count == queue.next:
-            continue
-        hidden.append((queue, queue.next, queue.text_end))
-        position = queue.text_end
-        for ordinal in range(count, queue.next):  # the first intact one holds its text position
-            offset, size, _ = queue.unit(ordinal, read_here)
-            stored = None if size == FILLER_SIZE else store.log.record_at(offset)
-            if stored is not None:
-                position = identity(stored.buffer[stored.at :]).text_position
-                break
-        queue.publish(count, position)
+        count, position = end_before(store, queue, log_offset)
+        if count < queue.next:
+            hidden.append((queue, queue.next, queue.text_end))
+            queue.publish(count, position)
     store.published_end = min(store.published_end, log_offset)
     store.hide(hidden)
 
 
-def _count_before(queue: ConsumeQueue, log_offset: int) -> int:
+def end_before(store: MessageStore, queue: ConsumeQueue, log_offset: int) -> tuple[int, int]:
+    """Return ordinal and text position of the first message of a queue whose record begins at or after a log offset."""
+    count = _count_before(store.log, queue, log_offset)
+    for ordinal in range(count, queue.next):  # the first intact one holds its text position
+        offset, size, _ = queue.unit(ordinal, read_here)
+        stored = None if size == FILLER_SIZE else store.log.record_at(offset)
+        if stored is not None:
+            return count, identity(stored.buffer[stored.at :]).text_position
+    return count, queue.text_end
+
+
+def _count_before(log: CommitLog, queue: ConsumeQueue, log_offset: int) -> int:
     """Return the ordinal after the last message of a queue whose record begins before a log offset."""
+    count = _search(queue, log_offset)
+    before = islice(_offsets(queue, range(count - 1, queue.base - 1, -1)), 2)
+    after = islice(_offsets(queue, range(count, queue.next)), 2)
+    if all(offset < log_offset for _, offset in before) and all(offset >= log_offset for _, offset in after):
+        return count
+    # a damaged unit has led the search astray: walk back to the first one that its record confirms
+    for ordinal, offset in _offsets(queue, range(queue.next - 1, queue.base - 1, -1)):
+        stored = log.record_at(offset) if offset < log_offset else None
+        if stored is not None and identity(stored.buffer)[:3] == (queue.topic, queue.partition, ordinal):
+            return ordinal + 1
+    return queue.base
+
+
+def _offsets(queue: ConsumeQueue, ordinals: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield ordinal and log offset of messages that are not lost."""
+    for ordinal in ordinals:
+        offset, size, _ = queue.unit(ordinal, read_here)
+        if size != FILLER_SIZE:
+            yield ordinal, offset
+
+
+def _search(queue: ConsumeQueue, log_offset: int) -> int:
+    """Return what ``_count_before`` does, if all units are right."""
     low = count = queue.base
     high = queue.next
     while low < high:

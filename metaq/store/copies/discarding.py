@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from metaq.errors import CorruptRecord
-from metaq.protocol.record import BLANK, BLANK_MAGIC, BLANK_SIZE, identity
+from metaq.protocol.record import BLANK, BLANK_MAGIC, BLANK_SIZE
 from metaq.store.checkpoint import LIVE_NAME, NAME, Checkpoint, PartitionProgress, write_checkpoint
+from metaq.store.copies.applying import end_before
 from metaq.store.files.disk import Disk, File
 from metaq.store.files.documents import BACKUP, read_document, write_document
 from metaq.store.files.filecache import FileCache, Run, read_here, run_here
@@ -24,7 +25,7 @@ from metaq.store.log.segments import Segment, is_segment_name, segment_name
 from metaq.store.log.walk import Gap, walk
 from metaq.store.messagestore import INDEX, LOG, QUEUES, MessageStore
 from metaq.store.ordered.ordered import remove_ordered
-from metaq.store.queues.consumequeue import FILLER_SIZE, ConsumeQueue
+from metaq.store.queues.consumequeue import ConsumeQueue
 from metaq.store.settings import StoreSettings
 
 INTENT: Final = "replacing.json"
@@ -51,7 +52,7 @@ def cut_at_next_opening(store: MessageStore, end: int, whole_from: int | None, r
         log = store.log
         segments = [(segment, log.file(segment)) for segment in log.segments if segment.end > whole_from]
         end = run(lambda: _last_end(segments, whole_from, end))
-    ends = [(queue.topic, queue.partition, *_end_before(store, queue, end)) for queue in store.queues.values()]
+    ends = [(queue.topic, queue.partition, *end_before(store, queue, end)) for queue in store.queues.values()]
     _write(store, None, end, ends, run)
 
 
@@ -82,20 +83,6 @@ def _goes_on(log: CommitLog, log_offset: int) -> bool:
         return False
     size, magic = BLANK.unpack(read_here(log.file(segment), BLANK_SIZE, log_offset - segment.base))
     return (magic == BLANK_MAGIC and size == segment.end - log_offset) or log.record_at(log_offset) is not None
-
-
-def _end_before(store: MessageStore, queue: ConsumeQueue, end: int) -> tuple[int, int]:
-    """Return ordinal and text position of the first message of a queue at or after a log offset."""
-    count, position = queue.next, queue.text_end
-    while count > queue.base:
-        offset, size, _ = queue.unit(count - 1, read_here)
-        if offset < end and size != FILLER_SIZE:
-            break
-        count -= 1
-        stored = None if size == FILLER_SIZE else store.log.record_at(offset)
-        if stored is not None:
-            position = identity(stored.buffer).text_position
-    return count, position
 
 
 def discard_intended(directory: Path, settings: StoreSettings, disk: Disk) -> None:
