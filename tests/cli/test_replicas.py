@@ -153,11 +153,11 @@ def test_promote_by_address(cluster: Cluster) -> None:
     assert slave.status()["role"] == "master"
 
 
-def replica_view(number: int, role: str) -> Reply:
+def replica_view(number: int, role: str, *, leads: bool = False) -> Reply:
     """The state of one of two replicas that elect their master."""
     view = {"role": role, "replica": number, "epoch": 3, "begin": 0, "end": 10, "durable_end": 10}
     view |= {"readable_end": 10, "in_sync": [1, 2], "min_in_sync": 2, "replication": "h:1", "master": "", "master_end": 10}
-    return Reply(body=json.dumps({**view, "problem": None, "slaves": [], "elects": True}).encode())
+    return Reply(body=json.dumps({**view, "problem": None, "slaves": [], "elects": True, "leads": leads}).encode())
 
 
 def brokers_named_a(master: FakeRemoting, slave: FakeRemoting) -> Reply:
@@ -189,6 +189,23 @@ def test_hand_over() -> None:
         done = cli.run("cluster", "handover", "a", "--to", "2", "--yes")
         assert "replica 2 of a" in done.stderr and "is master now, epoch 3" in done.stderr
         assert master.count(Request.HAND_OVER) == 1
+
+
+def test_one_that_cannot_be_master_hands_over() -> None:
+    """MQ-070, F-FULL: it was elected, and its disk has no room; the command finds it although it says that it is a slave."""
+    roles = {1: "slave", 2: "slave"}
+
+    def hand_over(request: Any) -> Reply:
+        roles[2] = "master"
+        return Reply()
+
+    with (
+        FakeRemoting(replica_status=lambda _: replica_view(1, roles[1], leads=True), hand_over=hand_over) as full,
+        FakeRemoting(replica_status=lambda _: replica_view(2, roles[2])) as other,
+        FakeRemoting(get_broker_cluster_info=lambda _: brokers_named_a(full, other)) as registry,
+    ):
+        done = Cli(registry.address).run("cluster", "handover", "a", "--yes")
+        assert "replica 2 of a" in done.stderr and "is master now, epoch 3" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,17 @@ from metaq.client import TextClient
 from metaq.protocol.remoting.codes import Request
 from tests.support import nospace
 from tests.support.admin import Refused, ask, connect
-from tests.support.cluster import ReplicaProcess, wait_caught_up
+from tests.support.broker import wait_until
+from tests.support.cluster import DEADLINE_S, ReplicaProcess, wait_caught_up
+from tests.support.group import Group, Member
+from tests.support.zookeeper import ZooKeeperProcess
 
-SMALL: Final = ("--segment-bytes", "65536", "--max-body-bytes", "20000", "--sweep-interval-ms", "20", "--min-in-sync", "1")
+SEGMENT_BYTES: Final = 65536
+MOST_BYTES: Final = 20000
+TOO_LITTLE: Final = 40
+"""For any record."""
+SIZES: Final = ("--segment-bytes", str(SEGMENT_BYTES), "--max-body-bytes", str(MOST_BYTES), "--sweep-interval-ms", "20")
+SMALL: Final = (*SIZES, "--min-in-sync", "1")
 
 
 class Cramped(ReplicaProcess):
@@ -32,6 +40,19 @@ class Cramped(ReplicaProcess):
     def takes(self, body: bytes) -> None:
         with TextClient(self.host, self.port) as client:
             client.put("t", body)
+
+
+class CrampedMember(Member):
+    """One of a group whose disks get full each by itself."""
+
+    program = (nospace.__name__,)
+
+    def __init__(self, data: Path, number: int, ports: tuple[int, int], *flags: str, durability: str) -> None:
+        data.mkdir()
+        super().__init__(data / "data", number, ports, *flags, durability=durability)
+
+    def fill(self) -> None:
+        self.data.with_name("full").write_text(nospace.BRIM, "ascii")
 
 
 @pytest.mark.parametrize("killed", [True, False], ids=["killed", "stopped"])
@@ -92,3 +113,41 @@ def test_replicas_stop_in_order_while_their_disks_are_full(tmp_path: Path) -> No
             said = replica.stderr()
             assert "not remembered" in said and "Traceback" not in said, said
             assert " stopped" in said.splitlines()[-1], said
+
+
+def use_up(master: Member) -> None:
+    """Put messages until the last segment of the log has no room for another record."""
+    with TextClient(master.host, master.port) as client:
+        client.put("t", b"x")
+        before = master.status()["end"]
+        client.put("t", b"x")
+        end = master.status()["end"]
+        rest = SEGMENT_BYTES - end % SEGMENT_BYTES - TOO_LITTLE
+        while rest > 0:
+            size = min(rest, MOST_BYTES) if rest < MOST_BYTES or rest > 2 * MOST_BYTES else rest // 2
+            client.put("t", b"x" * (size - (end - before - 1)))
+            rest -= size
+    assert master.status()["end"] % SEGMENT_BYTES == SEGMENT_BYTES - TOO_LITTLE
+
+
+@pytest.mark.partner("java")
+def test_one_that_is_elected_while_its_disk_is_full_hands_over(tmp_path: Path) -> None:
+    """F-FULL, MQ-070: it cannot begin its epoch; without an order the group would have no master until there is room."""
+    with (
+        ZooKeeperProcess(tmp_path / "zookeeper") as server,
+        Group(tmp_path, server.address, *SIZES, kind=CrampedMember) as group,
+    ):
+        before = group.wait_master()
+        full = next(member for member in group.members.values() if member is not before)
+        assert isinstance(full, CrampedMember)
+        use_up(before)
+        wait_caught_up(before, full)
+        full.fill()
+        before.order(Request.HAND_OVER, replica=full.number)
+        wait_until(lambda: "room for the begin of its epoch" in full.stderr(), DEADLINE_S, "it is elected, and has no room")
+        full.wait_for(role="slave", leads=True)
+        with pytest.raises(Refused, match="is not in sync"):
+            full.order(Request.HAND_OVER, replica=9)
+        full.order(Request.HAND_OVER, replica=before.number)
+        assert group.wait_master() is before
+        full.wait_for(role="slave", leads=False)

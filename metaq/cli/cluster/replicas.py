@@ -47,6 +47,11 @@ class ReplicaPlace(NamedTuple):
         return self.view is not None and self.view.role == "master"
 
     @property
+    def leads(self) -> bool:
+        """True when it takes messages, or was elected and will take them once its disk has room."""
+        return self.is_master or (self.view is not None and self.view.leads)
+
+    @property
     def is_in_sync(self) -> bool:
         """True when it is in sync, or was when it last heard from its master."""
         return self.view is not None and self.view.replica in self.view.in_sync
@@ -344,8 +349,9 @@ def handover(name: str, replica: int | None, yes: bool, registry: str, as_json: 
     with connect_registry(registry) as client:
         admin = client.admin()
         places = known_places(admin, name, None)
-        master = chosen([place for place in places if place.is_master], None, f"no master of {name} answers that takes slaves")
-        place = chosen([other for other in places if not other.is_master], replica, f"no slave of {name} answers")
+        masters = [place for place in places if place.leads]
+        master = chosen(masters, None, f"no master of {name} answers that takes slaves")
+        place = chosen([other for other in places if not other.leads], replica, f"no slave of {name} answers")
         assert place.view is not None
         show_change(place, f"takes over from {master}", () if place.is_in_sync else (NOT_IN_SYNC,), yes=yes, as_json=as_json)
         if not yes:

@@ -219,6 +219,8 @@ class ReplicaView(NamedTuple):
     """The reason why its log may lack acknowledged messages; ``None`` when it does not."""
     elects: bool = False
     """True where the replicas of its broker elect their master."""
+    leads: bool = False
+    """True for the elected master, also while its disk is too full for it to serve as one."""
 
 
 class OffsetChange(NamedTuple):

@@ -4,7 +4,7 @@ Bodies are JSON::
 
     30020  →  {"role":"master","replica":1,"epoch":4,"begin":0,"end":90210,"durable_end":90210,"readable_end":90100,
                "in_sync":[1,2],"min_in_sync":2,"replication":"10.0.0.1:10912","master":"","master_end":0,"problem":null,
-               "suspect":null,"elects":false,
+               "suspect":null,"elects":false,"leads":false,
                "slaves":[{"replica":2,"address":"10.0.0.2:41234","text":"10.0.0.2:8123","held_end":90210,"lag_bytes":0,
                           "lag_ms":0,"in_sync":true}]}
     30021  header role (master or slave), master (for a slave: HOST:PORT), acceptLoss (for a master: true)
@@ -12,6 +12,7 @@ Bodies are JSON::
 
 ``replication`` is the address for slaves. ``suspect`` is the reason why the log may lack acknowledged messages. On a slave,
 ``master_end`` and ``in_sync`` are what it last heard from its master. ``elects`` says whether the replicas elect their master.
+``leads`` is true for the elected one, also while its disk is too full for it to be master.
 """
 
 from collections.abc import Mapping
@@ -47,6 +48,9 @@ class Orders(Protocol):
     def suspicion(self) -> str | None:
         """The reason why acknowledged messages may be missing here, or ``None``."""
         ...
+
+    @property
+    def leads(self) -> bool: ...
 
     def promote(self, *, accept_loss: bool) -> None: ...
 
@@ -114,6 +118,7 @@ def standing(orders: Orders) -> dict[str, Any]:
         "min_in_sync": settings.min_in_sync,
         "suspect": orders.suspicion,
         "elects": settings.role == "elected",
+        "leads": orders.leads,
         "replication": str(reached_at(orders.address, orders.broker.addresses.advertised)),
     }
     if isinstance(role, MasterRole):

@@ -211,6 +211,11 @@ class ReplicaServer:
         return self.broker.store.suspicion.reason if self.settings.durability.on_replicas else None
 
     @property
+    def leads(self) -> bool:
+        """True for the elected master, also while its disk has no room for the begin of its epoch."""
+        return self._election is not None and self._election.leading
+
+    @property
     def _is_to_be_master(self) -> bool:
         """True when this replica is to be master by an operator's order, or else by the settings; false where masters are
         elected."""
@@ -366,20 +371,27 @@ class ReplicaServer:
         """Make another replica in sync the master, by an operator's order.
 
         This replica first takes no more puts. It waits until the other one has all of them and none waits for a third replica.
-        Raise ``BadRequest`` when it is not an elected master, ``RequestTimeout`` when the others do not catch up in
-        ``HAND_OVER_S``.
+        One that was elected while its disk is full has written nothing since, and hands over at once. Raise ``BadRequest``
+        when it is not an elected master, ``RequestTimeout`` when the others do not catch up in ``HAND_OVER_S``.
         """
-        role, turns, store = self.role, self.broker.turns, self.broker.store
-        if self._election is None or not isinstance(role, MasterRole):
+        if self._election is not None and isinstance(self.role, MasterRole):
+            self._let_catch_up(self._election, self.role, replica)
+        elif self._election is not None and self.leads and self._due is not None:
+            self._election.hand_over(replica)
+        else:
             raise BadRequest("only a master that was elected through ZooKeeper can hand over")
+        self._change(Role(is_master=False))
+
+    def _let_catch_up(self, election: Election, role: MasterRole, replica: int) -> None:
+        """Take no more puts, and hand over once another replica has all of them and none waits for a third one."""
+        turns, store = self.broker.turns, self.broker.store
         with store.fence.closing(f"this master hands over to replica {replica}; try again"):
             with gevent.Timeout(
                 HAND_OVER_S, RequestTimeout(f"replica {replica} or others in sync did not catch up within {HAND_OVER_S:.0f} s")
             ):
                 while not (turns.nothing_parked() and store.settled and role.has_all(replica)):
                     gevent.sleep(HAND_OVER_LOOK_S)
-            self._election.hand_over(replica)
-        self._change(Role(is_master=False))
+            election.hand_over(replica)
 
     def _step_down_when_alone(self, election: Election) -> None:
         """Hand over to another replica when too few slaves have reported to this master for a session timeout.
