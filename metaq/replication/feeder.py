@@ -166,7 +166,7 @@ class Feeder:
         try:
             with gevent.Timeout(HELLO_TIMEOUT_S, ProtocolError(f"no hello within {HELLO_TIMEOUT_S:.0f} s")):
                 connection = self._secure(connection)
-                said = _read_hello(connection)
+                said = read_hello(connection)
                 own_proof = self._identify(connection, said, address)
             connection.settimeout(SILENCE_S)
             hello = Hello.decode(said)
@@ -318,7 +318,7 @@ def checksum_text(record: memoryview | bytes) -> str:
     return bytes(record[len(record) - CHECKSUM_SIZE :]).decode("latin-1")
 
 
-def _read_hello(connection: socket.socket) -> bytes:
+def read_hello(connection: socket.socket) -> bytes:
     """Return the JSON of a hello."""
     head = _read_exactly(connection, frames.HELLO_HEAD)
     return _read_exactly(connection, frames.hello_length(head))

@@ -35,6 +35,7 @@ from tests.support.admin import pull as pull_as
 from tests.support.broker import RegistryProcess, wait_until
 from tests.support.cluster import PATIENT, Cluster, ReplicaProcess, wait_caught_up
 from tests.support.consumer import Consumer, subscription
+from tests.support.tls import issue
 
 DEADLINE_S: Final = 60.0
 HOT_BYTES: Final = 20_000
@@ -219,6 +220,16 @@ def test_a_slave_shows_what_takes_the_places_of_deleted_messages(cluster: Cluste
         create_topic(client, "gone")
         send(client, "gone", b"new")
     wait_until(lambda: bodies(slave, "gone", 3) == [b"new"], DEADLINE_S, "the slave shows it")
+
+
+@pytest.mark.parametrize("flags", [(), ("--cluster-tls-ca",)], ids=["plain", "TLS"])
+def test_a_slave_of_a_slave_says_what_is_wrong(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """SG-082, SG-083: with TLS, too, where it would be an error of TLS otherwise."""
+    certificates = issue(tmp_path)
+    ca = (*flags, str(certificates.authority)) if flags else ()
+    with Cluster(tmp_path, *certificates.flags, *ca) as cluster:
+        first = cluster.add(1, "127.0.0.1:1")
+        cluster.add(2, first.replication).wait_problem("this replica is a slave itself")
 
 
 @pytest.mark.parametrize("byte", [b"\xff", b" "])

@@ -31,7 +31,6 @@ from metaq.engine.role import Role
 from metaq.engine.tables.topics import FOLDER
 from metaq.errors import BadRequest, ConfigError, DiskFull, MetaqError, NotMaster, RequestTimeout
 from metaq.replication.election import Election
-from metaq.replication.frames import encode_control
 from metaq.replication.nodes import ReplicaLog
 from metaq.server.access.authentication import Authentication
 from metaq.server.broker import Broker
@@ -457,14 +456,5 @@ class ReplicaServer:
     def _take(self, connection: socket.socket, address: Address) -> None:
         if isinstance(self.role, MasterRole):
             self.role.feeder.serve(connection, address)
-            return
-        gevent.spawn(_turn_away, connection, self.broker.store.log.end)
-
-
-def _turn_away(connection: socket.socket, log_end: int) -> None:
-    try:
-        connection.sendall(encode_control(log_end, {"no_master": "this replica is a slave itself"}))
-    except OSError as error:
-        logger.debug("cannot tell a slave that this is no master reason=%s", error)
-    finally:
-        connection.close()
+        else:
+            self.role.away.serve(connection, self.broker.store.log.end)

@@ -22,12 +22,18 @@ from metaq.replication.insync import Agree, InSync
 from metaq.replication.peers import Certificate
 from metaq.server.broker import Broker
 from metaq.server.opened import Opened
+from metaq.server.replicas.turningaway import TurningAway
 from metaq.store.queues.consumequeue import ConsumeQueue
 
 
 def identity_of(settings: Settings) -> ReplicaIdentity:
     """Return the identity of the replica that the settings describe."""
     return ReplicaIdentity(settings.cluster_name, settings.broker_name, settings.broker_number, settings.replica_number)
+
+
+def _certificate(settings: Settings) -> Certificate | None:
+    """Return the certificate for slaves that connect with TLS; ``None`` without one."""
+    return Certificate(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
 
 
 class MasterRole:
@@ -64,7 +70,7 @@ class MasterRole:
             documents=lambda: Documents(folder, store.disk),
             run=opened.run,
             keeper=opened.authentication if opened.authentication.has_users else None,
-            certificate=Certificate(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None,
+            certificate=_certificate(settings),
             damaged=opened.recovery.damaged,
         )
         self.parts = RoleParts(
@@ -161,6 +167,7 @@ class SlaveRole:
             peers=opened.peers,
             proved_end=opened.recovery.right_end,
         )
+        self.away = TurningAway(_certificate(settings))
         # until the master reports more: other messages will take the place of what was cut off meanwhile
         self.follower.seen.readable_end = min(opened.role.readable_end, opened.store.log.end)
         self._hot_bytes = settings.hot_bytes
@@ -177,6 +184,7 @@ class SlaveRole:
 
     def stop(self) -> None:
         self.follower.stop()
+        self.away.stop()
 
     def _take_tables(self, names: Collection[str]) -> None:
         """Put in force the tables that the master has sent: clients read from this slave while there is no master."""
