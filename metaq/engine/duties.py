@@ -170,7 +170,7 @@ class Duties:
         self._store.sweep(self._rest_in_sweep)
 
     def _prepare_segment(self) -> None:
-        self._store.log.prepare(self._run)
+        self._store.log.prepare(self._run, self._turns.run_sync)
 
     def _index_keys(self) -> None:
         self._store.index_keys(self._run)
@@ -181,12 +181,17 @@ class Duties:
         self.save_topics()
         self.settle()
         with contextlib.suppress(_Ended):
-            self._store.checkpoint(self._run_unless_ended, self.rest)
+            self._store.checkpoint(self._unless_ended(self._run), self.rest, self._unless_ended(self._turns.run_sync))
 
-    def _run_unless_ended(self, call: Callable[[], T]) -> T:
-        if self._stopping:
-            raise _Ended
-        return self._run(call)
+    def _unless_ended(self, run: Run) -> Run:
+        """Return a way to run calls as ``run`` does until the broker stops; then it raises ``_Ended``."""
+
+        def run_unless_ended(call: Callable[[], T]) -> T:
+            if self._stopping:
+                raise _Ended
+            return run(call)
+
+        return run_unless_ended
 
     def save_topics(self) -> None:
         """Make the topic table durable if it has changed; a slave saves nothing, since it has its master's table."""

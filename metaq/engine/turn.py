@@ -94,15 +94,16 @@ class Turns:
         store: MessageStore,
         settings: Settings,
         hub: Hub,
-        run: Run,
+        run_sync: Run,
         wake: Callable[[list[ConsumeQueue]], None],
         parts: RoleParts = NO_PARTS,
     ) -> None:
-        """Create it; ``run`` takes system calls off the hub, ``wake`` receives the queues in which readers can see more."""
+        """Create it; ``run_sync`` makes syncs of the log, ``wake`` receives the queues in which readers can see more."""
         self._store = store
         self._clock = store.clock
         self._loop = hub.loop
-        self._run = run
+        self.run_sync = run_sync
+        """The way of all syncs of the log: one after the other, off the hub."""
         self._wake = wake
         self._on_disk = settings.durability.on_disk
         self.waits = parts.replicas.is_master and settings.durability is not Durability.MEMORY
@@ -334,7 +335,7 @@ class Turns:
         """Sync the log; return the queues in which readers see more. Then end the turn that was held for it."""
         self._syncing = self._on_disk
         try:
-            return self._store.sync(self._run)
+            return self._store.sync(self.run_sync)
         finally:
             self._syncing = False
             if self._held:

@@ -375,12 +375,12 @@ class MessageStore:
                 self._fail(error)
             raise
 
-    def checkpoint(self, run: Run = run_here, rest: Rest = go_on) -> None:
+    def checkpoint(self, run: Run = run_here, rest: Rest = go_on, run_sync: Run = run_here) -> None:
         """Make everything up to now durable and write a checkpoint, so that recovery after a power cut starts from here.
 
         When nothing has changed since the last checkpoint, it is written once more, so that its backup is the same, and then
-        not again. Raises ``DiskFull``, ``DiskFailed``, which makes the store read-only, or ``NotWritable``, when another sync
-        has failed meanwhile. A read-only store makes no checkpoint.
+        not again. ``run_sync`` is the ``run`` of ``sync``. Raises ``DiskFull``, ``DiskFailed``, which makes the store
+        read-only, or ``NotWritable``, when another sync has failed meanwhile. A read-only store makes no checkpoint.
         """
         assert self.settled
         self.log.owed.check()
@@ -396,7 +396,7 @@ class MessageStore:
             for queue, end in zip(self.in_slices(list(changed), rest), ends, strict=True):
                 queue.write()
                 progress[queue.topic, queue.partition] = PartitionProgress(*end)
-            self.log.sync(min(self.durable_end, mark), run)
+            self.log.sync(min(self.durable_end, mark), run_sync)
             many = len(changed) >= self.settings.sync_together
             if not (many and self.lock is not None and sync_together(self.in_slices(changed, rest), self.lock, run)):
                 above: set[Path] = set()

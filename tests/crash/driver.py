@@ -185,13 +185,13 @@ class Driver:
     def prepare(self) -> None:
         with self._alone("prepare") as free:
             if free:
-                self.store.log.prepare(self.run)
+                self.store.log.prepare(self.run, self.run)
 
     def checkpoint(self) -> None:
         with self._alone("checkpoint") as free:
             if free:
                 covered = self.model.before_sync()
-                self.store.checkpoint(self.run, self.rest)
+                self.store.checkpoint(self.run, self.rest, self.run)
                 self.model.synced(covered)
 
     def delete_expired(self) -> None:

@@ -69,3 +69,26 @@ def test_a_changed_topic_is_saved_at_once(monkeypatch: pytest.MonkeyPatch) -> No
             gevent.sleep(0.001)
         assert (topics.saves, others.saves) == (times, 0)
     greenlet.kill()
+
+
+def test_a_checkpoint_syncs_the_log_as_turns_do() -> None:
+    """SG-041: one sync after the other, or they hide from each other what the kernel reports; none once the broker stops."""
+    made: list[str] = []
+
+    def checkpoint(run: Callable[..., Any], rest: Callable[[], None], run_sync: Callable[..., Any]) -> None:
+        run_sync(lambda: made.append("sync"))
+        duties.pause()
+        run_sync(lambda: made.append("late"))
+
+    def run_sync(call: Callable[[], Any]) -> Any:
+        made.append("in its thread")
+        return call()
+
+    store = SimpleNamespace(
+        clock=SystemClock(), shortage=None, failure=None, settled=True, check_healthy=lambda: None, checkpoint=checkpoint
+    )
+    parts = {"topics": _Table(), "groups": _Table(), "modes": _Table(), "replicas": NoReplicas()}
+    context = cast(Any, SimpleNamespace(settings=load(None, {}, {}), store=store, **parts))
+    duties = Duties(context, cast(Any, SimpleNamespace(run_sync=run_sync)), cast(Callable[..., Any], None))
+    duties._checkpoint()
+    assert made == ["in its thread", "sync"]

@@ -468,4 +468,25 @@ TRANSACTIONS: Final = [
         "return run, id_base(number, epoch)",
         "server/text/test_handlers.py::test_an_id_names_the_epoch_in_which_its_message_was_put",
     ),
+    M(
+        "durability",
+        "store/log/commitlog.py",
+        "        if self._sync_failure is not None:",
+        "        if False:",
+        "store/test_failed_syncs.py::test_the_failure_of_a_checkpoint_is_that_of_a_sync_beside_it",
+    ),
+    M(
+        "durability",
+        "store/log/commitlog.py",
+        "file = self._disk.open(path)",
+        "file = self._files.open(path)",
+        "store/test_failed_syncs.py::test_a_spare_segment_is_synced_apart",
+    ),
+    M(
+        "durability",
+        "engine/duties.py",
+        "self._unless_ended(self._turns.run_sync)",
+        "self._unless_ended(self._run)",
+        "engine/test_duties.py::test_a_checkpoint_syncs_the_log_as_turns_do",
+    ),
 ]

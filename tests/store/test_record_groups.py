@@ -29,7 +29,7 @@ from metaq.protocol.record import (
 )
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 from metaq.store.files.documents import read_document
-from metaq.store.files.filecache import read_here
+from metaq.store.files.filecache import read_here, run_here
 from metaq.store.log.retention import RetentionRules
 from metaq.store.log.walk import Gap
 from metaq.store.messagestore import LOG, MessageStore
@@ -247,7 +247,7 @@ def test_the_end_is_known_before_anything_is_staged(before: list[int], members: 
         store.put(*ready(store, SECOND, bytes(size)))
     if spare:
         store.append()
-        store.log.prepare(lambda call: call())
+        store.log.prepare(run_here, run_here)
     mark, rest = ready(store, MARKS, b"{}"), [ready(store, FIRST, bytes(size)) for size in members]
     total = END_SIZE + sum(each.size for each in (mark, *rest))
     staged = store.log.staged_end

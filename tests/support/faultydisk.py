@@ -31,11 +31,13 @@ class Stopped(Exception):
 class Inode:
     """A file's bytes as readers see them (``data``), and what a power cut may leave of them."""
 
-    __slots__ = ("allocated", "data", "sizes", "stale", "versions")
+    __slots__ = ("allocated", "data", "failures", "sizes", "stale", "versions")
 
     def __init__(self, data: bytearray) -> None:
         self.data = data
         self.allocated = 0
+        self.failures = 0
+        """Failed syncs. Linux reports each once to every open file."""
         self.sizes = [len(data)]
         """The durable size, then each unsynced one."""
         self.versions: dict[int, list[bytes]] = {}
@@ -89,6 +91,7 @@ class Inode:
         for number, versions in self.versions.items():
             self.stale[number] = versions[0]
         self.versions.clear()
+        self.failures += 1
 
     def after_cut(self, rng: random.Random, keep: float) -> "Inode":
         size = self.sizes[_kept(rng, keep, len(self.sizes))]
@@ -148,12 +151,13 @@ def _apply(names: dict[str, Inode | Folder], source: str | None, target: str | N
 class FaultyFile:
     """An open file of a `FaultyDisk`."""
 
-    __slots__ = ("_disk", "_inode", "_path")
+    __slots__ = ("_disk", "_inode", "_path", "_reported")
 
     def __init__(self, disk: "FaultyDisk", inode: Inode, path: Path) -> None:
         self._disk = disk
         self._inode = inode
         self._path = path
+        self._reported = inode.failures
 
     def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         disk, inode = self._disk, self._inode
@@ -216,6 +220,8 @@ class FaultyFile:
         disk.syncs += 1
         if disk.syncs == disk.failing_sync:
             self._inode.fail_sync()
+        if self._inode.failures > self._reported:
+            self._reported = self._inode.failures
             raise DiskFailed(f"cannot sync {self._path}: input/output error")
         self._inode.sync()
 

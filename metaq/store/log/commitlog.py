@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from metaq.errors import BadRequest, DiskFull, Fenced, StoreError
+from metaq.errors import BadRequest, DiskFailed, DiskFull, Fenced, StoreError
 from metaq.protocol.record import (
     BLANK,
     BLANK_MAGIC,
@@ -86,6 +86,7 @@ class CommitLog:
         self.owed = OwedCalls()
         self._lacks: DiskFull | None = None  # why there is no next segment, while the active one is nearly full
         self._spare: Segment | None = None
+        self._sync_failure: DiskFailed | None = None  # of the first sync of a segment that failed
         self._leftover: list[tuple[Segment, int, int]] = []  # segment, log offset and size of what a failed append wrote
         self._disk.make_directories(directory)
         self.segments = self._open_segments()
@@ -116,12 +117,12 @@ class CommitLog:
         """Allocate a segment's disk space, durably, unless it has it: a change of role must not wait for a needless sync."""
         file = self.file(segment)
         if file.allocate(segment.capacity):
-            file.datasync()
+            self._sync_file(file)
 
     def _create(self, base: int, run: Run) -> Segment:
         """Create a segment and make its disk space, size and name durable. Raises ``DiskFull`` or ``DiskFailed``."""
         path = self.directory / segment_name(base)
-        file = self._files.open(path)
+        file = self._disk.open(path)  # its own: the log may use the segment meanwhile, and its syncs need what they report
         run(lambda: file.allocate(self._segment_bytes))
         run(file.datasync)
         run(lambda: self._disk.sync_directory(self.directory))
@@ -153,7 +154,7 @@ class CommitLog:
                 zeroed = True
             at = file.next_data(at + len(chunk))
         if zeroed:
-            self.owed.do(file.datasync)
+            self.owed.do(partial(self._sync_file, file))
         self.owed.do(partial(self._reserve, segment))
         self._files.forget(segment.path)  # ``next_data`` has switched off readahead for this open file
         self.end = self.staged_end = self._written_from = end
@@ -277,7 +278,7 @@ class CommitLog:
         for segment, start, size in self._leftover:
             file = self._files.open(segment.path)
             file.write(bytes(size), start - segment.base)
-            file.datasync()
+            self._sync_file(file)
         self._leftover.clear()
 
     @property
@@ -285,12 +286,12 @@ class CommitLog:
         """The error that says why there is no room for messages; ``None`` when there is room."""
         return self.owed.reason or self._lacks
 
-    def prepare(self, run: Run) -> None:
+    def prepare(self, run: Run, run_sync: Run) -> None:
         """Make the owed writes, and create the next segment before it is needed. Raises ``DiskFull`` when there is no room.
 
-        It is called periodically, so puts are accepted again once there is room.
+        It is called periodically, so puts are accepted again once there is room. ``run_sync`` is the one of ``sync``.
         """
-        self.owed.settle(run)
+        self.owed.settle(run_sync)
         if self._spare is None and len(self._groups) == 1:
             active = self._active
             spare = self._following(run)
@@ -314,11 +315,26 @@ class CommitLog:
         self._lacks = None
         return segment
 
-    def sync(self, since: int, run: Run) -> None:
-        """Make everything appended since log offset ``since`` durable."""
+    def sync(self, since: int, run_sync: Run) -> None:
+        """Make everything appended since log offset ``since`` durable. Several calls may run at a time.
+
+        ``run_sync`` makes the syncs of all callers, one after the other. Raises ``DiskFailed``, also when another sync of
+        the log has failed, before or meanwhile: the kernel reports a failed write to one sync of an open file, and not to the
+        next.
+        """
         # opened before the first wait: a segment that is removed meanwhile must not be made again by opening it
         for file in [self.file(segment) for segment in self.segments if segment.end > since]:
-            run(file.datasync)
+            run_sync(partial(self._sync_file, file))
+        if self._sync_failure is not None:
+            raise DiskFailed(str(self._sync_failure))
+
+    def _sync_file(self, file: File) -> None:
+        """Sync a segment. A failure is noted here, in the thread that syncs: its caller may have given up waiting for it."""
+        try:
+            file.datasync()
+        except DiskFailed as error:
+            self._sync_failure = error
+            raise
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
