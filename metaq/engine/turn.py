@@ -311,7 +311,7 @@ class Turns:
     def sync_forever(self) -> None:
         """Sync the log for ever, in a greenlet of its own: one sync at a time, the next at once when more puts have come."""
         store = self._store
-        reported: StoreError | None = None
+        reported = ""
         while not self._stopping:
             self._sync_due.wait(None if self._on_disk else self._flush_interval)
             self._sync_due.clear()
@@ -320,9 +320,9 @@ class Turns:
             try:
                 readable = self._sync()
             except StoreError as error:
-                if error is not reported:  # the store raises it again for every turn that wants a sync
+                if str(error) != reported:  # the store raises it again for every turn that wants a sync
                     logger.critical("sync failed, the broker is read-only until it is restarted reason=%s", error)
-                    reported = error
+                    reported = str(error)
                 self.abandon(error)
                 continue
             took_s = self._clock.monotonic() - started

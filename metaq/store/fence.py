@@ -33,8 +33,7 @@ class Fence:
 
         Raise ``NotMaster`` when they are refused already.
         """
-        if self.refusal is not None:
-            raise self.refusal
+        self.check_open()
         refusal = self.close(reason)
         try:
             yield
@@ -42,6 +41,11 @@ class Fence:
             if self.refusal is refusal:  # otherwise the role has changed meanwhile
                 self.refusal = None
             raise
+
+    def check_open(self) -> None:
+        """Raise ``NotMaster`` when puts are refused: a new one, since an error keeps all that it was raised in."""
+        if self.refusal is not None:
+            raise NotMaster(str(self.refusal))
 
     def guard(self, check: Callable[[], None]) -> None:
         """Have ``check`` called before each append; it raises ``Fenced`` when another replica may be master by now."""

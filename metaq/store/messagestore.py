@@ -146,8 +146,7 @@ class MessageStore:
 
     def check_master(self) -> None:
         """Raise ``NotMaster`` or ``Fenced`` when this store may be out of date: another replica writes, or may do so by now."""
-        if self.fence.refusal is not None:
-            raise self.fence.refusal
+        self.fence.check_open()
         self.fence.check()
 
     def check_appendable(self) -> None:
@@ -157,8 +156,7 @@ class MessageStore:
         could delete nothing. Where the disk is full, their put or append raises ``DiskFull``.
         """
         self.check_healthy()
-        if self.fence.refusal is not None:
-            raise self.fence.refusal
+        self.fence.check_open()
 
     def check_writable(self) -> None:
         """Raise the error that a put would be refused with now: ``NotWritable``, ``NotMaster`` or ``DiskFull``."""
@@ -287,7 +285,7 @@ class MessageStore:
         end = self.log.end
         if end > self.durable_end:
             if self.failure is not None:
-                raise self.failure
+                raise self.failure.with_traceback(None)  # else it would keep the frames of each time
             try:
                 self.log.sync(self.durable_end, run)
             except StoreError as error:

@@ -38,6 +38,6 @@ class OwedCalls:
         self.reason = None
 
     def check(self) -> None:
-        """Raise the ``DiskFull`` of the first owed call, if any call is owed."""
+        """Raise a ``DiskFull`` with the reason of the first owed call, if any call is owed."""
         if self.reason is not None:
-            raise self.reason
+            raise DiskFull(str(self.reason))  # a new one: an error keeps all that it was raised in
