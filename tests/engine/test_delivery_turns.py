@@ -12,7 +12,7 @@ from metaq.engine.timers.delivery import PORTION, Delivery
 from metaq.engine.timers.recurring import Runs
 from metaq.engine.timers.timers import Timers
 from metaq.engine.writing import Draft
-from metaq.errors import Fenced
+from metaq.errors import DiskFailed, Fenced, StoreError
 from metaq.message import TopicPartition
 from metaq.protocol.record import decode_record
 from metaq.store.files.disk import Disk, RealDisk, RealFile
@@ -47,6 +47,8 @@ class Bench:
 
     def __init__(self, data: Path) -> None:
         self.reads = 0
+        self.disk_failure: StoreError | None = None
+        """What each read of a delivery fails with; ``None`` when they succeed."""
         self._open(data)
         now_ms = self.parts.clock.now_ms()
         for number in range(MANY):
@@ -66,6 +68,8 @@ class Bench:
 
     def _run(self, call: Callable[[], Result]) -> Result:
         self.reads += 1
+        if self.disk_failure is not None:
+            raise self.disk_failure
         return call()
 
     def open_again(self, disk: Disk, **settings: Any) -> None:
@@ -162,3 +166,18 @@ def test_a_message_that_is_larger_than_a_segment_is_dropped(bench: Bench, caplog
     wait_until(bench.is_over, DEADLINE_S, "all are delivered")
     assert (bench.bodies(), bench.timers.delivered, bench.timers.dropped) == (WANTED, MANY, 1)
     assert "timer dropped log_offset=" in caplog.text
+
+
+def test_messages_wait_while_the_disk_cannot_be_asked(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """T-1: their records are intact, so none is dropped: the broker had no file descriptor left, for instance."""
+    bench.disk_failure = DiskFailed("cannot open a segment: too many open files")
+    bench.open_again(ColdDisk())
+
+    def has_tried() -> bool:
+        gevent.sleep(0.001)
+        return "timers wait, tried again" in caplog.text or bench.timers.dropped > 0
+
+    wait_until(has_tried, DEADLINE_S, "the delivery has tried")
+    bench.disk_failure = None
+    wait_until(bench.is_over, DEADLINE_S, "all are delivered")
+    assert (bench.bodies(), bench.timers.delivered, bench.timers.dropped) == (WANTED, MANY, 0)

@@ -12,7 +12,7 @@ from metaq.engine.timers.cancelling import Cancels
 from metaq.engine.timers.delivery import Delivery
 from metaq.engine.timers.recurring import RecurringMessages, Runs
 from metaq.engine.timers.timers import Timers
-from metaq.errors import UnknownTimer
+from metaq.errors import DiskFailed, UnknownTimer
 from metaq.message import TopicPartition
 from metaq.protocol.properties import TIMER_OUT
 from metaq.protocol.record import decode_properties, decode_record
@@ -176,3 +176,19 @@ def test_a_run_that_is_larger_than_a_segment_is_dropped(bench: Bench) -> None:
     (row,) = smaller.recurring.list_("", 9)
     assert row[1] == due_ms + HOUR_MS
     bench.parts, bench.timers, bench.delivery = smaller.parts, smaller.timers, smaller.delivery
+
+
+def test_a_recurring_message_does_not_end_because_the_disk_cannot_be_asked(bench: Bench) -> None:
+    """Its definition is intact, and found when it is asked for again: the broker had no file descriptor left, for instance."""
+    define(bench)
+    table = bench.timers.table
+    definition = None if table is None else table.definitions.get(TICK.name)
+    assert definition is not None
+
+    def fails(call: Callable[[], Any]) -> Any:
+        raise DiskFailed("cannot open a segment: too many open files")
+
+    with pytest.raises(DiskFailed):
+        Runs(bench.parts.context, fails).recurring(definition)
+    found = Runs(bench.parts.context, run_here).recurring(definition)
+    assert found is not None and found.body == TICK.body

@@ -489,4 +489,11 @@ TRANSACTIONS: Final = [
         "self._unless_ended(self._run)",
         "engine/test_duties.py::test_a_checkpoint_syncs_the_log_as_turns_do",
     ),
+    M(
+        "timers",
+        "store/log/noted.py",
+        "read_around(read_here, windows[at].file, windows[at].size, windows[at].at)",
+        "windows[at].file.read(windows[at].size, windows[at].at)",
+        "store/test_unreadable.py::test_delayed_messages_around_it_are_found",
+    ),
 ]

@@ -9,11 +9,13 @@ from typing import Final
 import pytest
 
 from metaq.errors import CorruptRecord, ReadFailed
+from metaq.message import TopicPartition
 from metaq.store.bulk import BulkReader
 from metaq.store.copies.applying import piece
 from metaq.store.expiry import delete_expired
 from metaq.store.files.disk import RealFile
-from metaq.store.files.filecache import SECTOR, read_around, read_here
+from metaq.store.files.filecache import SECTOR, read_around, read_here, run_here
+from metaq.store.log.noted import records_at
 from metaq.store.messagestore import MessageStore
 from metaq.store.recovery.recovery import open_store
 from tests.store.test_store_features import SETTINGS, put
@@ -78,6 +80,18 @@ def test_only_the_message_there_is_lost() -> None:
     assert sum(map(len, bulk.records)) == queue.unit(hit - 1, read_here)[1] + queue.unit(hit + 1, read_here)[1]
     assert store.record_at_offset(queue.unit(hit, read_here)[0], read_here) is None
     assert store.reader.damaged > 0
+
+
+def test_delayed_messages_around_it_are_found() -> None:
+    """SG-018: many at once, and each by itself, although what is read for it goes on into the next ones."""
+    hit = COUNT // 2
+    store = Damaged(hit).store
+    places = [store.queue(TOPIC, 0).unit(ordinal, read_here)[0] for ordinal in range(COUNT)]
+    others = [place for place in places if place != places[hit]]
+    found = records_at(store.log, TopicPartition(TOPIC, 0), places, run_here)
+    assert sorted(found) == others
+    alone = [place for place in places if records_at(store.log, TopicPartition(TOPIC, 0), [place], run_here)]
+    assert alone == others
 
 
 def test_a_slave_is_told_of_the_record() -> None:

@@ -266,18 +266,8 @@ class Delivery:
         return [copying.copy_apart(record, on_drop, out_ms)[0] for out_ms in plan.times], run
 
     def _parks(self, places: list[int]) -> dict[int, Stored | _Lost]:
-        """Return the parks at some places, or why there is none. Raise ``StoreError`` when the store takes nothing any more."""
-        log, found = self._store.log, dict[int, Stored | _Lost]()
-        try:
-            found.update(records_at(log, PARKS, places, self._run))
-        except StoreError:  # a part of the disk cannot be read: the others are not lost with it
-            for place in places:
-                try:
-                    found.update(records_at(log, PARKS, [place], self._run))
-                except StoreError as error:
-                    if self._store.failure is not None:
-                        raise
-                    found[place] = _Lost(place, str(error))
+        """Return the parks at some places, or why there is none. Raise ``StoreError`` when the disk cannot be asked now."""
+        found: dict[int, Stored | _Lost] = {**records_at(self._store.log, PARKS, places, self._run)}
         if len(found) < len(places):
             for place in places:
                 if place not in found:

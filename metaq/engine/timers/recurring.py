@@ -12,7 +12,7 @@ from metaq.engine.timers.defining import stage_definition, stage_end
 from metaq.engine.timers.staged import NextRun
 from metaq.engine.timers.timers import Timers
 from metaq.engine.writing import Draft, again
-from metaq.errors import BadRequest, NotWritable, Overloaded, StoreError, TimerDelivered, UnknownTimer, UnknownTopic
+from metaq.errors import BadRequest, NotWritable, Overloaded, ReadFailed, TimerDelivered, UnknownTimer, UnknownTopic
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX
 from metaq.protocol.record import TAGS, Record, decode_record
 from metaq.store.files.filecache import Run, read_through
@@ -87,12 +87,10 @@ class Runs:
         return NextRun(definition, due_ms, self.draft(recurring, due_ms))
 
     def recurring(self, definition: Definition) -> Recurring | None:
-        """Return a definition in full; ``None`` when its record is damaged or lost."""
+        """Return a definition in full; ``None`` when its record is damaged or lost. Raise the ``StoreError`` of the disk."""
         try:
             stored = self._store.record_at_offset(definition.place, self._read)
-        except StoreError:
-            if self._store.failure is not None:
-                raise
+        except ReadFailed:
             return None
         if stored is None:
             return None

@@ -13,11 +13,12 @@ longer is read by itself.
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from metaq.errors import ReadFailed
 from metaq.message import TopicPartition
 from metaq.protocol.record import BLANK, MAGIC, identity, is_intact
 from metaq.protocol.text.messages import Stored
 from metaq.store.files.disk import File
-from metaq.store.files.filecache import Run, through_cache
+from metaq.store.files.filecache import Run, read_around, read_here, through_cache
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.log.segments import SMALLEST_RECORD, Segment
 
@@ -44,7 +45,8 @@ class _Window(NamedTuple):
 def records_at(log: CommitLog, key: TopicPartition, places: Sequence[int], run: Run) -> dict[int, Stored]:
     """Return the intact records of a partition at the given log offsets; what is damaged or lost is missing.
 
-    The offsets must be places at which records of the partition were put. Raises the ``StoreError`` of a disk that fails.
+    The offsets must be places at which records of the partition were put. A sector that cannot be read counts as damaged.
+    Raises the ``StoreError`` of a disk that fails otherwise.
     """
     hot = log.hot_from()
     found: dict[int, Stored] = {}
@@ -88,13 +90,21 @@ def _data(windows: list[_Window], run: Run) -> list[bytes]:
 
     In a thread of the pool each read gives up the interpreter's lock, and waits for it again beside a busy loop.
     """
-    found = [each.file.read_cached(each.size, each.at) for each in windows]
+    found = [_cached(each) for each in windows]
     cold = [at for at, data in enumerate(found) if data is None]
     if cold:
-        read = run(lambda: [windows[at].file.read(windows[at].size, windows[at].at) for at in cold])
+        read = run(lambda: [read_around(read_here, windows[at].file, windows[at].size, windows[at].at) for at in cold])
         for at, data in zip(cold, read, strict=True):
             found[at] = data
     return [data for data in found if data is not None]
+
+
+def _cached(window: _Window) -> bytes | None:
+    """Return the bytes of a window that is in the page cache; ``None`` for one that is not, or cannot be read as a whole."""
+    try:
+        return window.file.read_cached(window.size, window.at)
+    except ReadFailed:
+        return None
 
 
 def _windows(log: CommitLog, places: list[int]) -> list[_Window]:
