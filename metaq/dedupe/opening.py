@@ -8,7 +8,7 @@ from typing import Final
 from metaq.dedupe.records import INTERNAL, SeenId, seen_in, topic_in
 from metaq.dedupe.seen import SeenIds, Windows, windows_in
 from metaq.errors import CorruptRecord, IndexFailed, StoreError
-from metaq.store.files.filecache import Read, Run, read_here
+from metaq.store.files.filecache import Read, Run, read_around, read_here
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.log.window import Window
 from metaq.store.messagestore import MessageStore
@@ -42,7 +42,7 @@ class IdReader:
             return []
         stop = min(segment.end, end)
         size = min(self._window, stop - at)
-        data = read(self._log.file(segment), size, at - segment.base).ljust(size, b"\0")
+        data = read_around(read, self._log.file(segment), size, at - segment.base).ljust(size, b"\0")
         window = Window(memoryview(data), at, stop, segment.end)
         found = [seen for record, offset in window.records() if (seen := self._seen(record, offset)) is not None]
         self.at = window.at

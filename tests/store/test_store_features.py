@@ -14,6 +14,7 @@ import pytest
 from metaq.config import load
 from metaq.errors import WrongBroker
 from metaq.message import Durability, TopicPartition
+from metaq.protocol.properties import UNIQUE_KEY
 from metaq.protocol.record import (
     FIXED_SIZE,
     TAGS,
@@ -49,13 +50,17 @@ BROKER: Final = host_bytes("127.0.0.1", 8123)
 CHECKSUM: Final = 20
 
 
-def put(store: MessageStore, topic: str, body: bytes, partition: int = 0, flag: int = 0, tag: str | None = None) -> int:
+def put(
+    store: MessageStore, topic: str, body: bytes, partition: int = 0, flag: int = 0, tag: str | None = None, ident: str = ""
+) -> int:
     """Store one message; returns its log offset."""
     queue = store.queue(topic, partition)
     now_ms = store.clock.now_ms()
     middle = constant_middle(0, now_ms - 5, CLIENT, now_ms, BROKER)
     crc, size = zlib.crc32(body) & 0x7FFFFFFF, HEADER_SIZE_TEXT + len(body)
-    if tag is None:
+    if ident:
+        offset = store.put(queue, flag, body, crc, middle, size, record_tail(topic, encode_properties([(UNIQUE_KEY, ident)])))
+    elif tag is None:
         offset = store.put(queue, flag, body, crc, middle, size)
     else:
         tail = record_tail(topic, encode_properties([(TAGS, tag)]))

@@ -8,6 +8,7 @@ from typing import Final
 
 import pytest
 
+from metaq.dedupe.opening import open_seen
 from metaq.errors import CorruptRecord, ReadFailed
 from metaq.message import TopicPartition
 from metaq.store.bulk import BulkReader
@@ -34,8 +35,8 @@ class Damaged:
         self.clock, self.disk = ManualClock(), FaultyDisk(random.Random(1))
         store, _ = open_store(DATA, SETTINGS, self.clock, self.disk)
         put(store, "idle", BODY)
-        for _ in range(COUNT):
-            put(store, TOPIC, BODY)
+        for number in range(COUNT):
+            put(store, TOPIC, BODY, ident=str(number))
         queue = store.queue(topic, 0)
         offset, size, _ = queue.unit(hit, read_here)
         segment = store.log.find(offset)
@@ -92,6 +93,18 @@ def test_delayed_messages_around_it_are_found() -> None:
     assert sorted(found) == others
     alone = [place for place in places if records_at(store.log, TopicPartition(TOPIC, 0), [place], run_here)]
     assert alone == others
+
+
+def test_the_index_of_ids_is_made_without_the_message(tmp_path: Path) -> None:
+    """SG-018: all ids but its own are known."""
+    hit = COUNT // 2
+    store = Damaged(hit).store
+    seen, reader = open_seen(store, tmp_path / "index", "sqlite3", {TOPIC: 1000}, run_here)
+    known: list[str] = []
+    while reader.at < store.log.end:
+        known += [each.ident for each in reader.next(store.log.end, read_here)]
+    seen.index.close()
+    assert known == [str(number) for number in range(COUNT) if number != hit]
 
 
 def test_a_slave_is_told_of_the_record() -> None:

@@ -32,6 +32,7 @@ from metaq.dedupe.records import (
     value_of,
 )
 from metaq.dedupe.seen import SeenIds
+from metaq.engine.catchup import read_in_the_end
 from metaq.engine.context import Context
 from metaq.engine.turn import Turns
 from metaq.engine.writing import Draft, Placed
@@ -172,8 +173,7 @@ class Dedupe:
                     return
                 gevent.sleep(WAIT_S)
                 continue
-            before = fold.at
-            found = fold.next(end, self._read)
+            before, found = fold.at, read_in_the_end("ids", fold.next, end, self._read)
             if self._fold is not fold:  # the index was opened again meanwhile
                 return
             now_ms = self._store.clock.now_ms()

@@ -15,6 +15,7 @@ from typing import Any, Final
 import gevent
 from gevent.event import Event
 
+from metaq.engine.catchup import read_in_the_end
 from metaq.engine.context import Context
 from metaq.engine.timers.staged import Appended, Changes, NextRun, properties_to_park
 from metaq.engine.timers.upkeep import Upkeep
@@ -179,7 +180,7 @@ class Timers:
             end = readable(self._store)
             if self.context.replicas.is_master:
                 end = Ordinals(min(end.parks, self._fold_end.parks), min(end.marks, self._fold_end.marks))
-            events = fold.next(end, FOLD_PORTION, self._read)
+            events = read_in_the_end("timers", fold.next, end, FOLD_PORTION, self._read)
             if self._fold is not fold:  # the index was opened again meanwhile
                 return
             for event in events:
