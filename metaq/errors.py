@@ -28,7 +28,8 @@
     │   ├── AgedOut              the messages asked for have been deleted by retention
     │   ├── DiskFull             no room for the next write; nothing of it was kept
     │   ├── DiskFailed           a write or a sync failed; what it covered must be taken as lost
-    │   │   └── ReadFailed       a part of a file cannot be read; nothing else is lost
+    │   │   ├── ReadFailed       a part of a file cannot be read; nothing else is lost
+    │   │   └── TooManyFiles     no file can be opened now; nothing was written, synced or lost
     │   ├── Fenced               another replica may be master by now; nothing of the append was kept
     │   ├── DirectoryLocked      another process uses the folder
     │   ├── IndexFailed          an index of the folder is damaged or cannot be used; it is made anew from the log
@@ -236,6 +237,12 @@ class DiskFailed(StoreError):
 
 class ReadFailed(DiskFailed):
     """The disk cannot give a part of a file: an unreadable sector; nothing else is lost."""
+
+
+class TooManyFiles(DiskFailed):
+    """No file can be opened now, since the process or the machine has too many open; nothing was written, synced or lost."""
+
+    retriable = True
 
 
 class Fenced(StoreError):

@@ -10,13 +10,14 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
+import gevent
 from gevent.event import Event
 from gevent.hub import Hub
 
 from metaq.config import Settings
 from metaq.engine.figures.metrics import Histogram
 from metaq.engine.role import NO_PARTS, RoleParts
-from metaq.errors import Fenced, MetaqError, Overloaded, StoreError
+from metaq.errors import Fenced, MetaqError, Overloaded, StoreError, TooManyFiles
 from metaq.message import Durability
 from metaq.protocol.remoting.codes import Response
 from metaq.store.files.filecache import Run
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 LONGEST_HOLD_S: Final = 0.002
 """The longest that a turn is held for a running sync: what it appends earlier could not be synced earlier, but a slow disk must
 not keep it from the log, and its time limit from running."""
+RETRY_S: Final = 1.0
+"""Pause after a sync for which no file could be opened."""
 NOT_STORED: Final = "was not stored"
 IN_DOUBT: Final = "may be stored or not"
 # typed as a tuple of any length: the compiled module mistakes a fixed-length tuple of floats for one that was never set
@@ -319,6 +322,11 @@ class Turns:
             started = self._clock.monotonic()
             try:
                 readable = self._sync()
+            except TooManyFiles as error:
+                logger.error("sync not begun, tried again reason=%s", error)
+                gevent.sleep(RETRY_S)
+                self._sync_due.set()
+                continue
             except StoreError as error:
                 if str(error) != reported:  # the store raises it again for every turn that wants a sync
                     logger.critical("sync failed, the broker is read-only until it is restarted reason=%s", error)

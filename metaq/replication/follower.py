@@ -12,7 +12,7 @@ from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
 from metaq.address import Address
-from metaq.errors import DiskFull, MetaqError, ProtocolError, StoreError
+from metaq.errors import DiskFull, MetaqError, ProtocolError, StoreError, TooManyFiles
 from metaq.replication import documents
 from metaq.replication.feeder import ReplicaIdentity, checksum_text
 from metaq.replication.frames import HELLO_HEAD, REPORT, Control, Data, Hello, ReplicationFrameReader
@@ -397,6 +397,11 @@ class Follower:
             try:
                 self._store.sync(self._run_sync)
                 self._append()
+            except TooManyFiles as error:
+                logger.error("sync of this slave not begun, tried again reason=%s", error)
+                self._close()  # an append that failed for this reason has dropped what had come
+                gevent.sleep(LONGEST_PAUSE_S)
+                self._sync_due.set()
             except StoreError as error:
                 logger.critical("sync failed, this slave follows no more until it is restarted reason=%s", error)
                 self._close()

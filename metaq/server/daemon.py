@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -83,6 +84,7 @@ def run(
     """
     logs.configure(settings.log_level, settings.log_format)
     logs.keep_recent()
+    _allow_open_files()
     Hub.SYSTEM_ERROR = (*Hub.SYSTEM_ERROR, AssertionError)  # a failed assertion ends the process
     stopping = Event()
     watchers = [gevent.signal_handler(number, stopping.set) for number in (signal.SIGTERM, signal.SIGINT)]
@@ -123,6 +125,15 @@ def run(
         watcher.cancel()
     logger.info("stopped")
     return 0
+
+
+def _allow_open_files() -> None:
+    """Let this process open as many files as the machine's administrator permits: the hard limit of open files.
+
+    The soft one is often 1,024, for programs that use ``select``; connections and segments need more.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _tell(monitor: Monitor, notifier: Notifier, stopping: Event) -> Tell:

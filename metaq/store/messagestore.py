@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from metaq.clock import Clock, SystemClock
-from metaq.errors import DiskFailed, DiskFull, Fenced, NotWritable, ReadFailed, StoreError
+from metaq.errors import DiskFailed, DiskFull, Fenced, NotWritable, ReadFailed, StoreError, TooManyFiles
 from metaq.message import Durability, TextPosition, TopicPartition
 from metaq.protocol.record import (
     CHECKSUM_SIZE,
@@ -230,7 +230,7 @@ class MessageStore:
     def append(self) -> list[ConsumeQueue]:
         """Write all staged messages; return the queues in which readers now see more.
 
-        On failure nothing of the turn is stored. Any ``StoreError`` but ``DiskFull`` and ``Fenced`` makes the store read-only.
+        On failure nothing of the turn is stored. All but ``DiskFull``, ``Fenced``, ``TooManyFiles`` make the store read-only.
         """
         touched = self._touched
         if not touched:
@@ -280,7 +280,7 @@ class MessageStore:
         """Make everything appended so far durable; return the queues in which readers see more. One call at a time.
 
         A failure makes the store read-only: after a failed sync the kernel may report the next one as successful although the
-        data was never written. The failure is raised again as long as there is something to sync.
+        data was never written. It is raised again as long as there is something to sync. ``TooManyFiles`` is no such failure.
         """
         end = self.log.end
         if end > self.durable_end:
@@ -296,8 +296,11 @@ class MessageStore:
         return [] if self.settings.durability.on_replicas else self.publish(self.durable_end)
 
     def _fail(self, error: StoreError) -> None:
-        """Make the store read-only, and leave a mark for the next process: the page cache may hold what the disk does not."""
-        if self.failure is None:
+        """Make the store read-only, and leave a mark for the next process: the page cache may hold what the disk does not.
+
+        Errors of which nothing is lost are no such failure: what they ended is tried again.
+        """
+        if self.failure is None and not isinstance(error, (ReadFailed, TooManyFiles)):
             self.failure = error
             with contextlib.suppress(StoreError):  # the first failure is the one to report
                 write_live(self._live(), self._boot_id, Live(FAILED, 0))
@@ -362,23 +365,23 @@ class MessageStore:
     def index_keys(self, run: Run = run_here) -> None:
         """Enter one round of the keys not yet indexed, every sweep interval. One call at a time.
 
-        ``DiskFailed`` is final, except ``ReadFailed``: the next round tries again.
+        ``DiskFailed`` is final, except ``ReadFailed`` and ``TooManyFiles``: the next round tries again.
         """
         if self.failure is not None:
             return
         try:
             self.indexing.work(run)
         except DiskFailed as error:
-            if not isinstance(error, ReadFailed):
-                self._fail(error)
+            self._fail(error)
             raise
 
     def checkpoint(self, run: Run = run_here, rest: Rest = go_on, run_sync: Run = run_here) -> None:
         """Make everything up to now durable and write a checkpoint, so that recovery after a power cut starts from here.
 
         When nothing has changed since the last checkpoint, it is written once more, so that its backup is the same, and then
-        not again. ``run_sync`` is the ``run`` of ``sync``. Raises ``DiskFull``, ``DiskFailed``, which makes the store
-        read-only, or ``NotWritable``, when another sync has failed meanwhile. A read-only store makes no checkpoint.
+        not again. ``run_sync`` is the ``run`` of ``sync``. Raises ``DiskFull``, ``TooManyFiles`` or ``ReadFailed``, after
+        which it can be made later, ``DiskFailed``, which makes the store read-only, or ``NotWritable``, when another sync has
+        failed meanwhile. A read-only store makes no checkpoint.
         """
         assert self.settled
         self.log.owed.check()

@@ -12,13 +12,15 @@ from gevent.event import Event
 from metaq.engine.duties import Duties
 from metaq.engine.turn import IN_DOUBT, LONGEST_HOLD_S, Short, Turns
 from metaq.engine.writing import internal, stage
-from metaq.errors import DiskFailed, MetaqError
+from metaq.errors import DiskFailed, MetaqError, TooManyFiles
 from metaq.protocol.remoting.codes import Response
 from metaq.store.files.filecache import run_here
+from tests.support.broker import wait_until
 from tests.support.inprocess import Parts
 
 T = TypeVar("T")
 TIMEOUT_MS = 5000
+DEADLINE_S = 30.0
 
 
 class Outcome:
@@ -143,3 +145,21 @@ def test_a_sync_that_fails_also_refuses_the_turn_that_waited_for_it(bench: Bench
     bench.end_sync()
     assert [first.result, during.result] == [IN_DOUBT, IN_DOUBT]
     assert not bench.store.writable
+
+
+def test_puts_wait_until_a_file_can_be_opened_again(bench: Bench) -> None:
+    """SG-041: nothing was tried and nothing is lost, so they are answered when they are on the disk."""
+    put = bench.put()
+    bench.end_turn()
+    bench.failure = TooManyFiles("cannot open a segment: too many open files")
+    bench.end_sync()
+    assert (put.result, bench.store.writable) == ("", True)
+    bench.failure = None
+
+    def tries_again() -> bool:
+        gevent.sleep(0.001)
+        return bench.syncs == 2
+
+    wait_until(tries_again, DEADLINE_S, "it tries again")
+    bench.end_sync()
+    assert put.result == "stored"

@@ -18,9 +18,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from metaq.errors import DirectoryLocked, DiskFailed, DiskFull, ReadFailed, StoreError
+from metaq.errors import DirectoryLocked, DiskFailed, DiskFull, ReadFailed, StoreError, TooManyFiles
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+TOO_MANY = (errno.EMFILE, errno.ENFILE)
+"""What only a call says that opens a file."""
 MAKE_ROOM = "free space, or set --keep-hours or --segment-bytes lower"
 BLOCK_BYTES = 512
 """The unit of ``st_blocks``."""
@@ -159,6 +161,8 @@ def replace_file(disk: Disk, path: Path, data: bytes) -> None:
 def _failure(action: str, path: Path, error: OSError) -> StoreError:
     if error.errno in FULL:
         return DiskFull(f"cannot {action} {path}: the disk is full; {MAKE_ROOM}")
+    if error.errno in TOO_MANY:
+        return TooManyFiles(f"cannot {action} {path}: {error.strerror}; raise the limit of open files (LimitNOFILE, ulimit -n)")
     kind = ReadFailed if action == "read" and error.errno == errno.EIO else DiskFailed
     return kind(f"cannot {action} {path}: {error.strerror}")
 

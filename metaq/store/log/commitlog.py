@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from metaq.errors import BadRequest, DiskFailed, DiskFull, Fenced, StoreError
+from metaq.errors import BadRequest, DiskFailed, DiskFull, Fenced, StoreError, TooManyFiles
 from metaq.protocol.record import (
     BLANK,
     BLANK_MAGIC,
@@ -224,7 +224,7 @@ class CommitLog:
     def append(self) -> None:
         """Write the staged records. When it raises, none of them are in the log.
 
-        Raises ``DiskFull`` or ``Fenced``, after which appending may go on, or another ``StoreError``.
+        Raises ``DiskFull``, ``TooManyFiles`` or ``Fenced``, after which appending may go on, or another ``StoreError``.
         """
         groups = self._groups
         self._add_checksums()
@@ -242,7 +242,7 @@ class CommitLog:
             raise
         except StoreError:
             self._take_back(groups)
-            with contextlib.suppress(DiskFull):  # no room even for zeros: the next append begins with them
+            with contextlib.suppress(DiskFull, TooManyFiles):  # not even zeros can be written: the next append begins with them
                 self._zero_leftover()
             raise
         self._leftover.clear()
@@ -273,7 +273,7 @@ class CommitLog:
     def _zero_leftover(self) -> None:
         """Zero, durably, the bytes that a failed append may have left, so that no recovery finds them.
 
-        Raises ``DiskFull``, after which it may be tried again, or ``DiskFailed``.
+        Raises ``DiskFull`` or ``TooManyFiles``, after which it may be tried again, or ``DiskFailed``.
         """
         for segment, start, size in self._leftover:
             file = self._files.open(segment.path)
