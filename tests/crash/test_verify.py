@@ -12,17 +12,20 @@ from metaq.protocol.record import constant_middle, host_bytes
 from metaq.store.files.disk import RealDisk
 from metaq.store.files.documents import write_document
 from metaq.store.files.filecache import read_here
+from metaq.store.log.segments import CHUNK
 from metaq.store.messagestore import MessageStore
 from metaq.store.recovery.recovery import open_store
 from metaq.store.recovery.verify import repair, verify
 from metaq.store.settings import StoreSettings
 from tests.crash.driver import Driver, quiet
 from tests.crash.model import KEYS
-from tests.support.faultydisk import FaultyDisk
+from tests.store.test_store_features import put
+from tests.support.faultydisk import DATA, FaultyDisk
 
 SETTINGS = StoreSettings(segment_bytes=64 * 1024, queue_file_bytes=256, index_slots=5, index_entries=100)
 HOST = host_bytes("127.0.0.1", 8123)
 MESSAGES = 300
+LARGE_SEGMENT = 3 * CHUNK
 
 
 def fill(directory: Path) -> list[LogOffset]:
@@ -167,3 +170,18 @@ def test_a_read_that_fails_once_costs_one_answer() -> None:
         driver.read_partition(key)
     driver.put()
     assert driver.store.failure is None
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("size", [0, 1 << 20, CHUNK + 1])
+def test_a_segment_that_is_cut_short_is_read_to_its_end(size: int) -> None:
+    """E-10: also one that is larger than what is read at a time."""
+    disk = FaultyDisk(random.Random(1))
+    store, _ = open_store(DATA, StoreSettings(segment_bytes=LARGE_SEGMENT), disk=disk)
+    kept = [put(store, "orders", bytes(LARGE_SEGMENT // 2)) for _ in range(2)]
+    store.close()
+    assert [segment.base for segment in store.log.segments[:2]] == [0, LARGE_SEGMENT] == kept
+    del disk.content(store.log.segments[0].path)[size:]
+    report = verify(DATA, disk)
+    assert any("too early" in str(damage) for damage in report.damages)
+    assert report.records == 1

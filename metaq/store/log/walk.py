@@ -81,6 +81,8 @@ class _SegmentWalk:
         frontier = at + 1
         while frontier < segment.end:
             data_at = segment.base + self._file.next_data(frontier - segment.base)
+            if data_at < frontier:  # the file was cut short, and ends there
+                break
             # a header across the border of two chunks is seen whole in the second
             place = max(at + 1, data_at - HEADER_SIZE)
             frontier = chunk_end(data_at, segment)
