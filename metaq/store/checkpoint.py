@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from metaq.checksum import crc32c
-from metaq.errors import CorruptRecord
+from metaq.errors import CorruptRecord, ReadFailed
 from metaq.store.files.disk import Disk, File
 from metaq.store.files.documents import BACKUP, decode_document, read_document, write_document
 from metaq.store.index.keyindex import NO_INDEX, IndexMark
@@ -99,12 +99,12 @@ def read_checkpoint(disk: Disk, directory: Path) -> tuple[Checkpoint | None, lis
 
 
 def covered_by_both(disk: Disk, directory: Path) -> int:
-    """Return the mark up to which both the checkpoint and its backup cover the log; −1 when one is missing or altered."""
+    """Return the mark up to which both the checkpoint and its backup cover the log; −1 when one is missing or damaged."""
     marks = []
     for name in (NAME, NAME + BACKUP):
         try:
             marks.append(int(decode_document(disk.read_file(directory / name), directory / name)["mark"]))
-        except (FileNotFoundError, CorruptRecord):
+        except (FileNotFoundError, CorruptRecord, ReadFailed):
             return -1
     return min(marks)
 
@@ -116,7 +116,7 @@ def write_live(file: File, boot_id: str, live: Live) -> None:
 
 
 def read_live(disk: Disk, directory: Path) -> Live | None:
-    """Return the live mark; ``None`` unless it is intact and was written during this boot of the machine."""
+    """Return the live mark; ``None`` unless it is intact and was written during this boot. Raises ``ReadFailed``."""
     try:
         data = disk.read_file(directory / LIVE_NAME)
     except FileNotFoundError:

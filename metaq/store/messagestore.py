@@ -356,7 +356,7 @@ class MessageStore:
                 began = clock.monotonic()
 
     def drop_live_mark(self) -> None:
-        """Empty the live mark, because the queue files are about to be cut and rebuilt and it would no longer be true."""
+        """Empty the live mark, which cannot be read, or would be wrong since queue files are about to be cut and rebuilt."""
         self._live().truncate(0)
 
     def _live(self) -> File:

@@ -477,13 +477,6 @@ TRANSACTIONS: Final = [
     ),
     M(
         "durability",
-        "store/log/commitlog.py",
-        "file = self._disk.open(path)",
-        "file = self._files.open(path)",
-        "store/test_failed_syncs.py::test_a_spare_segment_is_synced_apart",
-    ),
-    M(
-        "durability",
         "engine/duties.py",
         "self._unless_ended(self._turns.run_sync)",
         "self._unless_ended(self._run)",

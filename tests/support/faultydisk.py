@@ -173,10 +173,7 @@ class FaultyFile:
         inode.write(data, offset)
 
     def read(self, size: int, offset: int) -> bytes:
-        self._disk.reading(self._path)
-        for bad in self._disk.unreadable.get(self._path, ()):
-            if offset // SECTOR <= bad <= (offset + size - 1) // SECTOR:
-                raise ReadFailed(f"cannot read {self._path}: input/output error")
+        self._disk.reading(self._path, offset, size)
         return bytes(self._inode.data[offset : offset + size])
 
     def read_cached(self, size: int, offset: int) -> bytes | None:
@@ -212,6 +209,8 @@ class FaultyFile:
             raise Stopped
         self._inode.resize(size)
         self._inode.allocated = min(size, self._inode.allocated)
+        bad = self._disk.unreadable.get(self._path, set())
+        bad.difference_update([each for each in bad if each * SECTOR >= size])
 
     def datasync(self) -> None:
         disk = self._disk
@@ -304,13 +303,15 @@ class FaultyDisk:
         self.space_calls += 1
         return self.full_from is not None and 0 <= self.space_calls - self.full_from < self.full_for
 
-    def reading(self, path: Path) -> None:
-        """Count a read; it may be one that fails."""
+    def reading(self, path: Path, offset: int = 0, size: int = 0) -> None:
+        """Count a read; it may be one that fails, and so does one of bytes in sectors that cannot be read."""
         if self.stopped:
             raise Stopped
         self.reads += 1
         if self.reads == self.failing_read:
             raise DiskFailed(f"cannot read {path}: input/output error")
+        if any(offset // SECTOR <= bad <= (offset + size - 1) // SECTOR for bad in self.unreadable.get(path, ())):
+            raise ReadFailed(f"cannot read {path}: input/output error")
 
     # -- for tests that look or alter from outside --------------------------------------------------------------------
 
@@ -379,8 +380,9 @@ class FaultyDisk:
         return node
 
     def read_file(self, path: Path) -> bytes:
-        self.reading(path)
-        return bytes(self._inode(path).data)
+        data = self._inode(path).data
+        self.reading(path, 0, len(data))
+        return bytes(data)
 
     def list_directory(self, path: Path) -> list[str]:
         self.reading(path)
@@ -405,6 +407,7 @@ class FaultyDisk:
         node = self._inode(source)
         folder, name = self._place(target)
         folder.step(source.name, name, node)
+        self.unreadable[target] = self.unreadable.pop(source, set())
 
     def unlink(self, path: Path) -> None:
         if self.stops():
@@ -415,6 +418,7 @@ class FaultyDisk:
         node = folder.entries.get(name)
         if node is not None:
             folder.step(name, None, node)
+            self.unreadable.pop(path, None)
 
     def sync_directory(self, path: Path) -> None:
         if self.stops():

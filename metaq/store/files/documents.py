@@ -1,7 +1,8 @@
 """Documents: small JSON files that carry their own checksum and keep their previous version.
 
 A file is ``{"crc32c":"9a3f01cc",`` and then the rest of one JSON object. The checksum (CRC-32C) covers all bytes after those
-21. Each write keeps the previous version as ``NAME.bak``; a reader takes that when the file is missing, torn or altered.
+21. Each write keeps the previous version as ``NAME.bak``; a reader takes that when the file is missing, torn, altered or in a
+sector that cannot be read.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any, Final
 import orjson
 
 from metaq.checksum import crc32c
-from metaq.errors import CorruptRecord
+from metaq.errors import CorruptRecord, ReadFailed
 from metaq.store.files.disk import Disk, replace_file
 
 _PREFIX: Final = b'{"crc32c":"%08x",'
@@ -46,7 +47,7 @@ def write_document(disk: Disk, path: Path, content: dict[str, Any]) -> None:
     """Make ``content`` the durable content of ``path``; a crash leaves this version or the previous one."""
     try:
         current = disk.read_file(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, ReadFailed):
         current = b""
     if has_right_checksum(current):  # otherwise the existing backup is worth more, and stays
         replace_file(disk, path.with_name(path.name + BACKUP), current)
@@ -68,7 +69,7 @@ def read_document(
             content = decode_document(disk.read_file(candidate), candidate)
         except FileNotFoundError:
             continue
-        except CorruptRecord as error:
+        except (CorruptRecord, ReadFailed) as error:
             problems.append(str(error))
         else:
             if counts(content):

@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from metaq.errors import CorruptRecord
+from metaq.errors import CorruptRecord, ReadFailed
 from metaq.store.files.disk import Disk, replace_file
 from metaq.store.files.documents import decode_document, encode_document
 from metaq.store.files.filecache import run_here
@@ -49,7 +49,7 @@ class Suspicion:
             self.reason = str(decode_document(disk.read_file(self._path), self._path)["reason"])
         except FileNotFoundError:
             return
-        except CorruptRecord as error:
+        except (CorruptRecord, ReadFailed) as error:
             self.reason = str(error)
 
     def rise(self, reason: str, do: Callable[[Callable[[], None]], None] = run_here) -> None:
@@ -84,7 +84,7 @@ def begin(disk: Disk, directory: Path, suspicion: Suspicion, owed: OwedCalls, *,
     found, ending = None, Ending.ORDERLY
     try:
         found = decode_document(disk.read_file(path), path)
-    except CorruptRecord:
+    except (CorruptRecord, ReadFailed):
         ending = Ending.POWER_CUT
     except FileNotFoundError:
         pass

@@ -17,11 +17,13 @@ written after it, never preallocated, and synced only for a checkpoint. New unit
 import struct
 from bisect import bisect_right
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
+from metaq.errors import ReadFailed
 from metaq.store.files.disk import File
 from metaq.store.files.filecache import FileCache, Read, Run
 from metaq.store.log.segments import is_segment_name, segment_name
@@ -129,7 +131,8 @@ class ConsumeQueue:
             count = file.size() // UNIT_SIZE
             end = base + count
             if index + 1 == len(self._bases) and count:  # recovery needs it soon, and the file is open now
-                self._last = file.read(UNIT_SIZE, (count - 1) * UNIT_SIZE)
+                with suppress(ReadFailed):  # recovery finds that it does not agree with the log
+                    self._last = file.read(UNIT_SIZE, (count - 1) * UNIT_SIZE)
         self.next = self.written = self.live_from = end
 
     def trust(self, synced: int, text_end: int) -> None:

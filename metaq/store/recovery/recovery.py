@@ -7,8 +7,8 @@
    The log of a replica ends at such a range instead (``replicated``), and the rest is copied again.
 3. After the last record that is kept the log is cut: zeroed and synced before anything is appended.
 
-A short, empty, torn or altered file never prevents a start. An unknown format version or feature does, or another broker's
-folder.
+A short, empty, torn or altered file never prevents a start, and one that cannot be read only if it is the log, where it must be
+walked. An unknown format version or feature does, or another broker's folder.
 """
 
 import logging
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from metaq.clock import Clock
-from metaq.errors import CorruptRecord, DiskFull, StoreError, UnknownVersion, WrongBroker
+from metaq.errors import CorruptRecord, DiskFull, ReadFailed, StoreError, UnknownVersion, WrongBroker
 from metaq.protocol.record import identity
 from metaq.protocol.text.messages import Stored, tag_hash, text_size
 from metaq.store.checkpoint import (
@@ -33,10 +33,10 @@ from metaq.store.checkpoint import (
     write_checkpoint,
 )
 from metaq.store.copies.discarding import discard_intended
-from metaq.store.files.disk import Disk, RealDisk
+from metaq.store.files.disk import Disk, File, RealDisk
 from metaq.store.files.documents import BACKUP, read_document, write_document
 from metaq.store.files.ending import Ending, begin
-from metaq.store.files.filecache import Run, read_here, run_here
+from metaq.store.files.filecache import Run, read_around, read_here, run_here
 from metaq.store.index.keyindex import NO_INDEX, IndexMark
 from metaq.store.log.segments import SMALLEST_RECORD
 from metaq.store.log.walk import Gap
@@ -194,7 +194,7 @@ def _recover(store: MessageStore, recovery: Recovery, tell: Tell, *, rebuild: bo
     recovery.problems += problems
     partitions = {} if checkpoint is None else checkpoint.partitions
     _load_queues(store, partitions, tell)
-    live = read_live(disk, store.directory)
+    live = _read_live(store, recovery)
     failed = live is not None and live.mark == FAILED
     if failed and not store.settings.durability.on_disk:
         store.suspicion.rise("a write or a sync failed, and what it was for may be gone from the page cache", log.owed.do)
@@ -219,6 +219,7 @@ def _recover(store: MessageStore, recovery: Recovery, tell: Tell, *, rebuild: bo
     recovery.right_end = max(log.begin, min([store.durable_end, *(start for start, _ in recovery.damaged)]))
     if failed:
         log.rewrite(store.durable_end)
+        store.drop_live_mark()  # where it cannot be read, it cannot be written over
     if checkpoint is not None:
         checkpoint = checkpoint._replace(partitions=partitions)
     index_mark = _recover_index(store, recovery, checkpoint, rebuild=rebuild)
@@ -227,13 +228,27 @@ def _recover(store: MessageStore, recovery: Recovery, tell: Tell, *, rebuild: bo
         store.sync()
 
 
+def _read_live(store: MessageStore, recovery: Recovery) -> Live | None:
+    """Return the live mark. One that cannot be read may have said that a sync failed: the worst is assumed."""
+    try:
+        return read_live(store.disk, store.directory)
+    except ReadFailed as error:
+        recovery.problems.append(str(error))
+        return Live(FAILED, 0)
+
+
+def _read(file: File, size: int, offset: int) -> bytes:
+    """Read units, with zeros where the disk cannot: they agree with no record, and are made anew."""
+    return read_around(read_here, file, size, offset)
+
+
 def _recover_index(store: MessageStore, recovery: Recovery, checkpoint: Checkpoint | None, *, rebuild: bool) -> IndexMark:
     """Open the key index, or delete it to be rebuilt; missing keys are entered later. Return its mark in the checkpoint."""
     mark = NO_INDEX if checkpoint is None else checkpoint.key_index
     if not rebuild:
         try:
             store.indexing.load(mark)
-        except (CorruptRecord, DiskFull) as error:  # DiskFull: a copy-on-write file system needs room even to take items back
+        except (CorruptRecord, ReadFailed, DiskFull) as error:  # a copy-on-write file system needs room even to take items back
             recovery.problems.append(f"{error}: the key index is made anew from the log")
         else:
             return mark
@@ -271,7 +286,7 @@ def _units_before(store: MessageStore, mark: int, tell: Tell) -> int:
     for queue in telling(list(store.queues.values()), CHECKING, tell):
         count = queue.written
         while count > queue.base:
-            offset, size, _ = queue.unit(count - 1, read_here)
+            offset, size, _ = queue.unit(count - 1, _read)
             if offset < mark or size == FILLER_SIZE:
                 break
             count -= 1
@@ -334,7 +349,7 @@ def _agrees(store: MessageStore, queue: ConsumeQueue, ordinal: int) -> bool:
 
     Where the log has no intact record, the record may be the damaged one, so the unit is kept, and the message its ordinal.
     """
-    offset, size, tag = queue.unit(ordinal, read_here)
+    offset, size, tag = queue.unit(ordinal, _read)
     if size == FILLER_SIZE:
         return True
     stored = store.log.record_at(offset) if size >= SMALLEST_RECORD else None
@@ -347,7 +362,7 @@ def _agrees(store: MessageStore, queue: ConsumeQueue, ordinal: int) -> bool:
 def _walk_start(store: MessageStore, queue: ConsumeQueue) -> int:
     """Return the log offset at which the records after the last unit of a queue may begin."""
     for ordinal in range(queue.written - 1, queue.base - 1, -1):
-        offset, size, _ = queue.unit(ordinal, read_here)
+        offset, size, _ = queue.unit(ordinal, _read)
         if size != FILLER_SIZE:
             return max(offset + size, store.log.begin)
     return store.log.begin
@@ -360,7 +375,7 @@ def _aged_out(store: MessageStore, queue: ConsumeQueue) -> int:
     """
     ordinal, aged_out = queue.base, 0
     while ordinal < queue.written:
-        for offset, size, _ in UNIT.iter_unpack(queue.units(ordinal, UNITS_AT_ONCE, read_here)):
+        for offset, size, _ in UNIT.iter_unpack(queue.units(ordinal, UNITS_AT_ONCE, _read)):
             if size < SMALLEST_RECORD or offset >= store.log.begin:
                 return aged_out
             ordinal = aged_out = ordinal + 1
@@ -378,11 +393,11 @@ def _text_end(store: MessageStore, queue: ConsumeQueue, progress: PartitionProgr
     queue.publish(queue.next, 0)
     beyond = aged_out = 0
     for ordinal in range(queue.next - 1, max(progress.next, queue.base) - 1, -1):
-        stored = store.reader.record(queue, ordinal, read_here)
+        stored = store.reader.record(queue, ordinal, _read)
         if stored is not None:
             position = identity(stored.buffer[stored.at :]).text_position
             return position + text_size(stored, queue.overhead) + beyond
-        offset, size, _ = queue.unit(ordinal, read_here)
+        offset, size, _ = queue.unit(ordinal, _read)
         if SMALLEST_RECORD <= size < FILLER_SIZE:
             beyond += min(size, store.settings.segment_bytes)
             aged_out += offset < store.log.begin

@@ -7,16 +7,16 @@ damage: units, items and records that the next start would rebuild or cut are sk
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from metaq.errors import CorruptRecord, StoreError
+from metaq.errors import CorruptRecord, ReadFailed, StoreError
 from metaq.message import TopicPartition
 from metaq.protocol.record import BLANK, BLANK_MAGIC, BLANK_SIZE, identity
 from metaq.protocol.text.messages import Stored, plain_overhead, tag_hash, text_size
-from metaq.store.checkpoint import LIVE_NAME, LIVE_SIZE, NAME, NOTHING, decode_live, read_checkpoint, read_live
+from metaq.store.checkpoint import LIVE_NAME, LIVE_SIZE, NAME, NOTHING, Live, decode_live, read_checkpoint, read_live
 from metaq.store.files.disk import Disk, File, RealDisk, replace_file
 from metaq.store.files.documents import BACKUP, decode_document, read_document
 from metaq.store.files.ending import ABORT
@@ -144,11 +144,11 @@ def _restore(disk: Disk, path: Path) -> None:
         source = path.with_name(path.name + BACKUP)
     try:
         decode_document(disk.read_file(path), path)
-    except CorruptRecord:
+    except (CorruptRecord, ReadFailed):
         try:
             data = disk.read_file(source)
             decode_document(data, source)
-        except (FileNotFoundError, CorruptRecord):
+        except (FileNotFoundError, CorruptRecord, ReadFailed):
             return
         replace_file(disk, path, data)
 
@@ -212,6 +212,7 @@ class _Verifier:
         self._progress = progress
         self._inspect = inspect
         self._report = Report()
+        self._live: Live | None = None
         self._queues: dict[TopicPartition, _Queue] = {}
         self._bad: list[Gap] = []
         bases = _segments(directory, disk)
@@ -224,9 +225,9 @@ class _Verifier:
         """Check everything, and return the report. Raises ``UnknownVersion``."""
         self._check_documents()
         checkpoint, _ = read_checkpoint(self._disk, self._directory)
-        self._live = read_live(self._disk, self._directory)
-        if self._live is not None and self._live.mark < 0:
-            self._live = None
+        with suppress(ReadFailed):  # the documents list it
+            live = read_live(self._disk, self._directory)
+            self._live = None if live is None or live.mark < 0 else live
         self._partitions = {} if checkpoint is None else checkpoint.partitions
         live_mark = 0 if self._live is None else self._live.mark
         self._mark = max(live_mark, 0 if checkpoint is None else checkpoint.mark)
@@ -261,7 +262,7 @@ class _Verifier:
             names.add(path)
             try:
                 content = decode_document(self._disk.read_file(path), path)
-            except CorruptRecord as error:
+            except (CorruptRecord, ReadFailed) as error:
                 self._add(path, 0, str(error))
                 continue
             if path.name == IDENTITY:
@@ -273,9 +274,16 @@ class _Verifier:
         known, _ = read_document(self._disk, self._directory / QUARANTINE)
         self._quarantined = sorted(Gap(start, end) for start, end in (known or {"ranges": []})["ranges"])
         if LIVE_NAME in self._disk.list_directory(self._directory):
-            data = self._disk.read_file(self._directory / LIVE_NAME)
-            if len(data) == LIVE_SIZE and any(data) and decode_live(data) is None:
-                self._add(self._directory / LIVE_NAME, 0, "the live mark does not have the checksum it ends with")
+            self._check_live(self._directory / LIVE_NAME)
+
+    def _check_live(self, path: Path) -> None:
+        try:
+            data = self._disk.read_file(path)
+        except ReadFailed as error:
+            self._add(path, 0, str(error))
+            return
+        if len(data) == LIVE_SIZE and any(data) and decode_live(data) is None:
+            self._add(path, 0, "the live mark does not have the checksum it ends with")
 
     # -- log ----------------------------------------------------------------------------------------------------------
 
