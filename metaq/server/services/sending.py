@@ -8,14 +8,13 @@ from msgspec import Meta
 
 from metaq.client.message import SendStatus
 from metaq.errors import MetaqError
-from metaq.message import LONGEST_WINDOW_MS
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.recall import decode_recall
 from metaq.server.remoting.sending.outcome import RECALL_HANDLE
 from metaq.server.services.call import ANSWER_S, Call, failed
 from metaq.server.services.outgoing import PreparedSend, outgoing
-from metaq.server.services.rows import Input, Name, Output, Partition, UnixMs
+from metaq.server.services.rows import Input, Milliseconds, Name, Output, Partition, UnixMs
 
 MOST_MESSAGES = 1000
 """Messages in one request."""
@@ -39,7 +38,7 @@ class MessageInput(Input, frozen=True):
         Text | None, Meta(description="Messages with the same key go to the same partition, in the order of publishing.")
     ] = None
     priority: Annotated[int, Meta(ge=0, le=1023)] | None = None
-    delay_ms: Annotated[int, Meta(ge=0, le=LONGEST_WINDOW_MS, description="How long it waits, in milliseconds.")] | None = None
+    delay_ms: Annotated[Milliseconds, Meta(description="How long it waits, in milliseconds.")] | None = None
     deliver_at_ms: Annotated[UnixMs | None, Meta(description="When it comes; a time that has passed means at once.")] = None
     id: Annotated[
         Name | None, Meta(description="In a topic with a window, a message whose id was stored before is not stored again.")

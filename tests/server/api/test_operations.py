@@ -190,6 +190,16 @@ def test_timers(rest: Rest, admin: Admin, broker: BrokerProcess, client: Client)
     assert rest.refused(400, "DELETE", "/timers/nonsense")["code"] == 1
 
 
+def test_the_longest_delay_is_that_of_the_broker(rest: Rest) -> None:
+    """E-12: as by every other way: a year is none too many, and what is over max_delay_ms is refused by its name."""
+    year_ms = 365 * 86_400_000
+    (late,) = rest.publish("timed-long", "x", delay_ms=year_ms)
+    assert rest.delete(f"/timers/{late['handle']}") == {"done": True}
+    for delay_ms in (2 * year_ms, 10**17):
+        refused = rest.refused(400, "POST", "/topics/timed-long/messages", {"body": "x", "delay_ms": delay_ms})
+        assert (refused["code"], "max_delay_ms" in refused["detail"]) == (13, True), refused
+
+
 def test_recurring_messages(rest: Rest, admin: Admin, broker: BrokerProcess) -> None:
     """E-13: defined, listed as the client lists them, and ended."""
     rest.put("/topics/jobs", {})
