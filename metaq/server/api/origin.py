@@ -31,7 +31,7 @@ def check_host(host: str, interior: Interior) -> None:
 def _is_own(host: str, interior: Interior) -> bool:
     name, _, port = host.lower().rpartition(":")
     name = name if name and port.isdecimal() else host.lower()
-    return name in ("", "localhost", interior.context.host.lower()) or _is_number(name) or _listens(name, interior)
+    return name in ("", "localhost", interior.context.host.lower()) or _is_number(name) or _is_set(name, interior)
 
 
 @lru_cache(maxsize=64)
@@ -43,8 +43,15 @@ def _is_number(name: str) -> bool:
     return True
 
 
-def _listens(name: str, interior: Interior) -> bool:
+def _is_set(name: str, interior: Interior) -> bool:
+    """Return whether a setting says that this broker is reached under a name."""
+    settings = interior.context.settings
+    given = {"http_listen": settings.http_listen, "advertise": settings.advertise}
+    return any(_host_of(setting, value) == name for setting, value in given.items())
+
+
+def _host_of(setting: str, value: str) -> str | None:
     try:
-        return parse_address(interior.context.settings.http_listen, setting="http_listen").host.lower() == name
+        return parse_address(value, setting=setting).host.lower()
     except ConfigError:
-        return False
+        return None

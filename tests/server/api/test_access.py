@@ -14,6 +14,7 @@ from tests.support.users import ADMIN, GROUP, READER, TOPIC, WRITER, write_users
 
 A_MINUTE: Final = 5
 """Failed logins."""
+ADVERTISED: Final = "Broker.example:10911"
 HOSTILE: Final = (
     "<script>alert(1)</script>",
     "a b",
@@ -47,7 +48,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """A broker without users."""
     folder: Path = tmp_path_factory.mktemp("open")
-    with BrokerProcess(folder / "data", "--max-message-bytes", "65536") as broker:
+    with BrokerProcess(folder / "data", "--max-message-bytes", "65536", "--advertise", ADVERTISED) as broker:
         yield broker
 
 
@@ -153,9 +154,10 @@ def test_a_page_of_another_site_gets_nothing(rest: Rest, headers: dict[str, str]
 
 
 def test_pages_of_the_broker_itself_may(rest: Rest) -> None:
-    """E-05: by number or as localhost."""
+    """E-05: by number, as localhost, or by the name that clients are told."""
     port = rest.address.rpartition(":")[2]
-    for host in (rest.address, f"localhost:{port}", f"[::1]:{port}"):
+    name = ADVERTISED.partition(":")[0]
+    for host in (rest.address, f"localhost:{port}", f"[::1]:{port}", f"{name}:{port}", name.lower()):
         headers = {"Host": host, "Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
         assert rest.send("GET", f"{ROOT}/topics", headers=headers).status == 200
 
