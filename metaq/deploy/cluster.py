@@ -203,8 +203,13 @@ class Cluster:
     @property
     def extras(self) -> str:
         """The extras of the package that the settings need."""
-        needed = any(service.settings.zookeeper for host in self.hosts for service in host.services)
-        return "[zookeeper]" if needed else ""
+        services = [service for host in self.hosts for service in host.services]
+        needed = []
+        if any(service.kind == "broker" and service.settings.timer_engine == "rocksdict" for service in services):
+            needed.append("timers")
+        if any(service.settings.zookeeper for service in services):
+            needed.append("zookeeper")
+        return f"[{','.join(needed)}]" if needed else ""
 
     @classmethod
     def read(cls, file: Path) -> Self:

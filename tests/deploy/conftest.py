@@ -26,7 +26,7 @@ SECOND: Final = "0.1.999"
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """This source tree, and all that it needs with ZooKeeper, as ``fab deploy`` makes them.
+    """This source tree, and all that it needs with delays and ZooKeeper, as ``fab deploy`` makes them.
 
     It is not compiled, which takes minutes: ``tests.packaging`` does that.
     """
@@ -38,8 +38,8 @@ def make_release(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COMPILE_METAQ", "0")
         release = build(Cluster(settings, ()), folder)
-    add = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(release.wheels), "kazoo"]
-    subprocess.run(add, check=True)
+    add = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(release.wheels)]
+    subprocess.run([*add, "kazoo", "rocksdict"], check=True)
 
 
 @pytest.fixture(scope="session")

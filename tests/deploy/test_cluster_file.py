@@ -36,7 +36,7 @@ def test_the_example_names_every_key() -> None:
     assert [str(service) for host in cluster.hosts for service in host.services] == [
         f"broker on {name}" for name in ("one", "two", "three")
     ]
-    assert cluster.extras == "[zookeeper]"
+    assert cluster.extras == "[timers,zookeeper]"
     content: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text("utf-8"))
     fields = {**declared(ClusterSettings), **declared(HostSettings)}
     common = fields.keys() - set(OF_ONE_HOST)
@@ -169,6 +169,23 @@ def test_a_release_of_another_version_is_understood(tmp_path: Path) -> None:
     assert found.given["of_a_later_version"] == 7
     with pytest.raises(ConfigError, match="segment_bytes"):
         installed("a", "broker", 'data: "/d"\nsegment_bytes: "many"\n', "")
+
+
+@pytest.mark.parametrize(
+    ("broker", "extras"),
+    [
+        ({}, "[timers]"),
+        ({"timer_engine": "sqlite3"}, ""),
+        ({"timer_engine": "sqlite3", "zookeeper": "10.0.0.9:2181"}, "[zookeeper]"),
+    ],
+)
+def test_what_the_settings_need_is_installed(tmp_path: Path, broker: dict[str, Any], extras: str) -> None:
+    """E-18, E-12: a broker can delay messages; a registry delays none."""
+    file = tmp_path / "cluster.yaml"
+    one, two = host(), {"address": "10.0.0.2", "registry": {"data": "/data", "registry_listen": "10.0.0.2:9876"}}
+    one["broker"].update(broker)
+    file.write_text(yaml.safe_dump({"hosts": {"a": one, "b": two}}))
+    assert Cluster.read(file).extras == extras
 
 
 def test_the_name_of_a_release_covers_what_runs_it(tmp_path: Path) -> None:
