@@ -57,7 +57,8 @@ def build(cluster: Cluster, into: Path) -> Release:
         wheels = into / "wheels"
         wheels.mkdir()
         source = package if not Path(package).is_dir() else str(Path(package).resolve())
-        _pip(into, "wheel", "--wheel-dir", str(wheels), f"{source}{cluster.extras}", *BESIDE)
+        extras = f"metaq-broker{cluster.extras}"  # of the package, however it is named: nothing fits after a version
+        _pip(into, "wheel", "--wheel-dir", str(wheels), source, extras, *BESIDE)
     own = sorted(wheels.glob("metaq_broker-*.whl"))
     if len(own) != 1:
         raise DeployFailed(f"package: there are {len(own)} wheels of metaq-broker in {wheels}; there must be one")

@@ -1,5 +1,6 @@
 """``conf/cluster.yaml``: its contents, and how a wrong file is refused."""
 
+import os
 import zipfile
 from pathlib import Path
 from typing import Any, Final
@@ -8,7 +9,7 @@ import pytest
 import yaml
 
 from metaq.deploy.cluster import OF_ONE_HOST, Cluster, ClusterSettings, HostSettings, installed
-from metaq.deploy.wheels import build
+from metaq.deploy.wheels import BESIDE, build
 from metaq.errors import ConfigError, DeployFailed
 from metaq.fields import declared
 
@@ -186,6 +187,37 @@ def test_what_the_settings_need_is_installed(tmp_path: Path, broker: dict[str, A
     one["broker"].update(broker)
     file.write_text(yaml.safe_dump({"hosts": {"a": one, "b": two}}))
     assert Cluster.read(file).extras == extras
+
+
+@pytest.mark.parametrize("package", ["metaq-broker", "metaq-broker==9.9.9", "{folder}/metaq_broker-9.9.9-py3-none-any.whl"])
+def test_extras_are_built_however_the_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    """E-18: by a name, a version or a wheel; its index is a folder here."""
+    index, into, file = tmp_path / "index", tmp_path / "into", tmp_path / "cluster.yaml"
+    index.mkdir()
+    into.mkdir()
+    needs = {"timers": "rocksdict", "zookeeper": "kazoo"}
+    make_wheel(index, "metaq-broker", needs)
+    for name in (*needs.values(), *BESIDE):
+        make_wheel(index, name, {})
+    for variable, value in (("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(index)), ("PIP_CONFIG_FILE", os.devnull)):
+        monkeypatch.setenv(variable, value)
+    one = host()
+    one["broker"]["zookeeper"] = "10.0.0.9:2181"
+    file.write_text(yaml.safe_dump({"package": package.format(folder=index), "hosts": {"a": one}}))
+    release = build(Cluster.read(file), into)
+    assert {wheel.name.partition("-")[0] for wheel in release.wheels.iterdir()} == {"metaq_broker", *needs.values(), *BESIDE}
+
+
+def make_wheel(folder: Path, name: str, needs: dict[str, str]) -> None:
+    """Write a wheel of a package that pip can install; ``needs`` has a package for each of its extras."""
+    plain = name.replace("-", "_")
+    about = f"{plain}-9.9.9.dist-info"
+    extras = "".join(f"Provides-Extra: {extra}\nRequires-Dist: {other}; extra == '{extra}'\n" for extra, other in needs.items())
+    with zipfile.ZipFile(folder / f"{plain}-9.9.9-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("metaq/store/recovery/recovery.py", "FORMAT_VERSION: Final = 7\n")
+        wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.9.9\n{extras}")
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}/RECORD", "")
 
 
 def test_the_name_of_a_release_covers_what_runs_it(tmp_path: Path) -> None:
