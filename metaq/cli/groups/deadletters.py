@@ -129,6 +129,7 @@ def replay(group: str, ids: tuple[str, ...], target: str, again: bool, yes: bool
     By default they are sent to the topic that they came from, as new messages that all groups of the topic receive. The old
     id is one of their keys, so that `metaq message query TOPIC --key ID` finds them, and their property DLQ_ORIGIN_MESSAGE_ID.
     With --to group they are sent to this group only, under new ids: a topic's window does not count them as duplicates.
+    They go to the group's retry topic, which members that pull read. Consumers that lease never get them: they need --to topic.
     """
     sent = unsendable = 0
     with connect_registry(registry) as client, client.producer() as producer:

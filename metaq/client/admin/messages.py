@@ -209,6 +209,8 @@ class MessageAdmin(TopicAdmin):
     def replay(self, group: str, dead_letter: ReceivedMessage) -> SendResult:
         """Send a copy of a dead letter to its group, as if for the first time and under an id of its own.
 
+        It goes to the group's retry topic: members that pull get it, consumers that lease do not.
+
         Args:
             group: the group that gets it.
             dead_letter: one of ``dead_letters``.

@@ -3,7 +3,7 @@
 import enum
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from typing import Annotated
+from typing import Annotated, Final
 
 import gevent
 from msgspec import Meta
@@ -61,13 +61,16 @@ class ReplayTarget(enum.Enum):
     GROUP = "group"
 
 
+_TO: Final = (
+    "The topic that they came from, for all its groups, or this group's retry topic, which consumers that lease do not read."
+)
+
+
 class ReplayInput(Input, frozen=True):
     """The dead letters to send again, and where to."""
 
     offset_ids: Letters
-    to: Annotated[ReplayTarget, Meta(description="The topic that they came from, for all its groups, or this group only.")] = (
-        ReplayTarget.TOPIC
-    )
+    to: Annotated[ReplayTarget, Meta(description=_TO)] = ReplayTarget.TOPIC
     discard: Annotated[bool, Meta(description="Discard those that were sent; otherwise they also remain dead letters.")] = False
 
 
