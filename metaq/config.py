@@ -243,7 +243,9 @@ class Settings:
     )
 
     auto_create_topics: bool = _live(True, description="create a topic with the first put to it")
-    default_partitions: int = _live(1, ge=1, le=1024, description="partitions of a topic that is created with the first put")
+    default_partitions: int = _live(
+        1, ge=1, le=1024, description="partitions of a topic that the first put of the text protocol creates"
+    )
     max_topics: int = _live(16_000, ge=1, description="number of topics on this broker")
     store_replies: bool = _live(True, description="keep replies to requests in the log after they were passed on")
     auto_create_groups: bool = _live(True, description="create a consumer group with its first use")

@@ -276,7 +276,7 @@ def offset_row(change: OffsetChange) -> Row:
     "--retry-max-times",
     type=IntRange(0),
     metavar="N",
-    help="Retries of a message before it is a dead letter.",
+    help="Deliveries of a leased message before it is a dead letter; consumers that pull bring their own number.",
 )
 @click.option(
     "--attribute",

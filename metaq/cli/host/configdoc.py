@@ -109,7 +109,7 @@ def _default(name: str, value: Any) -> str:
 
 
 def _unit(name: str, field: Declared) -> str:
-    ge, le = field.rules.ge, field.rules.le
+    ge, gt, le = field.rules.ge, field.rules.gt, field.rules.le
     unit = _UNITS.get(name.rpartition("_")[2], "")
     if not unit:
         if get_origin(field.annotation) is dict:
@@ -118,7 +118,8 @@ def _unit(name: str, field: Declared) -> str:
     if unit == "0 to 1":
         return unit
     if le is not None:
-        return f"{unit}, {_bound(name, ge or 0)} to {_bound(name, le)}"
+        least = _bound(name, ge or 0) if gt is None else f"above {_bound(name, gt)}"
+        return f"{unit}, {least} to {_bound(name, le)}"
     return f"{unit}, from {_bound(name, ge)}" if ge else unit
 
 
