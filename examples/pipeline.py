@@ -2,11 +2,13 @@
 
     metaq topic create payments 4 && metaq topic create revenue 1
     metaq message send payments '{"shop": "north", "cents": 1999, "at": "2026-03-14T09:26:53Z"}'
+    metaq message send payments '{"shop": "north", "cents": 500, "at": "2026-03-14T09:30:00Z"}'
     python examples/pipeline.py 127.0.0.1:9876 revenue --once
 
 Two queries, each with a checkpoint of its own. The first writes a window to the topic when no payment of it is expected any
-more: two minutes of event time later. It can be killed at any moment, and then may write windows again that it had written. So
-the second one, whose Parquet files are part of what Spark commits, keeps each key once: Parquet has each window exactly once.
+more: two minutes of event time later, which here is what the second payment brings. It can be killed at any moment, and then
+may write windows again that it had written. So the second one, whose Parquet files are part of what Spark commits, keeps each
+key once: Parquet has each window exactly once.
 """  # noqa: INP001 - a program, in no package
 
 import argparse
