@@ -102,7 +102,7 @@ def test_the_secret_outlives_a_full_disk_at_the_first_pop(broker: LeasedBroker) 
     broker.end_turn()
     assert broker.leases.log.unkept == [PLACE]
     broker.free_disk()
-    log.prepare(run_here)
+    log.prepare(run_here, run_here)
     broker.tend()
     assert broker.killed().leases.log.secret == secret
 
