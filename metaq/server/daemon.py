@@ -7,6 +7,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 import gevent
@@ -133,7 +134,8 @@ def _allow_open_files() -> None:
     The soft one is often 1,024, for programs that use ``select``; connections and segments need more.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with suppress(OSError, ValueError):  # the kernel's own limit was lowered meanwhile: the soft one stays
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _tell(monitor: Monitor, notifier: Notifier, stopping: Event) -> Tell:
