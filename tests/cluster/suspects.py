@@ -86,6 +86,10 @@ class ZooKeeper:
         self.unsettled = True
 
     @property
+    def leased_session(self) -> int:
+        return self.session
+
+    @property
     def lease_end(self) -> float:
         return self.heard_at + SESSION_S * 2 / 3
 
