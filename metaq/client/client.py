@@ -11,7 +11,6 @@ from metaq.client import checks
 from metaq.client.admin.admin import Admin
 from metaq.client.connecting.access import Access, Tls
 from metaq.client.connecting.core import Core, MakeTransport
-from metaq.client.connecting.url import read_url
 from metaq.client.consuming.beginning import ConsumeFrom
 from metaq.client.consuming.consumer import SimpleConsumer
 from metaq.client.consuming.offsets import OFFSETS_FOLDER
@@ -30,6 +29,7 @@ from metaq.client.serializers import Serializer
 from metaq.client.transactions.branchplaces import Routed
 from metaq.client.transactions.transactions import Check, Checks, Execute, TransactionProducer
 from metaq.client.transactions.xasession import DEFAULT_BRANCH_TIMEOUT_S, XaSession
+from metaq.client.url import read_url
 from metaq.errors import BadRequest
 from metaq.protocol.inflating import MAX_INFLATED_BYTES
 from metaq.protocol.subscription import EVERYTHING

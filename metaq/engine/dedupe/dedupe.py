@@ -32,8 +32,8 @@ from metaq.dedupe.records import (
     value_of,
 )
 from metaq.dedupe.seen import SeenIds
-from metaq.engine.catchup import read_in_the_end
 from metaq.engine.context import Context
+from metaq.engine.reading.catchup import read_in_the_end
 from metaq.engine.turn import Turns
 from metaq.engine.writing import Draft, Placed
 from metaq.errors import DiskFull, IndexFailed, Overloaded, StoreError

@@ -15,8 +15,8 @@ from typing import Any, Final
 import gevent
 from gevent.event import Event
 
-from metaq.engine.catchup import read_in_the_end
 from metaq.engine.context import Context
+from metaq.engine.reading.catchup import read_in_the_end
 from metaq.engine.timers.staged import Appended, Changes, NextRun, properties_to_park
 from metaq.engine.timers.upkeep import Upkeep
 from metaq.engine.turn import Turns
