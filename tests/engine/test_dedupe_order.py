@@ -14,6 +14,7 @@ from metaq.store.files.filecache import Read, run_here
 from tests.support.inprocess import Parts
 
 TOPIC: Final = "once"
+DEADLINE_S: Final = 60.0
 
 
 def _nothing() -> None:
@@ -50,6 +51,13 @@ class Sender:
         else:
             self.stored.append(name)
 
+    def all_stored(self, count: int) -> list[str]:
+        """Wait until so many messages are stored; return their names."""
+        with gevent.Timeout(DEADLINE_S):
+            while len(self.stored) < count:
+                gevent.sleep(0.001)
+        return self.stored
+
     def again(self, name: str, answered: Callable[[], None] = _nothing) -> Callable[[], None]:
         """Handle a message again; return what happens with its answer."""
         self.send(name)
@@ -71,8 +79,7 @@ def test_who_asks_once_more_keeps_its_place(dedupe: Dedupe) -> None:
     dedupe.ask(ColdIds([], come_meanwhile), ask_once_more)
     sender.send("second")
     sender.send("third")
-    gevent.wait(timeout=10.0)
-    assert sender.stored == ["first", "second", "third", "last"]
+    assert sender.all_stored(4) == ["first", "second", "third", "last"]
 
 
 def test_what_comes_with_an_answer_comes_last(dedupe: Dedupe) -> None:
@@ -84,5 +91,4 @@ def test_what_comes_with_an_answer_comes_last(dedupe: Dedupe) -> None:
 
     dedupe.ask(ColdIds([], come_meanwhile), partial(sender.again, "first", partial(sender.send, "last")))
     sender.send("second")
-    gevent.wait(timeout=10.0)
-    assert sender.stored == ["first", "second", "third", "last"]
+    assert sender.all_stored(4) == ["first", "second", "third", "last"]
