@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import pytest
+from gevent._hub_local import get_hub_if_exists
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
@@ -89,6 +90,17 @@ def pytest_configure() -> None:
     os.environ["XDG_CONFIG_HOME"] = str(Path(tempfile.gettempdir(), "metaq-tests-have-no-contexts"))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    """Let the time of gevent's loop go on.
+
+    It stands still between tests that use the loop, and a deadline of the next one would be over when it begins.
+    """
+    hub = get_hub_if_exists()
+    if hub is not None:
+        hub.loop.update_now()
 
 
 def pytest_report_header() -> str:
