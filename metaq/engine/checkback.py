@@ -97,11 +97,14 @@ class CheckBack:
         now_ms = self._store.clock.now_ms()
         for number, ordinal in enumerate(self._halves, 1):
             half = self._halves.find(ordinal)
-            # stored later than now: the clock has been set back since
-            if half is not None and not half.since_ms <= now_ms < half.due_ms:
+            if half is not None and (half.due_ms <= now_ms or self._is_from_later(half, now_ms)):
                 yield ordinal
             if number % LOOKED_AT == 0:
                 self._rest()
+
+    def _is_from_later(self, half: Half, now_ms: int) -> bool:
+        """Return whether the clock has been set back since a half was stored, and nobody was asked about it since."""
+        return now_ms < half.since_ms and half.due_ms > now_ms + self._interval_ms
 
     def _check_one(self, ordinal: int) -> None:
         half, record = self._half(ordinal)
@@ -114,7 +117,7 @@ class CheckBack:
         if half.checks >= settings.max_checks or now_ms - half.since_ms > settings.keep_hours * HOUR_MS:
             self._give_up(record, pairs, origin, half)
         elif self._ask(record, pairs, origin):
-            self._halves.asked(ordinal, half.checks + 1, now_ms, now_ms + self._interval_ms)
+            self._halves.asked(ordinal, half.checks + 1, now_ms + self._interval_ms)
 
     def _half(self, ordinal: int) -> tuple[Half | None, Record | None]:
         """Return an undecided half message and its record; ``None`` for both when it was decided in the meantime.
@@ -141,7 +144,7 @@ class CheckBack:
 
     def _ask(self, record: Record, pairs: dict[str, str], origin: Origin) -> bool:
         """Send a check to one producer of the group; return false when there are producers but none can be sent it."""
-        members = self._context.clients.producers(pairs[properties.PRODUCER_GROUP])
+        members = self._context.clients.producers(pairs.get(properties.PRODUCER_GROUP, ""))
         if not members:
             return True
         unique = pairs.get(properties.UNIQUE_KEY)
@@ -208,7 +211,7 @@ def _report_given_up(pairs: Mapping[str, str], checks: int, error: MetaqError | 
         return  # it is undecided again
     logger.warning(
         "transactional message given up group=%s topic=%s id=%s checks=%d moved_to=%s",
-        pairs[properties.PRODUCER_GROUP],
+        pairs.get(properties.PRODUCER_GROUP, ""),
         pairs[properties.REAL_TOPIC],
         pairs.get(properties.UNIQUE_KEY),
         checks,

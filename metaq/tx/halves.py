@@ -196,11 +196,9 @@ class Halves:
         """Note that the decision could not be stored: the half is undecided again."""
         self._claimed.discard(ordinal)
 
-    def asked(self, ordinal: int, checks: int, now_ms: int, due_ms: int) -> None:
-        """Note that the producers were asked now, ``checks`` times in all; they are due again at ``due_ms``."""
-        half = self._halves[ordinal]
-        since_ms = min(half.since_ms, now_ms)  # else, after the clock was set back, they would be due in each round
-        self._halves[ordinal] = half._replace(checks=checks, since_ms=since_ms, due_ms=due_ms)
+    def asked(self, ordinal: int, checks: int, due_ms: int) -> None:
+        """Note that the producers were asked, ``checks`` times in all; they are due again at ``due_ms``."""
+        self._halves[ordinal] = self._halves[ordinal]._replace(checks=checks, due_ms=due_ms)
         self._version += 1
 
     # -- following the log --------------------------------------------------------------------------------------------

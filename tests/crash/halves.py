@@ -177,9 +177,8 @@ class Life:
         found = self._any()
         if found is not None:
             ordinal, half = found
-            now_ms = self._clock.now_ms()
-            self._halves.asked(ordinal, half.checks + 1, now_ms, half.due_ms + 5)
-            wanted = half._replace(checks=half.checks + 1, since_ms=min(half.since_ms, now_ms), due_ms=half.due_ms + 5)
+            self._halves.asked(ordinal, half.checks + 1, half.due_ms + 5)
+            wanted = half._replace(checks=half.checks + 1, due_ms=half.due_ms + 5)
             expect(self._halves.find(ordinal) == wanted, "a check is counted", ordinal)
 
     def pass_time(self) -> None:

@@ -80,15 +80,15 @@ def test_a_message_whose_topic_was_deleted_is_dropped(tmp_path: Path) -> None:
     """SG-075: its topic's messages are gone, and so is it, also if none was there yet; those after it are delivered."""
     with BrokerProcess(tmp_path / "data") as broker:
         with RemotingClient(broker.host, broker.port) as client:
-            sent(client, send(client, send_header("gone", "DELAY\x012"), b"x"))
-            sent(client, delayed(client, b"stays", 2))
+            sent(client, send(client, send_header("gone", "DELAY\x014"), b"x"))  # after the restart
+            sent(client, delayed(client, b"stays", 4))
         assert broker.terminate() == 0
         broker.start()
         with RemotingClient(broker.host, broker.port) as client:
             assert client.call(Request.DELETE_TOPIC_IN_BROKER, {"topic": "gone"}).code == Response.SUCCESS
             wait_until(partial(at_least, client, 0, 1), DEADLINE_S, "the other one is delivered")
-            assert "delayed message dropped delay_level=2 ordinal=0 reason=the topic gone was deleted" in broker.stderr()
-            assert client.call(Request.GET_ALL_DELAY_OFFSET).body == b'{"offsetTable":{2:2}}'
+            assert "delayed message dropped delay_level=4 ordinal=0 reason=the topic gone was deleted" in broker.stderr()
+            assert client.call(Request.GET_ALL_DELAY_OFFSET).body == b'{"offsetTable":{4:2}}'
 
 
 def test_lost_positions_are_found_again(tmp_path: Path) -> None:

@@ -323,7 +323,7 @@ def _half_row(record: Record, half: Half) -> HalfRow:
         message_id=pairs.get(UNIQUE_KEY, offset_id_of(record.store_host, origin.log_offset)),
         topic=pairs[REAL_TOPIC],
         partition=int(pairs[REAL_QUEUE]),
-        group=pairs[PRODUCER_GROUP],
+        group=pairs.get(PRODUCER_GROUP, ""),
         since_ms=half.since_ms,
         checks=half.checks,
         due_ms=half.due_ms,

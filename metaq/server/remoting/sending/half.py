@@ -104,8 +104,9 @@ class _End(Change):
         """Raise ``RequestFailed`` when the message is not the one meant: after a power cut another one may have its ordinal."""
         header, origin = self._header, origin_of(record, pairs)
         offset_id = offset_id_of(record.store_host, origin.log_offset)
-        if header.producer_group != pairs[properties.PRODUCER_GROUP]:
-            raise _nothing(header, f"the message is of the group {pairs[properties.PRODUCER_GROUP]}")
+        group = pairs.get(properties.PRODUCER_GROUP, "")  # one stored by an older broker may have none
+        if header.producer_group != group:
+            raise _nothing(header, f"the message is of the group {group}")
         if header.commit_log_offset != origin.log_offset:
             raise _nothing(header, f"the message is at the log offset {origin.log_offset}")
         if header.msg_id not in (pairs.get(properties.UNIQUE_KEY, offset_id), offset_id):
@@ -139,7 +140,7 @@ class _Resume(Change):
         pairs, now_ms = pairs_of(record), store.clock.now_ms()
         origin = origin_of(record, pairs)
         if messages.halves.find(origin.ordinal) is not None:
-            messages.halves.asked(origin.ordinal, 0, now_ms, now_ms)
+            messages.halves.asked(origin.ordinal, 0, now_ms)
             self._finish()
             return
         if record.topic == HALF_TOPIC or messages.halves.has_returned(origin.ordinal, self._log_offset):
