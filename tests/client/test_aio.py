@@ -272,12 +272,13 @@ def test_requests_that_wait_keep_nothing_else_waiting(memory: InMemoryBroker) ->
 
 def test_an_iterator_that_is_cancelled_while_it_waits_is_closed() -> None:
     """P44: the cancellation is what the program sees, and the blocking iterator ends after the item that it waited for."""
-    go, closed = threading.Event(), threading.Event()
+    waits, go, closed = threading.Event(), threading.Event(), threading.Event()
 
     class Reports:
         def pages(self) -> Iterator[int]:
             try:
                 yield 1
+                waits.set()
                 assert go.wait(DEADLINE_S)
                 yield 2
             finally:
@@ -285,11 +286,16 @@ def test_an_iterator_that_is_cancelled_while_it_waits_is_closed() -> None:
 
     face = SimpleNamespace(_blocking=Reports(), _threads=Threads())
 
+    async def read() -> None:
+        async for page in iterated(Reports.pages)(face):
+            raise AssertionError(page)
+
     async def work() -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1):
-                async for page in iterated(Reports.pages)(face):
-                    raise AssertionError(page)
+        reading = asyncio.ensure_future(read())
+        assert await asyncio.to_thread(waits.wait, DEADLINE_S)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
         assert not closed.is_set()
         go.set()
         assert await asyncio.to_thread(closed.wait, DEADLINE_S)

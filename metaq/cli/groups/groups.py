@@ -29,7 +29,7 @@ from metaq.cli.times import TIMES, When
 from metaq.client import Admin, ConsumeFrom
 from metaq.client.admin.views import GroupView, LagView, MemberView, OffsetChange
 from metaq.diagnosis.groupchecks import diagnose
-from metaq.errors import RouteNotFound, RouteProblem
+from metaq.errors import ClientError, RouteNotFound, RouteProblem
 from metaq.message import RETRY_PREFIX
 from metaq.protocol.remoting.attributes import GROUP_ATTRIBUTES, check_attributes
 
@@ -214,9 +214,13 @@ def reset_offset(
         reset = partial(admin.reset_offset, group, to=chosen[0], partitions=partitions or None)
         plan = reset_plan(reset, names, named=bool(topics))
         changes: list[OffsetChange] = []
+        topic = ""
         try:
             for topic, planned in plan.items():
                 changes += reset(topic, apply=True) if yes else planned
+        except ClientError:
+            click.echo(f"metaq: some offsets in the topic {topic} may have been set, too", err=True)
+            raise
         finally:  # also what was set before an error
             print_changes(changes, applied=yes, as_json=as_json)
     if not changes:

@@ -216,10 +216,12 @@ class TopicAdmin(BrokerAdmin):
         return [broker for broker in masters if not broker_names or broker.name in broker_names]
 
     def _known(self, broker: BrokerView, topic: str) -> TopicConfig | None:
-        """Return a topic as a broker has it, whatever the broker itself permits; ``None`` when it has none."""
+        """Return a topic as a broker has it, whatever the broker itself permits; ``None`` when it has none, or cannot say."""
         request = RemotingRequest.of(Request.GET_TOPIC_CONFIG, headers.TopicOnly(topic))
         answer = self._core.transport.call(broker.address, request, self._core.deadline())
-        return None if answer.code == Response.TOPIC_NOT_EXIST else decode_topic(successful(answer).body)
+        if answer.code in (Response.REQUEST_CODE_NOT_SUPPORTED, Response.TOPIC_NOT_EXIST):  # RocketMQ before version 5
+            return None
+        return decode_topic(successful(answer).body)
 
     def _put(self, broker: BrokerView, topic: TopicConfig, changes: Mapping[str, str]) -> None:
         """Create a topic on a broker or change it there, with these changes of its attributes."""

@@ -116,15 +116,13 @@ class Routes:
         ``RouteNotFound`` when no registry answers, ``Refused`` when one answers with an error.
         """
         response = self._ask_route(topic, deadline)
-        return None if response.code == Response.TOPIC_NOT_EXIST else self._take(topic, response)
+        return None if response.code == Response.TOPIC_NOT_EXIST else self._take(topic, response).route
 
     def _ask_route(self, topic: str, deadline: float) -> RemotingCommand:
         return self.ask_registry(RemotingRequest.of(Request.GET_ROUTEINFO_BY_TOPIC, TopicOnly(topic)), deadline, topic)
 
-    def _take(self, topic: str, response: RemotingCommand) -> TopicRoute:
-        route = _decoded(topic, successful(response).body)
-        self._keep(topic, route, is_template=False)
-        return route
+    def _take(self, topic: str, response: RemotingCommand) -> _Known:
+        return self._keep(topic, _decoded(topic, successful(response).body), is_template=False)
 
     def refresh_all(self, timeout_s: float) -> list[str]:
         """Refresh every cached route, and return the topics whose route has changed. A route that cannot be fetched is kept."""
@@ -165,13 +163,16 @@ class Routes:
             self._brokers.update(brokers)
         return are_new
 
-    def _keep(self, topic: str, route: TopicRoute, *, is_template: bool) -> None:
+    def _keep(self, topic: str, route: TopicRoute, *, is_template: bool) -> _Known:
+        """Keep a route, and return what is kept: another thread may forget it at once."""
         queues = tuple(sorted(writable_queues(topic, route)))
         writers = tuple(sorted({data.broker_name for data in route.queues if data.permission & WRITE and data.write_queues}))
+        known = _Known(route, time.monotonic(), is_template, queues, writers)
         with self._guard:
-            self._topics[topic] = _Known(route, time.monotonic(), is_template, queues, writers)
+            self._topics[topic] = known
             for broker in route.brokers:
                 self._brokers[broker.name] = broker
+        return known
 
     def _known(self, topic: str) -> _Known | None:
         with self._guard:
@@ -189,7 +190,7 @@ class Routes:
             remark = response.remark or "it has no route"
             problem = RouteProblem.NO_LIVE_MASTER if NO_LIVE_BROKER in remark else RouteProblem.TOPIC_ABSENT
             raise RouteNotFound(topic, problem, f"{', '.join(self.registries)} answered: {remark}")
-        return self._take(topic, response)
+        return self._take(topic, response).route
 
     def writable(self, topic: str, deadline: float) -> tuple[MessageQueue, ...]:
         """Return the sorted queues to which a topic's messages can be sent; the topic need not exist yet. ``RouteNotFound``."""
@@ -209,11 +210,8 @@ class Routes:
         if known is None or (known.is_template and time.monotonic() - known.asked > _PROVISIONAL_S):
             response = self._ask_route(topic, deadline)
             if response.code != Response.TOPIC_NOT_EXIST:
-                self._take(topic, response)
-            else:
-                self._keep(topic, self._template(topic, response.remark or "", deadline), is_template=True)
-            known = self._known(topic)
-            assert known is not None
+                return self._take(topic, response)
+            return self._keep(topic, self._template(topic, response.remark or "", deadline), is_template=True)
         return known
 
     def _template(self, topic: str, remark: str, deadline: float) -> TopicRoute:
