@@ -6,10 +6,11 @@ slave's log, by the bytes that are under way, and by more after a power cut. Suc
 """
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from metaq.errors import CorruptRecord
+from metaq.errors import CorruptRecord, ReadFailed
 from metaq.store.copies.snapshots import made_end
 from metaq.store.files.disk import Disk, replace_file
 from metaq.store.files.documents import BACKUP, decode_document, has_right_checksum
@@ -53,13 +54,18 @@ class Documents:
 
     def _intact(self, path: Path) -> str | None:
         """Return the text of a table, or of the version before if it is damaged; ``None`` when that is damaged or missing."""
-        data = self._disk.read_file(path)
-        if has_right_checksum(data):
-            return data.decode()
-        logger.error("damaged table not sent to slaves file=%s", path)
+        text = self._read(path)
+        if text is None:
+            logger.error("damaged table not sent to slaves file=%s", path)
+            with suppress(FileNotFoundError):
+                text = self._read(path.with_name(path.name + BACKUP))
+        return text
+
+    def _read(self, path: Path) -> str | None:
+        """Return the text of a table; ``None`` when it is damaged, or cannot be read. Raise ``FileNotFoundError``."""
         try:
-            data = self._disk.read_file(path.with_name(path.name + BACKUP))
-        except FileNotFoundError:
+            data = self._disk.read_file(path)
+        except ReadFailed:
             return None
         return data.decode() if has_right_checksum(data) else None
 
@@ -89,7 +95,7 @@ def _keep_covered(path: Path, disk: Disk, durable_end: int) -> None:
     try:
         data = disk.read_file(path)
         content = decode_document(data, path)
-    except (FileNotFoundError, CorruptRecord):
+    except (FileNotFoundError, CorruptRecord, ReadFailed):
         return
     if made_end(content) <= durable_end:
         replace_file(disk, path.with_name(path.name + BACKUP), data)

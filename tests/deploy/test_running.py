@@ -172,7 +172,7 @@ def test_a_release_that_does_not_run_is_none(pair: Pair, wheels: Path, tmp_path:
     pair.configure(broken)
     before = pid(a), pid(b)
     said = pair.fab.refused("deploy")
-    assert "a: installing metaq-broker==" in said and "ImportError: broken" in said
+    assert "a: installing metaq-broker" in said and "ImportError: broken" in said
     assert (pid(a), pid(b)) == before and len(list((a.home / "metaq" / "releases").iterdir())) == 1
 
 

@@ -6,7 +6,8 @@ from typing import Final
 
 import pytest
 
-from metaq.replication.documents import Documents
+from metaq.errors import ReadFailed
+from metaq.replication.documents import Documents, keep
 from metaq.store.files.disk import RealDisk
 from metaq.store.files.documents import BACKUP, encode_document
 
@@ -33,3 +34,26 @@ def test_a_damaged_table_is_not_sent(
     assert [record.getMessage() for record in caplog.records] == [f"damaged table not sent to slaves file={path}"]
     path.write_bytes(NEW)
     assert documents.changed() == {NAME: NEW.decode()}
+
+
+class Unreadable(RealDisk):
+    """A disk that cannot read one file."""
+
+    bad = ""
+
+    def read_file(self, path: Path) -> bytes:
+        if path.name == self.bad:
+            raise ReadFailed(f"cannot read {path}: Input/output error")
+        return super().read_file(path)
+
+
+def test_a_table_that_cannot_be_read_keeps_no_slave_away(tmp_path: Path) -> None:
+    """F-BIT, SG-058: the master sends the version before, and the slave writes the new one over its own."""
+    disk = Unreadable()
+    disk.bad = NAME
+    path = tmp_path / NAME
+    path.write_bytes(NEW)
+    path.with_name(NAME + BACKUP).write_bytes(OLD)
+    assert Documents(tmp_path, disk).changed() == {NAME: OLD.decode()}
+    keep(tmp_path, disk, {NAME: OLD.decode()}, 10)
+    assert path.read_bytes() == OLD

@@ -10,6 +10,7 @@ the opening after that makes it again, until it is complete::
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -86,7 +87,12 @@ def _goes_on(log: CommitLog, log_offset: int) -> bool:
 
 
 def discard_intended(directory: Path, settings: StoreSettings, disk: Disk) -> None:
-    """Make the change written to ``replacing.json``, if there is one. The folder is locked, and no store is open."""
+    """Make the change written to ``replacing.json``, if there is one. The folder is locked, and no store is open.
+
+    ``ReadFailed`` when the file cannot be read: carried out at a later start, the change could take what came after it.
+    """
+    with suppress(FileNotFoundError):
+        disk.read_file(directory / INTENT)
     content, _ = read_document(disk, directory / INTENT)
     if content is None:
         return
