@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from metaq.errors import ReadFailed
 from metaq.message import Durability
 from metaq.store.copies.applying import end_before
 from metaq.store.copies.discarding import cut_at_next_opening
@@ -18,6 +19,7 @@ from metaq.store.settings import StoreSettings
 from tests.store.test_copying import SLAVE, hidden_by_walking, plain
 from tests.store.test_record_groups import FIRST as T0
 from tests.store.test_record_groups import put
+from tests.support.faultydisk import DATA, SECTOR, FaultyDisk
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -47,6 +49,27 @@ def test_a_damaged_unit_does_not_lead_astray(tmp_path: Path, seed: int) -> None:
             file.seek(-UNIT_SIZE, os.SEEK_CUR)
             file.write(right)
         store.close()
+
+
+def test_units_that_cannot_be_read_count_as_lost() -> None:
+    """SG-018: a start and a change of role go on, and no message after the cut shows."""
+    disk = FaultyDisk(random.Random(1))
+    store, _ = open_store(DATA, SLAVE, disk=disk)
+    for number in range(100):
+        put(store, T0, b"%d" % number)
+    places = [store.queue(*T0).unit(ordinal, read_here)[0] for ordinal in range(100)]
+    store.close()
+    store, _ = open_store(DATA, SLAVE, disk=disk)
+    queue = store.queue(*T0)
+    units = SLAVE.queue_file_bytes // UNIT_SIZE
+    lost = range(units, 2 * units)
+    path = queue.directory / segment_name(units * UNIT_SIZE)
+    disk.unreadable[path] = set(range(-(-SLAVE.queue_file_bytes // SECTOR)))
+    for ordinal, place in enumerate(places):
+        count = end_before(store, queue, place)[0]
+        assert count == ordinal or (ordinal - 1 in lost and count == lost.start)
+    with pytest.raises(ReadFailed):
+        queue.unit(lost.start, read_here)
 
 
 class CountedFile(RealFile):

@@ -22,6 +22,7 @@ from metaq.protocol.record import (
     is_intact,
 )
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT, Stored
+from metaq.store.files.disk import File
 from metaq.store.files.filecache import Read, read_around, read_here
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.log.segments import SMALLEST_RECORD, Segment
@@ -198,8 +199,8 @@ def end_before(store: MessageStore, queue: ConsumeQueue, log_offset: int) -> tup
     """Return ordinal and text position of the first message of a queue whose record begins at or after a log offset."""
     count = _count_before(store.log, queue, log_offset)
     for ordinal in range(count, queue.next):  # the first intact one holds its text position
-        offset, size, _ = queue.unit(ordinal, read_here)
-        stored = None if size == FILLER_SIZE else store.log.record_at(offset)
+        offset = _offset_of(queue, ordinal)
+        stored = None if offset < 0 else store.log.record_at(offset)
         if stored is not None:
             return count, identity(stored.buffer[stored.at :]).text_position
     return count, queue.text_end
@@ -223,9 +224,19 @@ def _count_before(log: CommitLog, queue: ConsumeQueue, log_offset: int) -> int:
 def _offsets(queue: ConsumeQueue, ordinals: Iterable[int]) -> Iterator[tuple[int, int]]:
     """Yield ordinal and log offset of messages that are not lost."""
     for ordinal in ordinals:
-        offset, size, _ = queue.unit(ordinal, read_here)
-        if size != FILLER_SIZE:
+        offset = _offset_of(queue, ordinal)
+        if offset >= 0:
             yield ordinal, offset
+
+
+def _offset_of(queue: ConsumeQueue, ordinal: int) -> int:
+    """Return the log offset of a message; −1 when it is lost, or its unit is in a sector that cannot be read."""
+    offset, size, _ = queue.unit(ordinal, _read)
+    return offset if SMALLEST_RECORD <= size < FILLER_SIZE else -1
+
+
+def _read(file: File, size: int, offset: int) -> bytes:
+    return read_around(read_here, file, size, offset)
 
 
 def _search(queue: ConsumeQueue, log_offset: int) -> int:
@@ -235,10 +246,10 @@ def _search(queue: ConsumeQueue, log_offset: int) -> int:
     while low < high:
         place = middle = (low + high) // 2
         while place >= low:
-            offset, size, _ = queue.unit(place, read_here)
-            if size != FILLER_SIZE:
+            offset = _offset_of(queue, place)
+            if offset >= 0:
                 break
-            place -= 1  # a filler has no log offset: the unit before it decides
+            place -= 1  # a lost message has no log offset: the unit before it decides
         if place >= low and offset >= log_offset:
             high = place
             continue
