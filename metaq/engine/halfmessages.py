@@ -75,8 +75,9 @@ class HalfMessages:
         check_priority(self.context.topics, draft)
         if properties.PRODUCER_GROUP not in pairs:  # whom to check with; not every client sets it
             if not properties.is_value(producer_group):
-                group = f"not {producer_group[:40]!r}"
-                raise MessageIllegal(f"a transactional message needs a producer group without the bytes 01 and 02, {group}")
+                raise MessageIllegal(
+                    f"a transactional message needs a producer group, without the bytes 01 and 02, not {producer_group[:40]!r}"
+                )
             pairs[properties.PRODUCER_GROUP] = producer_group
         kept = {**pairs, properties.REAL_TOPIC: draft.topic, properties.REAL_QUEUE: str(draft.partition)}
         properties.encode(kept, {properties.HALF: LONGEST_ORIGIN})

@@ -1,5 +1,7 @@
 """Replicas whose disks are full when they are to become master."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +44,20 @@ class Cramped(ReplicaProcess):
             client.put("t", body)
 
 
+@contextmanager
+def cramped(folder: Path) -> Iterator[tuple[Cramped, Cramped]]:
+    """Yield a master and its slave, which have a message, each with a disk of its own."""
+    for name in ("1", "2"):
+        (folder / name).mkdir()
+    with (
+        Cramped(folder / "1" / "data", 1, "", *SMALL, durability="disk") as master,
+        Cramped(folder / "2" / "data", 2, master.replication, *SMALL, durability="disk") as slave,
+    ):
+        master.takes(b"hello")
+        master.wait_for(in_sync=[1, 2])
+        yield master, slave
+
+
 class CrampedMember(Member):
     """One of a group whose disks get full each by itself."""
 
@@ -75,14 +91,7 @@ def test_a_master_starts_on_a_full_disk(tmp_path: Path, *, killed: bool) -> None
 
 def test_a_slave_is_promoted_while_its_disk_is_full(tmp_path: Path) -> None:
     """F-FULL: the order is refused with the reason, and obeyed when there is room."""
-    (tmp_path / "1").mkdir()
-    (tmp_path / "2").mkdir()
-    with (
-        Cramped(tmp_path / "1" / "data", 1, "", *SMALL, durability="disk") as master,
-        Cramped(tmp_path / "2" / "data", 2, master.replication, *SMALL, durability="disk") as slave,
-    ):
-        master.takes(b"hello")
-        master.wait_for(in_sync=[1, 2])
+    with cramped(tmp_path) as (master, slave):
         slave.wait_for(suspect=None)
         master.terminate()
         slave.fill()
@@ -96,14 +105,7 @@ def test_a_slave_is_promoted_while_its_disk_is_full(tmp_path: Path) -> None:
 
 def test_replicas_stop_in_order_while_their_disks_are_full(tmp_path: Path) -> None:
     """F-FULL: what they remember beside the log cannot be written, and the log is closed all the same."""
-    (tmp_path / "1").mkdir()
-    (tmp_path / "2").mkdir()
-    with (
-        Cramped(tmp_path / "1" / "data", 1, "", *SMALL, durability="disk") as master,
-        Cramped(tmp_path / "2" / "data", 2, master.replication, *SMALL, durability="disk") as slave,
-    ):
-        master.takes(b"hello")
-        master.wait_for(in_sync=[1, 2])
+    with cramped(tmp_path) as (master, slave):
         master.fill()
         slave.fill()
         master.takes(b"later")  # the segment has its room already

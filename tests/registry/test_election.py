@@ -1,6 +1,7 @@
 """One replica's part in elections, against a real ZooKeeper: which parts of the state a master may change, and when."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Final
@@ -53,6 +54,19 @@ def wait(condition: Callable[[], bool], what: str) -> None:
             gevent.sleep(0.01)
 
 
+@contextmanager
+def leased(folder: Path) -> Iterator[tuple[ZooKeeperProcess, Election]]:
+    """Yield a ZooKeeper and the only replica, which is elected and has a lease of some seconds."""
+    with ZooKeeperProcess(folder / "zookeeper") as server:
+        replica = election(server, 1, ReplicaLog(1, 0), session_ms=10_000)
+        replica.start()
+        try:
+            wait(lambda: replica.leading and replica._zookeeper.lease_end > 0, "it is elected, and has a lease")
+            yield server, replica
+        finally:
+            replica.stop()
+
+
 def test_a_replaced_master_changes_nothing(tmp_path: Path) -> None:
     """F-FAIL, F-PART: not even when it has read the version of the state that replaced its own."""
     with ZooKeeperProcess(tmp_path / "zookeeper") as server, server.client() as other:
@@ -75,17 +89,11 @@ def test_a_replaced_master_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_master_writes_until_its_lease_ends(tmp_path: Path) -> None:
     """F-ZK, F-PART: not only while it is connected: the lease is good while the connection is renewed."""
-    with ZooKeeperProcess(tmp_path / "zookeeper") as server:
-        replica = election(server, 1, ReplicaLog(1, 0), session_ms=10_000)
+    with leased(tmp_path) as (server, replica):
         zookeeper = replica._zookeeper
-        replica.start()
-        try:
-            wait(lambda: replica.leading and zookeeper.lease_end > 0, "the only replica is elected, and has a lease")
-            server.kill()
-            wait(lambda: not zookeeper.connected, "the connection is lost")
-            wait(lambda: is_fenced(replica, zookeeper), "the lease is over")
-        finally:
-            replica.stop()
+        server.kill()
+        wait(lambda: not zookeeper.connected, "the connection is lost")
+        wait(lambda: is_fenced(replica, zookeeper), "the lease is over")
 
 
 def is_fenced(replica: Election, zookeeper: ZooKeeper) -> bool:
@@ -102,22 +110,16 @@ def is_fenced(replica: Election, zookeeper: ZooKeeper) -> bool:
 
 def test_a_lease_is_of_one_session(tmp_path: Path) -> None:
     """F-ZK: with a session that was closed, or is over, it ends at once; that of the next session is not the master's."""
-    with ZooKeeperProcess(tmp_path / "zookeeper") as server:
-        replica = election(server, 1, ReplicaLog(1, 0), session_ms=10_000)
+    with leased(tmp_path) as (server, replica):
         zookeeper = replica._zookeeper
-        replica.start()
-        try:
-            wait(lambda: replica.leading and zookeeper.lease_end > 0, "the only replica is elected, and has a lease")
-            first = zookeeper.leased_session
-            server.kill()
-            server.wipe()
-            server.start()
-            wait(lambda: zookeeper.session not in {None, first}, "it has another session")
-            assert zookeeper.lease_end == 0 or zookeeper.leased_session != first
-            with pytest.raises(Fenced):
-                replica.check(FIRST)
-        finally:
-            replica.stop()
+        first = zookeeper.leased_session
+        server.kill()
+        server.wipe()
+        server.start()
+        wait(lambda: zookeeper.session not in {None, first}, "it has another session")
+        assert zookeeper.lease_end == 0 or zookeeper.leased_session != first
+        with pytest.raises(Fenced):
+            replica.check(FIRST)
 
 
 def test_a_master_that_gives_up_stands_again(tmp_path: Path) -> None:

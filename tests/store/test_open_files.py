@@ -2,9 +2,7 @@
 
 import errno
 import os
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -19,6 +17,7 @@ from metaq.store.recovery.recovery import open_store
 from metaq.store.settings import StoreSettings
 from tests.store.test_record_groups import ready
 from tests.store.test_store_features import SEGMENT, SETTINGS, bodies
+from tests.support.descriptors import no_descriptors
 from tests.support.manualclock import ManualClock
 
 ORDERS: Final = TopicPartition("orders", 0)
@@ -106,17 +105,6 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path / "data")
 
 
-@contextmanager
-def no_file_left() -> Iterator[None]:
-    """Let this process open no file for a while."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
 def test_the_limit_of_the_system(bench: Bench) -> None:
     """SG-010: a checkpoint of a real store, and each call that opens something."""
     disk, directory = RealDisk(), bench.store.directory
@@ -128,7 +116,7 @@ def test_the_limit_of_the_system(bench: Bench) -> None:
         bench.store.checkpoint,
     ]
     errors = []
-    with no_file_left():
+    with no_descriptors():
         for call in calls:
             try:
                 call()
