@@ -27,6 +27,7 @@ from metaq.checksum import crc32c
 from metaq.errors import CorruptRecord, ReadFailed
 from metaq.store.files.disk import Disk, File
 from metaq.store.files.documents import BACKUP, decode_document, read_document, write_document
+from metaq.store.files.filecache import FileCache
 from metaq.store.index.keyindex import NO_INDEX, IndexMark
 
 NAME: Final = "checkpoint"
@@ -109,10 +110,29 @@ def covered_by_both(disk: Disk, directory: Path) -> int:
     return min(marks)
 
 
-def write_live(file: File, boot_id: str, live: Live) -> None:
-    """Overwrite the live mark in place. A killed process cannot tear it: its 64 bytes lie within one page."""
-    data = _LIVE.pack(_LIVE_MAGIC, boot_id.encode("ascii"), *live)
-    file.write(data + _CRC.pack(crc32c(data)), 0)
+class LiveMark:
+    """The live mark of an open store, which overwrites it in place."""
+
+    def __init__(self, disk: Disk, files: FileCache, directory: Path) -> None:
+        self._boot_id = disk.boot_id().encode("ascii")
+        self._files = files
+        self._path = directory / LIVE_NAME
+
+    def write(self, live: Live) -> None:
+        """Write the mark. A killed process cannot tear it: its 64 bytes lie within one page."""
+        data = _LIVE.pack(_LIVE_MAGIC, self._boot_id, *live)
+        self._file().write(data + _CRC.pack(crc32c(data)), 0)
+
+    def fail(self) -> None:
+        """Write that a write or a sync failed."""
+        self.write(Live(FAILED, 0))
+
+    def drop(self) -> None:
+        """Empty the mark, which cannot be read, or would be wrong since queue files are about to be cut and rebuilt."""
+        self._file().truncate(0)
+
+    def _file(self) -> File:
+        return self._files.open(self._path)
 
 
 def read_live(disk: Disk, directory: Path) -> Live | None:

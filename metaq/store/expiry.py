@@ -28,7 +28,7 @@ def delete_expired(
     for base in decision.delete:
         segment = log.segments[0]
         assert segment.base == base
-        if segment.end > store.covered or (needed_from is not None and segment.end > needed_from):
+        if segment.end > store.checkpointing.covered or (needed_from is not None and segment.end > needed_from):
             break
         log.remove(segment, run)
         deleted.append(base)
@@ -37,6 +37,6 @@ def delete_expired(
             # not ``first``: a deleted topic hides messages whose records are still in the log, and their units must stay too
             queue.drop_before(store.reader.oldest(queue, queue.base, read), run)
             queue.cursors.clear()
-        store.indexing.index.drop_before(log.begin, store.index_covered, run)
+        store.indexing.index.drop_before(log.begin, store.checkpointing.index_covered, run)
     store.no_room = None if decision.refuse is None else f"{decision.refuse}; {MAKE_ROOM}"
     return Plan(deleted, decision.refuse, None if last is None else last.end)

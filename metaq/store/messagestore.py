@@ -7,14 +7,13 @@ or a ``Read`` from the caller, which decides where the wait takes place; other c
 none. Readers see whole appends: with durability MEMORY when they are written, with DISK when they are synced.
 """
 
-import contextlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 from metaq.clock import Clock, SystemClock
-from metaq.errors import DiskFailed, DiskFull, Fenced, NotWritable, ReadFailed, StoreError, TooManyFiles
+from metaq.errors import DiskFailed, DiskFull, Fenced, StoreError
 from metaq.message import Durability, TextPosition, TopicPartition
 from metaq.protocol.record import (
     CHECKSUM_SIZE,
@@ -25,18 +24,20 @@ from metaq.protocol.record import (
     with_sys_flag,
 )
 from metaq.protocol.text.messages import Stored, plain_overhead
-from metaq.store.checkpoint import FAILED, LIVE_NAME, Checkpoint, Live, PartitionProgress, write_checkpoint, write_live
+from metaq.store.checkpoint import Live, LiveMark, PartitionProgress
+from metaq.store.checkpointing import Checkpointing
 from metaq.store.fence import Fence
 from metaq.store.files import ending
 from metaq.store.files.disk import Disk, File, RealDisk
 from metaq.store.files.filecache import FileCache, Read, Rest, Run, go_on, run_here
+from metaq.store.gate import Gate
 from metaq.store.index.indexfile import Entry
 from metaq.store.index.indexing import Indexing, entry_of
-from metaq.store.index.keyindex import NO_INDEX, IndexMark, KeyIndex
+from metaq.store.index.keyindex import IndexMark, KeyIndex
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.newrecord import Fields
 from metaq.store.query import query
-from metaq.store.queues.consumequeue import WRITE_AT, ConsumeQueue, sync_together
+from metaq.store.queues.consumequeue import WRITE_AT, ConsumeQueue
 from metaq.store.reading import Reader
 from metaq.store.settings import StoreSettings
 
@@ -47,7 +48,7 @@ FIRST_EPOCH: Final = 1
 """Not 0, or the message at log offset 0 would get the id 0, which means to Java clients that a put failed."""
 
 
-class MessageStore:
+class MessageStore(Gate):
     """An open data folder. ``metaq.store.recovery.recovery.open_store`` makes one."""
 
     def __init__(
@@ -62,24 +63,20 @@ class MessageStore:
         self.clock = clock or SystemClock()
         self.disk = disk or RealDisk()
         self.files = FileCache(self.disk, self.settings.open_files)
-        self.fence = Fence()
+        fence = Fence()
         segment_bytes, hot_bytes = self.settings.segment_bytes, self.settings.hot_bytes
         on_disk, place = self.settings.durability.on_disk, directory / LOG
-        self.log = CommitLog(place, self.files, segment_bytes, hot_bytes, self.fence.check, is_synced_often=on_disk)
+        log = CommitLog(place, self.files, segment_bytes, hot_bytes, fence.check, is_synced_often=on_disk)
+        super().__init__(log, fence, LiveMark(self.disk, self.files, directory))
         self.queues: dict[TopicPartition, ConsumeQueue] = {}
         self._queue_root = str(directory / QUEUES)  # thousands of paths are made at the start
         index = KeyIndex(directory / INDEX, self.files, self.settings.index_slots, self.settings.index_entries)
         retention, spare = self.settings.retention, self.settings.segment_bytes
         self.indexing = Indexing(index, self.log, self.disk, self.clock, retention, spare=spare)
         self.epoch = FIRST_EPOCH
-        self.failure: StoreError | None = None
-        """The failure that has made the store read-only until it is reopened; ``None`` while it is healthy."""
         self.durable_end = 0
-        self.no_room: str | None = None
-        """Why puts are refused for now, from the disk usage that retention last saw; ``None`` when there is room."""
         self.reserved_bytes = 0
         """Disk space kept for other purposes than puts: retention counts it as used, so it is there when puts are refused."""
-        self._behind: StoreError | None = None  # why pending units could not be written
         self.published_end = 0
         """The log offset before which readers see everything, as of the last append that became readable."""
         self.messages_put = 0
@@ -90,19 +87,9 @@ class MessageStore:
         self._records = RecordWriter()
         self._latest_middle, self._latest_ms = b"", 0  # of the latest message with keys; many share theirs
         self._unpublished: deque[tuple[int, list[tuple[ConsumeQueue, int, int]]]] = deque()
-        # dicts serve as ordered sets, so that the same work always makes the same disk calls
-        self._unwritten: dict[ConsumeQueue, None] = {}  # queues with pending units
-        self._changed: dict[ConsumeQueue, None] = {}  # queues that differ from the last durable checkpoint
-        self._checkpointed: dict[tuple[str, int], PartitionProgress] = {}
-        self._index_mark = NO_INDEX  # the key index in the last durable checkpoint
-        self.index_covered = ""
-        """The newest index file that the backup of the checkpoint names."""
-        self._checkpoint_mark = -1
-        self.covered = -1
-        """The log offset up to which both the checkpoint and its backup cover the log."""
+        many = self.settings.sync_together
+        self.checkpointing = Checkpointing(self, self.indexing, self.disk, directory, self.in_slices, many_queues=many)
         self._units_before = 0  # units in all queues when the store was opened
-        self._live_mark = -1
-        self._boot_id = self.disk.boot_id()
         self.reader = Reader(self.log, self.queues)
         self.lock: File | None = None
         self.suspicion = ending.Suspicion(self.disk, directory)
@@ -122,47 +109,6 @@ class MessageStore:
         return queue
 
     # -- writing ------------------------------------------------------------------------------------------------------
-
-    @property
-    def full(self) -> StoreError | None:
-        """The error of a write for which the disk had no room, until there is room for it; ``None`` without one."""
-        return self.log.shortage or self._behind
-
-    @property
-    def shortage(self) -> str | None:
-        """The reason why there is no room for messages; ``None`` when there is room."""
-        error = self.full
-        return self.no_room if error is None else str(error)
-
-    @property
-    def writable(self) -> bool:
-        """True while the store accepts puts."""
-        return self.failure is None and self.fence.refusal is None and self.shortage is None
-
-    def check_healthy(self) -> None:
-        """Raise ``NotWritable`` when a failure has made the store read-only until it is reopened."""
-        if self.failure is not None:
-            raise NotWritable(f"the broker is read-only until it is restarted: {self.failure}")
-
-    def check_master(self) -> None:
-        """Raise ``NotMaster`` or ``Fenced`` when this store may be out of date: another replica writes, or may do so by now."""
-        self.fence.check_open()
-        self.fence.check()
-
-    def check_appendable(self) -> None:
-        """Raise ``NotWritable`` or ``NotMaster`` while nothing may be appended, however much room there is.
-
-        Records of the broker's own need no more than this. At ``refuse_ratio`` they have room still, and without them retention
-        could delete nothing. Where the disk is full, their put or append raises ``DiskFull``.
-        """
-        self.check_healthy()
-        self.fence.check_open()
-
-    def check_writable(self) -> None:
-        """Raise the error that a put would be refused with now: ``NotWritable``, ``NotMaster`` or ``DiskFull``."""
-        self.check_appendable()
-        if (shortage := self.shortage) is not None:
-            raise DiskFull(shortage)
 
     def put(
         self,
@@ -245,7 +191,7 @@ class MessageStore:
                 queue.take_back(ordinal, text_end, pending)
             self._keyed.clear()
             if not isinstance(error, (DiskFull, Fenced)):
-                self._fail(error)
+                self.fail(error)
             raise
         assert self.log.end > before
         if self._keyed:
@@ -255,10 +201,9 @@ class MessageStore:
         for queue, ordinal, _, _ in touched:
             self.messages_put += queue.next - ordinal
             changes.append((queue, queue.next, queue.text_end))
-            self._unwritten[queue] = None
-            self._changed[queue] = None
+            self.checkpointing.appended(queue)
             if queue.pending_bytes >= WRITE_AT:
-                self.write_units(queue)
+                self.checkpointing.write_units(queue)
         self._unpublished.append((self.log.end, changes))
         return self.publish(self.log.end) if self.settings.durability is Durability.MEMORY else []
 
@@ -289,37 +234,13 @@ class MessageStore:
             try:
                 self.log.sync(self.durable_end, run)
             except StoreError as error:
-                self._fail(error)
+                self.fail(error)
                 raise
             self.syncs += 1
             self.durable_end = max(end, self.durable_end)
         return [] if self.settings.durability.on_replicas else self.publish(self.durable_end)
 
-    def _fail(self, error: StoreError) -> None:
-        """Make the store read-only, and leave a mark for the next process: the page cache may hold what the disk does not.
-
-        Errors of which nothing is lost are no such failure: what they ended is tried again.
-        """
-        if self.failure is None and not isinstance(error, (ReadFailed, TooManyFiles)):
-            self.failure = error
-            with contextlib.suppress(StoreError):  # the first failure is the one to report
-                write_live(self._live(), self._boot_id, Live(FAILED, 0))
-
     # -- checkpoints --------------------------------------------------------------------------------------------------
-
-    def write_units(self, queue: ConsumeQueue) -> bool:
-        """Write a queue's pending units; return false when that fails. Without room for them, puts are refused."""
-        try:
-            self.log.owed.check()
-            queue.write()
-        except DiskFull as error:
-            self._behind = error
-            return False
-        except DiskFailed as error:
-            self._fail(error)
-            return False
-        self._unwritten.pop(queue, None)
-        return True
 
     @property
     def settled(self) -> bool:
@@ -329,23 +250,14 @@ class MessageStore:
     def sweep(self, rest: Rest = go_on) -> None:
         """Write all units that are pending now and set the live mark. One call at a time.
 
-        When some of them cannot be written, the live mark stays, and the next sweep tries again.
+        When some of them cannot be written, the live mark stays, and the next sweep tries again. Raises ``TooManyFiles`` then
+        if that was the reason; of other failures ``check_writable`` tells.
         """
-        assert self.settled
-        live = Live(self.log.end, self._units_before + self.messages_put)
-        behind, all_written = self._behind, True
-        for queue in self.in_slices(list(self._unwritten), rest):
-            all_written &= self.write_units(queue)
-        if not all_written:
-            return
-        if self._behind is behind:
-            self._behind = None
-        if self.failure is None and live.mark != self._live_mark:
-            write_live(self._live(), self._boot_id, live)
-            self._live_mark = live.mark
+        self.checkpointing.sweep(Live(self.log.end, self._units_before + self.messages_put), rest)
 
     def in_slices(self, queues: Iterable[ConsumeQueue], rest: Rest) -> Iterator[ConsumeQueue]:
         """Yield the queues one by one; let others go on (``rest``) whenever the caller has worked for ``slice_ms``."""
+        assert self.settled
         clock, slice_s = self.clock, self.settings.slice_ms / 1000
         began = clock.monotonic()
         for queue in queues:
@@ -354,13 +266,6 @@ class MessageStore:
                 rest()
                 assert self.settled
                 began = clock.monotonic()
-
-    def drop_live_mark(self) -> None:
-        """Empty the live mark, which cannot be read, or would be wrong since queue files are about to be cut and rebuilt."""
-        self._live().truncate(0)
-
-    def _live(self) -> File:
-        return self.files.open(self.directory / LIVE_NAME)
 
     def index_keys(self, run: Run = run_here) -> None:
         """Enter one round of the keys not yet indexed, every sweep interval. One call at a time.
@@ -372,7 +277,7 @@ class MessageStore:
         try:
             self.indexing.work(run)
         except DiskFailed as error:
-            self._fail(error)
+            self.fail(error)
             raise
 
     def checkpoint(self, run: Run = run_here, rest: Rest = go_on, run_sync: Run = run_here) -> None:
@@ -383,39 +288,7 @@ class MessageStore:
         which it can be made later, ``DiskFailed``, which makes the store read-only, or ``NotWritable``, when another sync has
         failed meanwhile. A read-only store makes no checkpoint.
         """
-        assert self.settled
-        self.log.owed.check()
-        mark = self.log.end
-        unchanged = mark == self.covered and not self._changed and self.indexing.mark == self._index_mark
-        if self.failure is not None or unchanged:
-            return
-        changed, self._changed = self._changed, {}
-        ends = [(queue.next, queue.text_end) for queue in changed]
-        index = self.indexing.capture()
-        progress = {}
-        try:
-            for queue, end in zip(self.in_slices(list(changed), rest), ends, strict=True):
-                queue.write()
-                progress[queue.topic, queue.partition] = PartitionProgress(*end)
-            self.log.sync(min(self.durable_end, mark), run_sync)
-            many = len(changed) >= self.settings.sync_together
-            if not (many and self.lock is not None and sync_together(self.in_slices(changed, rest), self.lock, run)):
-                above: set[Path] = set()
-                for queue in changed:
-                    queue.sync(run, above)
-            flushed = index is not None and self.indexing.flush(index, run)
-            index_mark = index.mark if index is not None and flushed else self._index_mark
-            self.check_healthy()  # the kernel may have reported a failed write only to another sync that ran meanwhile
-            checkpointed = {**self._checkpointed, **progress}
-            run(lambda: write_checkpoint(self.disk, self.directory, Checkpoint(mark, checkpointed, index_mark)))
-        except BaseException as error:  # also when the caller gives up while it waits
-            self._changed |= changed
-            if isinstance(error, DiskFailed):
-                self._fail(error)
-            raise
-        self._checkpointed = checkpointed
-        self.index_covered, self._index_mark = self._index_mark.file, index_mark
-        self.covered, self._checkpoint_mark = self._checkpoint_mark, mark
+        self.checkpointing.checkpoint(self.durable_end, self.lock, run, rest, run_sync)
 
     def recovered(self, checkpointed: dict[tuple[str, int], PartitionProgress], index_mark: IndexMark, covered: int) -> None:
         """Take over the result of recovery, and let readers see every queue up to its end.
@@ -423,18 +296,12 @@ class MessageStore:
         ``checkpointed`` and ``index_mark`` come from the durable checkpoint on disk; it and its backup cover the log up to
         ``covered``.
         """
-        self._checkpointed = checkpointed
-        self._index_mark = index_mark
-        self.covered = covered
         self._units_before = sum(queue.next for queue in self.queues.values())
         self.published_end = self.log.end
         for queue in self.queues.values():
             queue.live_from = queue.next
             queue.publish(queue.next, queue.text_end)
-            if queue.pending_bytes:
-                self._unwritten[queue] = None
-            if checkpointed.get((queue.topic, queue.partition)) != PartitionProgress(queue.next, queue.text_end):
-                self._changed[queue] = None
+        self.checkpointing.begin(self.queues.values(), checkpointed, index_mark, covered)
 
     def close(self, *, durably: bool = True) -> None:
         """Make everything durable and mark the stop as orderly. The store must not be used afterwards.

@@ -8,7 +8,8 @@ from typing import Final
 import gevent
 import pytest
 
-from metaq.engine.dedupe.dedupe import ColdIds, Dedupe
+from metaq.engine.dedupe.asking import ColdIds
+from metaq.engine.dedupe.dedupe import Dedupe
 from metaq.engine.timers.timers import Timers
 from metaq.store.files.filecache import Read, run_here
 from tests.support.inprocess import Parts
@@ -47,7 +48,7 @@ class Sender:
         try:
             self._dedupe.look(TOPIC, name, 1_000_000)
         except ColdIds as cold:
-            self._dedupe.ask(cold, partial(self.again, name))
+            self._dedupe.asking.ask(cold, partial(self.again, name))
         else:
             self.stored.append(name)
 
@@ -70,13 +71,13 @@ def test_who_asks_once_more_keeps_its_place(dedupe: Dedupe) -> None:
 
     def ask_once_more() -> Callable[[], None]:
         """Do what a request does whose id the index excluded before, and excludes no more."""
-        dedupe.ask(ColdIds([b"key"]), partial(sender.again, "first"))
+        dedupe.asking.ask(ColdIds([b"key"]), partial(sender.again, "first"))
         return _nothing
 
     def come_meanwhile(_: Read) -> None:
         sender.send("last")
 
-    dedupe.ask(ColdIds([], come_meanwhile), ask_once_more)
+    dedupe.asking.ask(ColdIds([], come_meanwhile), ask_once_more)
     sender.send("second")
     sender.send("third")
     assert sender.all_stored(4) == ["first", "second", "third", "last"]
@@ -89,6 +90,6 @@ def test_what_comes_with_an_answer_comes_last(dedupe: Dedupe) -> None:
     def come_meanwhile(_: Read) -> None:
         sender.send("third")
 
-    dedupe.ask(ColdIds([], come_meanwhile), partial(sender.again, "first", partial(sender.send, "last")))
+    dedupe.asking.ask(ColdIds([], come_meanwhile), partial(sender.again, "first", partial(sender.send, "last")))
     sender.send("second")
     assert sender.all_stored(4) == ["first", "second", "third", "last"]

@@ -164,12 +164,12 @@ def test_changes_are_taken_down_while_the_disk_has_no_room_for_messages(master: 
 def test_a_full_disk_is_named(master: Master) -> None:
     """P09: not replicas that have everything there is."""
     master.commit(1)
-    master.store._behind = DiskFull("no room for a segment")
+    master.store.behind = DiskFull("no room for a segment")
     master.append()
     master.clock.advance(MOST_BACK_S + 0.001)
     with pytest.raises(DiskFull, match="no room for a segment"):
         master.commit(2)
-    master.store._behind = None
+    master.store.behind = None
     master.append()
     master.copy()
     master.commit(2)

@@ -10,21 +10,21 @@ SEEN: Final = "dedupe/test_seen.py"
 STORE: Final = [
     M(
         "ids",
-        "engine/dedupe/dedupe.py",
-        "self._again = False  # if this is asked once more, those after it have to wait for it",
+        "engine/dedupe/asking.py",
+        "self.is_again = False  # if this is asked once more, those after it have to wait for it",
         "",
         "engine/test_dedupe_order.py::test_who_asks_once_more_keeps_its_place",
     ),
     M(
         "ids",
-        "engine/dedupe/dedupe.py",
+        "engine/dedupe/asking.py",
         "later, self._asked = self._asked, deque()",
         "later: list[Any] = []",
         "engine/test_dedupe_order.py::test_who_asks_once_more_keeps_its_place",
     ),
     M(
         "ids",
-        "engine/dedupe/dedupe.py",
+        "engine/dedupe/asking.py",
         "answers = [again() for _, again in portion]",
         "answers: list[Callable[[], None]] = []\n            for _, again in portion:\n                again()()",
         "engine/test_dedupe_order.py::test_what_comes_with_an_answer_comes_last",
@@ -127,7 +127,7 @@ STORE: Final = [
     ),
     M(
         "timers",
-        "engine/timers/timers.py",
+        "engine/timers/table.py",
         "self._handles = None if pending.secret is None else Handles(pending.secret.secret)",
         "self._handles = None",
         "engine/test_room.py::test_handles_stay_good_when_their_secret_is_not_stored_again",
@@ -233,7 +233,7 @@ STORE: Final = [
     M(
         "SG-010",
         "store/expiry.py",
-        "store.indexing.index.drop_before(log.begin, store.index_covered, run)",
+        "store.indexing.index.drop_before(log.begin, store.checkpointing.index_covered, run)",
         "pass",
         f"{FEATURES}::test_all_parts_of_a_store",
     ),
@@ -260,7 +260,7 @@ STORE: Final = [
     ),
     M(
         "SG-043",
-        "store/messagestore.py",
+        "store/checkpointing.py",
         "queue.sync(run, above)",
         "pass",
         f"{FEATURES}::test_queues_are_synced_for_a_checkpoint_only",
@@ -491,7 +491,7 @@ TRANSACTIONS: Final = [
     ),
     M(
         "store",
-        "store/messagestore.py",
+        "store/gate.py",
         " and not isinstance(error, (ReadFailed, TooManyFiles)):",
         ":",
         "store/test_open_files.py::test_a_checkpoint_is_made_later",

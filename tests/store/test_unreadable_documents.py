@@ -52,7 +52,7 @@ class Folder:
         store.checkpoint()
         store.checkpoint()
         assert store.failure is None
-        assert store.covered == store.log.end
+        assert store.checkpointing.covered == store.log.end
         store.close()
         again, recovery = self.open()
         assert (recovery.problems, bodies(again, "orders")) == ([], [*SENT, b"more"])
@@ -77,7 +77,7 @@ def test_a_start_does_not_need_the_backup(folder: Folder) -> None:
     """SG-010: until it is written again, it does not count for what retention may delete."""
     folder.hit(DATA / (NAME + BACKUP))
     store, recovery = folder.open()
-    assert (recovery.problems, store.covered) == ([], -1)
+    assert (recovery.problems, store.checkpointing.covered) == ([], -1)
     folder.check(store)
 
 

@@ -35,7 +35,7 @@ class LeaseKeeper:
 
     def tend(self) -> None:
         """Do what is due: record again what could not be stored, take a snapshot, leave unused states."""
-        if self._store.failure is not None or self._store.fence.refusal is not None or self._store.full is not None:
+        if not self._store.appendable:
             return
         self._tell(self._leases.log.unkept)
         self._leases.leave_unused()

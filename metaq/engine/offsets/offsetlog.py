@@ -116,14 +116,9 @@ class OffsetLog:
 
         They have room at ``refuse_ratio``, too, so that consumers can finish what they have.
         """
-        if self._takes_changes and not self._on_their_way:
+        if self._store.appendable and not self._on_their_way:
             with suppress(DiskFull):  # they are given back: the next call tries again
                 self._stage()
-
-    @property
-    def _takes_changes(self) -> bool:
-        store = self._store
-        return store.failure is None and store.fence.refusal is None and store.full is None
 
     def check(self) -> None:
         """Raise ``Overloaded`` when the replicas lack offsets of ``MOST_BACK_S`` ago, and ``DiskFull`` when the log lacks them.
@@ -177,7 +172,7 @@ class OffsetLog:
 
     def save_last(self) -> None:
         """Put the last changes into the log and write a snapshot, at an orderly stop when nothing else writes any more."""
-        if self._takes_changes:
+        if self._store.appendable:
             with suppress(DiskFull):  # the snapshot has them
                 self._stage()
                 self._store.append()

@@ -8,7 +8,8 @@ import gevent
 
 from metaq.dedupe.records import First, StoredAs
 from metaq.engine.context import Context
-from metaq.engine.dedupe.dedupe import ColdIds, Dedupe
+from metaq.engine.dedupe.asking import ColdIds
+from metaq.engine.dedupe.dedupe import Dedupe
 from metaq.engine.priorities.levels import prioritize
 from metaq.engine.timers.cancelling import Cancels
 from metaq.engine.timers.timers import Timers
@@ -81,7 +82,7 @@ class LaterHandler:
             return partial(session.answer, 1, 0)  # it is owed once more, or refused
 
         try:
-            self._dedupe.ask(cold, handle_again)
+            self._dedupe.asking.ask(cold, handle_again)
         except MetaqError as error:
             self._refuse(session, command.put, error)
         else:

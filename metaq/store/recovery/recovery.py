@@ -202,7 +202,7 @@ def _recover(store: MessageStore, recovery: Recovery, tell: Tell, *, rebuild: bo
     mark = max(log.begin if checkpoint is None else checkpoint.mark, log.begin if live is None else live.mark)
     mark = min(mark, log.segments[-1].end)
     if rebuild:
-        store.drop_live_mark()
+        store.live.drop()
     queues = telling(list(store.queues.values()), CHECKING, tell)
     trusted = {queue: _aged_out(store, queue) if rebuild else _trusted(store, queue, checkpoint, live) for queue in queues}
     partitions = _admit_short(store, checkpoint, trusted)
@@ -219,7 +219,7 @@ def _recover(store: MessageStore, recovery: Recovery, tell: Tell, *, rebuild: bo
     recovery.right_end = max(log.begin, min([store.durable_end, *(start for start, _ in recovery.damaged)]))
     if failed:
         log.rewrite(store.durable_end)
-        store.drop_live_mark()  # where it cannot be read, it cannot be written over
+        store.live.drop()  # where it cannot be read, it cannot be written over
     if checkpoint is not None:
         checkpoint = checkpoint._replace(partitions=partitions)
     index_mark = _recover_index(store, recovery, checkpoint, rebuild=rebuild)
@@ -276,7 +276,7 @@ def _confirmed(store: MessageStore, recovery: Recovery, live: Live, tell: Tell) 
     if live.units == _units_before(store, live.mark, tell):
         return live
     recovery.problems.append(f"the queue files do not hold the {live.units} units of {LIVE_NAME}: rebuilt from the log")
-    store.drop_live_mark()
+    store.live.drop()
     return None
 
 
@@ -436,7 +436,7 @@ def dispatch(store: MessageStore, stored: Stored, *, kept: bool = True) -> None:
     queue = store.queue(whose.topic, whose.partition)
     enter(queue, stored, whose, kept=kept)
     if queue.pending_bytes >= WRITE_AT:
-        store.write_units(queue)
+        store.checkpointing.write_units(queue)
 
 
 def _reach(store: MessageStore, partitions: dict[tuple[str, int], PartitionProgress]) -> None:

@@ -7,7 +7,8 @@ from typing import Final
 import gevent
 import pytest
 
-from metaq.engine.dedupe.dedupe import MOST_ASKED, ColdIds, Dedupe
+from metaq.engine.dedupe.asking import MOST_ASKED, ColdIds
+from metaq.engine.dedupe.dedupe import Dedupe
 from metaq.engine.halfmessages import HalfMessages
 from metaq.engine.timers.cancelling import Cancels
 from metaq.engine.timers.timers import Timers
@@ -42,7 +43,7 @@ def parts(tmp_path: Path) -> Iterator[Parts]:
     later = LaterHandler(parts.context, puts, timers, Cancels(timers, dedupe, run_here), dedupe)
     parts.endpoint.answer_text(later.commands(), puts.puts, puts.puts)
     for _ in range(MOST_ASKED):
-        dedupe.ask(ColdIds([]), lambda: _nothing)
+        dedupe.asking.ask(ColdIds([]), lambda: _nothing)
     yield parts
     dedupe.stop()
     dedupe.close()

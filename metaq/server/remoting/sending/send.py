@@ -9,7 +9,8 @@ from metaq.config import Settings
 from metaq.dedupe.records import First, StoredAs, id_in, pack_first
 from metaq.engine.context import Context
 from metaq.engine.deadletters import most_retries
-from metaq.engine.dedupe.dedupe import ColdIds, Dedupe
+from metaq.engine.dedupe.asking import ColdIds
+from metaq.engine.dedupe.dedupe import Dedupe
 from metaq.engine.halfmessages import HalfMessages, is_half, is_transactional
 from metaq.engine.placing import place
 from metaq.engine.priorities.levels import prioritize
@@ -139,7 +140,7 @@ class SendHandler:
                 session.break_off()
             return partial(session.answer, 1, kept.size)  # it is owed once more, or nobody is there
 
-        self._dedupe.ask(cold, handle_again)
+        self._dedupe.asking.ask(cold, handle_again)
         kept = session.owe(request, len(request.body))  # not before: what cannot be asked is refused
 
     # -- one message --------------------------------------------------------------------------------------------------
