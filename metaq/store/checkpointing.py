@@ -2,7 +2,7 @@
 
 Sweeps write the pending units of the queues, several times a second, and then the live mark, which holds for as long as the
 page cache does. Checkpoints make log, queues and key index durable, and hold after a power cut, too. Neither may meet a staged
-message, whose append may still fail: the ``Slices`` see to that.
+message, whose append may still fail.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -18,11 +18,11 @@ from metaq.store.index.keyindex import NO_INDEX, IndexMark
 from metaq.store.queues.consumequeue import ConsumeQueue, sync_together
 
 Slices = Callable[[Iterable[ConsumeQueue], Rest], Iterator[ConsumeQueue]]
-"""Yields the queues one by one, and lets others go on (the ``Rest``) in between."""
+"""Yields the queues one by one, and lets others go on (the ``Rest``) in between: nothing is staged afterwards."""
 
 
 class Checkpointing:
-    """What has been written of the queues of one store, and what its checkpoint says."""
+    """The queues that have units to write, and the checkpoint, of one store."""
 
     def __init__(
         self, gate: Gate, indexing: Indexing, disk: Disk, directory: Path, slices: Slices, *, many_queues: int

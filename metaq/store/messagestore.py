@@ -253,11 +253,11 @@ class MessageStore(Gate):
         When some of them cannot be written, the live mark stays, and the next sweep tries again. Raises ``TooManyFiles`` then
         if that was the reason; of other failures ``check_writable`` tells.
         """
+        assert self.settled
         self.checkpointing.sweep(Live(self.log.end, self._units_before + self.messages_put), rest)
 
     def in_slices(self, queues: Iterable[ConsumeQueue], rest: Rest) -> Iterator[ConsumeQueue]:
         """Yield the queues one by one; let others go on (``rest``) whenever the caller has worked for ``slice_ms``."""
-        assert self.settled
         clock, slice_s = self.clock, self.settings.slice_ms / 1000
         began = clock.monotonic()
         for queue in queues:
@@ -288,6 +288,7 @@ class MessageStore(Gate):
         which it can be made later, ``DiskFailed``, which makes the store read-only, or ``NotWritable``, when another sync has
         failed meanwhile. A read-only store makes no checkpoint.
         """
+        assert self.settled
         self.checkpointing.checkpoint(self.durable_end, self.lock, run, rest, run_sync)
 
     def recovered(self, checkpointed: dict[tuple[str, int], PartitionProgress], index_mark: IndexMark, covered: int) -> None:

@@ -54,19 +54,25 @@ def put(
     store: MessageStore, topic: str, body: bytes, partition: int = 0, flag: int = 0, tag: str | None = None, ident: str = ""
 ) -> int:
     """Store one message; returns its log offset."""
+    offset = stage(store, topic, body, partition, flag, tag, ident)
+    store.append()
+    return offset
+
+
+def stage(
+    store: MessageStore, topic: str, body: bytes, partition: int = 0, flag: int = 0, tag: str | None = None, ident: str = ""
+) -> int:
+    """Stage one message; returns its log offset."""
     queue = store.queue(topic, partition)
     now_ms = store.clock.now_ms()
     middle = constant_middle(0, now_ms - 5, CLIENT, now_ms, BROKER)
     crc, size = zlib.crc32(body) & 0x7FFFFFFF, HEADER_SIZE_TEXT + len(body)
     if ident:
-        offset = store.put(queue, flag, body, crc, middle, size, record_tail(topic, encode_properties([(UNIQUE_KEY, ident)])))
-    elif tag is None:
-        offset = store.put(queue, flag, body, crc, middle, size)
-    else:
-        tail = record_tail(topic, encode_properties([(TAGS, tag)]))
-        offset = store.put(queue, flag, body, crc, middle, size + 4 + len(tag.encode()), tail, java_hash(tag))
-    store.append()
-    return offset
+        return store.put(queue, flag, body, crc, middle, size, record_tail(topic, encode_properties([(UNIQUE_KEY, ident)])))
+    if tag is None:
+        return store.put(queue, flag, body, crc, middle, size)
+    tail = record_tail(topic, encode_properties([(TAGS, tag)]))
+    return store.put(queue, flag, body, crc, middle, size + 4 + len(tag.encode()), tail, java_hash(tag))
 
 
 @pytest.fixture

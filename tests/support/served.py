@@ -68,7 +68,7 @@ class Served:
 
     def stored(self, topic: str) -> int:
         """The number of messages in a topic."""
-        known = self.broker.context.topics.get(topic)
+        known = self.broker.engine.context.topics.get(topic)
         partitions = 0 if known is None else known.all_partitions
         return sum(self.broker.store.queue(topic, number).next for number in range(partitions))
 

@@ -148,8 +148,8 @@ class ReplicaServer:
             self._remember_epoch()
         if self._held_back is not None:
             logger.error("not master reason=%s", self._held_back)
-        self.broker.every(KEEP_S, self._keep)
-        self.broker.every(KEEP_S, self._take_due_role)
+        self.broker.engine.duties.every(KEEP_S, self._keep)
+        self.broker.engine.duties.every(KEEP_S, self._take_due_role)
         self.role.start()
         self.broker.start()
         logger.info("serving role=%s epoch=%d", self.role_name, self.broker.epochs.current.number)
@@ -325,7 +325,7 @@ class ReplicaServer:
     def _change_now(self, role: Role) -> None:
         """Close the broker, and open it in its new role."""
         logger.info("role changes from=%s to=%s", self.role_name, "master" if role.is_master else "slave")
-        self.broker.turns.abandon(self.broker.store.fence.close("the role of this replica changes; try again"))
+        self.broker.engine.turns.abandon(self.broker.store.fence.close("the role of this replica changes; try again"))
         self.role.stop()
         self._kept = self._kept._replace(readable_end=role.readable_end)
         bound = self.broker.give_up()
@@ -383,7 +383,7 @@ class ReplicaServer:
 
     def _let_catch_up(self, election: Election, role: MasterRole, replica: int) -> None:
         """Take no more puts, and hand over once another replica has all of them and none waits for a third one."""
-        turns, store = self.broker.turns, self.broker.store
+        turns, store = self.broker.engine.turns, self.broker.store
         with store.fence.closing(f"this master hands over to replica {replica}; try again"):
             with gevent.Timeout(
                 HAND_OVER_S, RequestTimeout(f"replica {replica} or others in sync did not catch up within {HAND_OVER_S:.0f} s")

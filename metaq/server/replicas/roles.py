@@ -80,7 +80,7 @@ class MasterRole:
 
     def attach(self, broker: Broker) -> None:
         """Take the broker that is built with these parts: its puts wait for the slaves."""
-        self._turns = broker.turns
+        self._turns = broker.engine.turns
 
     def start(self) -> None:
         self.feeder.start()
@@ -188,7 +188,7 @@ class SlaveRole:
 
     def _take_tables(self, names: Collection[str]) -> None:
         """Put in force the tables that the master has sent: clients read from this slave while there is no master."""
-        context, disk = self._broker.context, self._store.disk
+        context, disk = self._broker.engine.context, self._store.disk
         if TOPICS in names:
             before = dict(context.topics.deleted)
             context.topics.reload(disk, {key: queue.next for key, queue in context.store.queues.items()})
@@ -201,7 +201,7 @@ class SlaveRole:
             context.modes.reload(disk)
 
     def _published(self, queues: Sequence[ConsumeQueue]) -> None:
-        context = self._broker.context
+        context = self._broker.engine.context
         topics = context.topics
         for queue in queues:
             if queue.topic == OFFSETS_TOPIC:
@@ -210,7 +210,7 @@ class SlaveRole:
                 key = TopicPartition(queue.topic, queue.partition)
                 if not topics.has_only_deleted(key, queue.next):
                     topics.ensure(queue.topic, queue.partition + 1)
-        self._broker.holds.wake(list(queues))
+        self._broker.engine.holds.wake(list(queues))
 
     @property
     def seen(self) -> Seen:

@@ -248,7 +248,7 @@ def test_what_is_counted(tmp_path: Path) -> None:
     with ExitStack() as stack:
         served = Served(stack, tmp_path / "data")
         warm(served, "t")
-        counters, counted = served.broker.context.counters, []
+        counters, counted = served.broker.engine.context.counters, []
         browser = Browser(served)
         for own in (f"X: {next(UNUSED)}", "X: seen", "X: seen"):
             puts = counters.put
@@ -289,13 +289,13 @@ def test_what_cannot_be_stored(tmp_path: Path) -> None:
             warm(served, "t")
             browser = Browser(served)
             browser.ask(request("t", {"body": "x"}, "X: seen"))
-            before, refused = served.long, served.broker.context.counters.put_failed.count
+            before, refused = served.long, served.broker.engine.context.counters.put_failed.count
             stack.callback(FULL.clear)
             FULL.append(True)
             answers.append(browser.ask(request("t", {"body": "x"}, own)))
             FULL.clear()
             assert served.long - before == (own != "X: seen")
-            assert served.broker.context.counters.put_failed.count == refused + 1
+            assert served.broker.engine.context.counters.put_failed.count == refused + 1
     assert answers[0] == answers[1]
     assert answers[0] is not None
     assert "no room: a test says so" in answers[0].body
@@ -379,7 +379,7 @@ def test_a_turn_of_another_broker_with_the_same_number(tmp_path: Path) -> None:
         browser.ask(request("t", {"body": "x"}))
         [session] = [each for each in served.port.sessions if each.address == browser.socket.getsockname()]
         served.port.heads.update(other.port.heads)
-        other.broker.turns.number = session.outcome.turn
+        other.broker.engine.turns.number = session.outcome.turn
         answer = browser.ask(request("t", {"body": "x"}))
         assert answer is not None
         assert (answer.status, served.long, other.stored("t")) == ("HTTP/1.1 200 OK", before[0], before[1] + 1)
