@@ -176,6 +176,7 @@ def test_a_release_that_does_not_run_is_none(pair: Pair, wheels: Path, tmp_path:
     assert (pid(a), pid(b)) == before and len(list((a.home / "metaq" / "releases").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_a_jump_host_has_to_be_known(pair: Pair, tmp_path: Path) -> None:
     """E-05: as the host itself; b is reached through a."""
     a, b = pair.hosts

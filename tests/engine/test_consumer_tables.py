@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -166,7 +166,9 @@ def contents(table: OffsetTable) -> dict[GroupPartition, int]:
 
 
 TestLocks: Any = Locks.TestCase
+TestLocks.settings = settings(max_examples=50)
 TestOffsets: Any = Offsets.TestCase
+TestOffsets.settings = settings(max_examples=50)
 
 
 @given(st.dictionaries(st.builds(GroupPartition, GROUPS, TOPICS, PARTITIONS), OFFSETS))

@@ -87,6 +87,7 @@ def test_cluster_list(tool: AdminTool, address: str) -> None:
     assert row[:5] == [CLUSTER, BROKER, "0", address, "V4_9_8"]
 
 
+@pytest.mark.slow
 def test_process_of_its_own(broker: BrokerProcess, address: str) -> None:
     """SG-106: as an administrator starts it."""
     assert address in run_process(broker.registry, "clusterList")

@@ -77,6 +77,7 @@ def use_tls(client: ClientProcess, broker: BrokerProcess) -> None:
     client.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.partner("java", "mvn")
 def test_java(spawn: Spawn, java_program: tuple[str, ...], broker: BrokerProcess, broker_without_tls: BrokerProcess) -> None:
     """E-05, E-06, P33: with AclClientRPCHook, and over TLS."""

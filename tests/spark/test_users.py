@@ -95,6 +95,7 @@ def numbers(frame: "DataFrame") -> list[int]:
     return sorted(int(bytes(row.value)) for row in frame.select("value").collect())
 
 
+@pytest.mark.slow
 @pytest.mark.partner("java")
 @pytest.mark.timeout(900)
 def test_a_user_reads_and_writes_over_tls(
@@ -155,6 +156,7 @@ def test_workers_need_no_password_in_their_environment(
     assert not [data for data in (*state, done.stdout.encode(), done.stderr.encode()) if SECRET.encode() in data]
 
 
+@pytest.mark.slow
 def test_a_listener_commits_as_a_user(
     broker: BrokerProcess, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,7 +87,7 @@ moments = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(expressions(), st.sampled_from(ZONES), moments)
 def test_it_finds_what_looking_at_each_minute_finds(expression: str, zone: str, now_ms: int) -> None:
     """E-13: within some days; in zones with summer time, half an hour of it, and two changes around a month."""

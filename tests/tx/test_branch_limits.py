@@ -4,6 +4,8 @@ import random
 import tracemalloc
 from collections.abc import Callable
 
+import pytest
+
 from metaq.tx.branches import Branches
 from metaq.tx.local import LocalBranches
 from metaq.tx.openbranches import Counts
@@ -108,6 +110,7 @@ def test_deadlines_of_short_transactions_take_no_memory() -> None:
         assert set(table.expire(now_s)) == {key for key, end_s in ends_s.items() if end_s == now_s}
 
 
+@pytest.mark.slow
 def test_memory_of_a_hundred_thousand_prepared_branches() -> None:
     """MQ-072: 100,000 undecided branches take at most 300 bytes each, with ids of 20 bytes as transaction managers make."""
     count = 100_000

@@ -2,7 +2,7 @@
 
 from collections import Counter, deque
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaq.engine.priorities.order import ReadyPartition, pop_order
@@ -44,6 +44,7 @@ def test_so_many_of_a_hundred_pops_go_by_priority(factor: int, start: int, level
     assert all(order[1:] == sorted(order[1:], reverse=True) for order in orders)
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.lists(st.integers(0, 4), max_size=4), min_size=200, max_size=200),
     st.integers(0, 100),

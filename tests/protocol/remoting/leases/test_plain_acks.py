@@ -98,7 +98,7 @@ def acks(draw: st.DrawFn) -> bytes:
 @example([ack(41), frame((JAVA % (42, 42, 1)).encode()[:90], (JAVA % (42, 42, 1)).encode()[90:])], 0)
 @example([frame((JAVA % (41, 41, 1)).replace('"topic"', '"offset":"41","topic"').encode()), ack(42)], 0)
 @example([frame((JAVA % (41, 41, 1)).replace('"topic"', r'"\u006fffset":"41","topic"').encode())] * 2, 0)
-@settings(max_examples=1000)
+@settings(max_examples=300)
 def test_they_mean_what_they_mean_to_the_parser(parts: list[bytes], seed: int) -> None:
     """The same requests and the same end of the stream as without a known header."""
     data = ack(40) + b"".join(parts)

@@ -92,7 +92,7 @@ def sends(draw: st.DrawFn) -> bytes:
 @example([send(), send("00")], 0)
 @example([send(), frame((JAVA % (0, BORN, KEY, "")).encode())], 0)
 @example([send(), frame((JAVA % (0, BORN, KEY, 1)).encode()[:60], (JAVA % (0, BORN, KEY, 1)).encode()[60:])], 0)
-@settings(max_examples=1000)
+@settings(max_examples=300)
 def test_it_means_what_it_means_to_the_parser(parts: list[bytes], seed: int) -> None:
     """The same requests and the same end of the stream as without known headers."""
     data = send() + send(queue=1) + send(code=320) + b"".join(parts)
