@@ -180,8 +180,9 @@ class Broker:
         return InZooKeeper(self.settings, self.addresses, topics, self._registry, clock, self.peers, is_master=is_master)
 
     def _topic_changed(self, name: str) -> None:
-        """Publish that a topic was made, changed or removed, and save it."""
+        """Publish that a topic was made, changed or removed, save it, and deal its partitions to those who own them."""
         self.engine.topic_changed(name)
+        self._pushes.topic_changed(name)
         self.registration.topic_changed(name)
         if self._zookeeper is not None:
             self._zookeeper.topic_changed(name)

@@ -88,6 +88,16 @@ def test_attributes_and_shares(client: TextClient) -> None:
     former.close()
 
 
+def test_a_partition_that_is_added_belongs_to_a_member(client: TextClient) -> None:
+    client.create("growing", 1)
+    with client.subscribe("growing", "own", owns=True) as subscription:
+        client.create("growing", 2)
+        client.put("growing", b"first", partition=1)
+        message = subscription.receive(WAIT_S)
+        assert message is not None
+        assert (message.body, message.partition) == (b"first", 1)
+
+
 def test_refusals(client: TextClient, broker: BrokerProcess) -> None:
     with pytest.raises(Refused, match="does not exist"):
         client.subscribe("nowhere", "g")

@@ -83,6 +83,12 @@ class PushHandler:
         topic = self._leases.context.topics.get(name)
         return 0 if topic is None else topic.read_partitions
 
+    def topic_changed(self, name: str) -> None:
+        """Deal the partitions of a topic anew: there may be more of them, or fewer."""
+        for key in self._shares:
+            if key[0] == name:
+                self._deal_again(key)
+
     def _deal_again(self, key: tuple[str, str]) -> None:
         """Have those members of a group look whose partitions are others at the end of this turn, in which more may come."""
         if not self._changed:

@@ -1,4 +1,4 @@
-"""Partitions that belong to one subscription each: even shares, dealt anew when a member comes or goes.
+"""Partitions that belong to one subscription each: even shares, dealt anew when a member or a partition comes or goes.
 
 The members in the order of their names, and of their arrival, get partition 0, 1, 2 … in turn. Members beyond the number of
 partitions get none. A partition that a member has asked for is that member's, and is not dealt.

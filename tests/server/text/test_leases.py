@@ -39,7 +39,9 @@ class Broker:
         leases = LeaseHandler(context, self.leasing, self.parts.reads)
         puts = PutHandler(context, self.parts.turns).puts
         gets = GetHandler(context, self.parts.holds, self.parts.reads, self.parts.loop)
-        commands = {**leases.commands(), **PushHandler(leases).commands(), **gets.commands()}
+        pushes = PushHandler(leases)
+        context.topics.changed = pushes.topic_changed
+        commands = {**leases.commands(), **pushes.commands(), **gets.commands()}
         self.parts.endpoint.answer_text(commands, puts, puts)
         self._producer = Text(self.parts)
 
