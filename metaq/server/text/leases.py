@@ -166,12 +166,21 @@ class LeaseHandler:
                     if session.subscriptions and not isinstance(command, Extend):
                         push_others(session, found)
         except MetaqError as error:
-            session.reply(lease_refusal(error, command.opaque))
+            self._reply(session, lease_refusal(error, command.opaque))
             return
         if count:
             self.answer(session, command, count, changed)
         else:
-            session.reply(counted(command, 0))
+            self._reply(session, counted(command, 0))
+
+    def _reply(self, session: TextSession, reply: bytes) -> None:
+        """Send an answer that waits for nothing but those that are owed before it."""
+        if not session.owed:
+            session.reply(reply)
+            return
+        session.owed += 1
+        session.lease_changes += 1
+        self.leases.turns.after_append(lambda error: _settle(session, reply))
 
     def answer(self, session: TextSession, command: Ack | Nack | Extend, count: int, changed: Sequence[GroupPartition]) -> None:
         """Answer once the change is in the log; as safe as a message, if one of the groups wants that (``lease_acks``)."""
@@ -260,7 +269,11 @@ def filter_by(attribute: str | None) -> Filter:
 
 def _answer(session: TextSession, command: Ack | Nack | Extend, reply: bytes, error: StoreError | None) -> None:
     """Answer. Only changes for which the disk has no room are kept in memory, and so acknowledged."""
-    session.lease_changes -= 1
     if error is not None and not isinstance(error, DiskFull):
         reply = lease_refusal(error, command.opaque)
+    _settle(session, reply)
+
+
+def _settle(session: TextSession, reply: bytes) -> None:
+    session.lease_changes -= 1
     session.answer(1, 0, reply)

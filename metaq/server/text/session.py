@@ -136,10 +136,17 @@ class TextSession(Session):
                 self._waiting = self.owed > 0  # puts may follow puts, but overtake nothing else
 
     def _must_wait(self, command: Command) -> bool:
-        """Return whether a command cannot be answered yet. Ends of leases may follow each other: they are answered in order."""
+        """Return whether a command cannot be answered yet. Ends of leases may follow each other: they are answered in order.
+
+        One that makes dead letters may follow none: it reads the messages first.
+        """
         if self._unsent > self._handlers.max_unsent_bytes:
             return True
-        return self.owed > 0 and not (self.owed == self.lease_changes and type(command) in ENDS_OF_LEASES)
+        if not self.owed:
+            return False
+        if self.owed != self.lease_changes or type(command) not in ENDS_OF_LEASES:
+            return True
+        return type(command) is Nack and command.dead
 
     @property
     def is_expected(self) -> bool:
