@@ -94,7 +94,11 @@ class LaterHandler:
         session.reply(self._puts.refusal(put, error).encode())
 
     def _reply(self, placed: Placed, queue: ConsumeQueue, position: int, first: First | None) -> str:
-        place = f"{self._id_base | placed.log_offset} {queue.partition if first is None else first.partition}"
+        base, partition = self._id_base, queue.partition
+        if first is not None:  # it may be of an earlier epoch
+            epoch, _ = self._context.epochs.at(first.log_offset)
+            base, partition = id_base(self._context.settings.broker_number, epoch), first.partition
+        place = f"{base | placed.log_offset} {partition}"
         if placed.handle is not None:
             return f"{place} {NO_POSITION} {placed.handle}"
         if first is not None:  # one that a RocketMQ client sent with a delay level, or as a half, waits elsewhere

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -22,23 +23,31 @@ from metaq.server.text.get import GetHandler
 from metaq.server.text.later import LaterHandler
 from metaq.server.text.put import PutHandler
 from metaq.store.files.filecache import run_here
+from tests.support.broker import wait_until
 from tests.support.inprocess import Parts, Text
 
+DEADLINE_S: Final = 30.0
 PUT: Final = b"put orders 0 4 0"
 WINDOW_MS: Final = 60_000
 TOPICS: Final = {"orders": {"partitions": 2}, "payments": {"partitions": 2, "dedupe_window_ms": WINDOW_MS}}
 
 
-@pytest.fixture
-def parts(tmp_path: Path) -> Iterator[Parts]:
-    parts = Parts(tmp_path / "data", topics=TOPICS, auto_create_topics=False)
+@contextmanager
+def serving(data: Path) -> Iterator[Parts]:
+    """Stand for a master that serves the messages in a folder."""
+    parts = Parts(data, topics=TOPICS, auto_create_topics=False)
     gets = GetHandler(parts.context, parts.holds, parts.reads, parts.loop)
     puts = PutHandler(parts.context, parts.turns)
     timers = Timers(parts.context, parts.turns, run_here)
     dedupe = Dedupe(parts.context, parts.turns, timers.parked_handle, run_here)
     parts.context.topics.changed = dedupe.topic_changed
     dedupe.start()
-    gevent.sleep(0)  # it reads an empty log
+
+    def knows_ids() -> bool:
+        gevent.sleep(0)
+        return dedupe.numbers()["dedupe_index"] == "yes"
+
+    wait_until(knows_ids, DEADLINE_S, "the log is read for ids")
     later = LaterHandler(parts.context, puts, timers, Cancels(timers, dedupe, run_here), dedupe)
     admin = AdminHandler(parts.context, parts.endpoint, lambda: None, lambda read: {})
     parts.endpoint.answer_text({**later.commands(), Get: gets.get, Create: admin.create}, puts.puts, puts.puts)
@@ -47,6 +56,12 @@ def parts(tmp_path: Path) -> Iterator[Parts]:
     dedupe.close()
     timers.close()
     parts.close()
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Iterator[Parts]:
+    with serving(tmp_path / "data") as parts:
+        yield parts
 
 
 @pytest.fixture
@@ -211,6 +226,20 @@ def test_an_id_is_stored_once_in_a_topic_with_a_window(parts: Parts, client: Tex
 def test_an_id_that_was_parked_is_answered_with_its_handle_when_it_comes_without_a_time(parts: Parts, client: Text) -> None:
     (parked,) = places(parts, client, b"put payments 1 4 0 id=a delay=60000 1\r\npaid")
     assert places(parts, client, b"put payments 0 4 0 id=a 1\r\npaid") == [parked]
+
+
+@pytest.mark.parametrize("time", [b"", b" delay=60000"])
+def test_an_id_is_answered_as_before_by_the_next_master(tmp_path: Path, time: bytes) -> None:
+    """E-07: with the epoch in which its message was put."""
+    put = b"put payments 1 4 0 id=%%b%b 1\r\npaid" % time
+    with serving(tmp_path / "data") as parts:
+        (first,) = places(parts, Text(parts), put % b"a")
+        parts.context.epochs.begin(2, 7)
+        parts.store.append()
+    with serving(tmp_path / "data") as parts:
+        assert places(parts, Text(parts), put % b"a") == [first]
+        (other,) = places(parts, Text(parts), put % b"b")
+    assert [int(place.split(b" ")[0]) >> EPOCH_SHIFT for place in (first, other)] == [1, 2]
 
 
 def cancel(parts: Parts, parked: bytes) -> Text:
