@@ -162,6 +162,8 @@ class TextSession(Session):
     def push(self, *buffers: Buffer) -> None:
         """Send what is no reply to a command; between two replies."""
         if self._socket is not None:
+            if not self._unsent:  # the client was silent because there was nothing to read
+                self._since = self.last_io = self._host.now()
             self.reply(*buffers)
             self.flush()
 

@@ -26,10 +26,15 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
     broker.parts.close()
 
 
-def close_idle(broker: Broker, client: Client) -> bool:
-    """Let a client be silent for long; return whether it is closed for that."""
+def be_silent(client: Client) -> None:
+    """Let a client be silent for long."""
     session = client.text._session
-    session.last_io = LONG_AGO_S
+    session.last_io = session._since = LONG_AGO_S
+
+
+def close_idle(broker: Broker, client: Client) -> bool:
+    """Close connections that have been silent; return whether that of a client is one."""
+    session = client.text._session
     broker.parts.endpoint.sessions.add(session)
     broker.parts.endpoint.close_idle()
     return session.closed
@@ -39,6 +44,7 @@ def test_a_subscriber_may_be_silent(broker: Broker) -> None:
     """MQ-054: as long as nothing comes for it."""
     client = Client(broker)
     client.say("subscribe orders billing 1")
+    be_silent(client)
     assert not close_idle(broker, client)
 
 
@@ -50,6 +56,24 @@ def test_a_subscriber_that_reads_nothing_is_closed(broker: Broker) -> None:
     other.say("subscribe orders billing assign=own ready=9 2")
     broker.put("a")
     assert other.heard() == []
+    be_silent(stuck)
     assert close_idle(broker, stuck)
     broker.settle()
     assert other.heard() == ["message 1 2 0-0 orders 0 0 2 0", "a"]
+
+
+def test_a_subscriber_that_was_silent_has_time_to_read(broker: Broker) -> None:
+    """MQ-054: from the first message on that it has not read; later ones give it no more."""
+    client = Client(broker)
+    client.say("subscribe orders billing ready=9 1")
+    session = client.text._session
+    session._socket = cast(Any, Stuck())
+    be_silent(client)
+    broker.put("a")
+    assert not close_idle(broker, client)
+    size, since_s = session.kept_waiting
+    assert size
+    assert since_s > LONG_AGO_S
+    be_silent(client)
+    broker.put("b")
+    assert close_idle(broker, client)
