@@ -294,7 +294,7 @@ class PushSubscription(StoreRead):
         if self._ended:
             return
         wanted = self._request()
-        if wanted.partitions != self._planned:  # its share has changed while it read
+        if wanted.partitions != self._planned or not self._may_push(plan):  # its share or its credit has changed while it read
             self._wait(LOOK_S)
             return
         result = self._leases.leasing.pops.take(wanted, plan)
@@ -304,6 +304,11 @@ class PushSubscription(StoreRead):
             self._wait()
         else:
             self._wait(None if not plan and self._lines.wakes == self._wakes else LOOK_S)
+
+    def _may_push(self, plan: Plan) -> bool:
+        """Return whether all messages of a plan may be pushed now."""
+        gives = sum([part.gives for part in plan])
+        return not gives or (gives <= self._credit and self.session.takes_pushes)
 
     def _push(self, wanted: PopRequest, result: PopResult) -> None:
         for part in result.given:

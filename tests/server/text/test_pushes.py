@@ -1,11 +1,16 @@
 """Pushes while something changes: the partitions of the topic, or the credit, in the process of the test."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from tests.server.text.test_leases import Broker, Client
+from metaq.server.text.session import MOST_UNREAD
+from metaq.server.wire.pops import LOOK_S
+from metaq.store.files.filecache import run_here
+from tests.server.text.test_leases import Broker, Client, reopened
+from tests.server.text.test_silent_subscribers import Stuck
 
 
 @pytest.fixture
@@ -25,3 +30,56 @@ def test_a_partition_that_is_added_is_dealt(broker: Broker, count: int) -> None:
     broker.settle()
     broker.put("a", partition=4)
     assert members[-1].heard() == ["message 1 1 4-0 orders 4 0 1 0", "a"]
+
+
+def stop_reading(client: Client) -> None:
+    client.text._session._socket = cast(Any, Stuck())
+    client.text._session.reply(bytes(MOST_UNREAD + 1))
+
+
+@pytest.mark.parametrize("end", [lambda client: client.say("ready 0 2"), lambda client: client.say("ready 1 2"), stop_reading])
+def test_nothing_is_leased_that_may_not_be_pushed_any_more(tmp_path: Path, end: Callable[[Client], object]) -> None:
+    """MY-008, MY-031: although it was planned before, and only the disk was waited for."""
+    first = Broker(tmp_path / "data")
+    first.put("a", "b")
+    broker, slow = reopened(first, tmp_path)
+    client, other = Client(broker), Client(broker)
+    client.say("subscribe orders billing ready=9 1")
+    assert slow.waiting
+    end(client)
+    slow.let_all()
+    broker.parts.reads._run = run_here
+    assert [line for line in client.heard() if "message" in line] == []
+    assert other.say("pop orders billing 2 7")[0] == "message 1 7 0-0 orders 0 0 1 0"
+    broker.parts.close()
+
+
+def test_a_lower_credit_is_used_when_the_disk_was_read(tmp_path: Path) -> None:
+    """MY-031: what may still be pushed is."""
+    first = Broker(tmp_path / "data")
+    first.put("a", "b")
+    broker, slow = reopened(first, tmp_path)
+    client = Client(broker)
+    client.say("subscribe orders billing ready=9 1")
+    assert slow.waiting
+    assert client.say("ready 1 2") == ["result 200 0 2"]
+    slow.let_all()
+    broker.parts.reads._run = run_here
+    broker.advance(LOOK_S)
+    assert client.heard() == ["message 1 1 0-0 orders 0 0 1 0", "a"]
+    broker.parts.close()
+
+
+def test_what_a_filter_passes_over_is_done_although_nothing_may_be_pushed(tmp_path: Path) -> None:
+    """MY-031: it needs no credit."""
+    first = Broker(tmp_path / "data")
+    first.put("a", "b")
+    broker, slow = reopened(first, tmp_path)
+    client = Client(broker)
+    client.say("subscribe orders billing ready=9 attribute=red 1")
+    assert slow.waiting
+    stop_reading(client)
+    slow.let_all()
+    broker.settle()
+    assert broker.parts.context.offsets.get("billing", "orders", 0) == 2
+    broker.parts.close()
