@@ -13,7 +13,6 @@ from metaq.engine.duties import Duties
 from metaq.engine.figures.counters import Counters
 from metaq.engine.figures.statistics import Statistics
 from metaq.engine.halfmessages import HalfMessages
-from metaq.engine.hold import Holds
 from metaq.engine.leases.draining import Drain
 from metaq.engine.leases.keeping import KEEP_S, LeaseKeeper
 from metaq.engine.leases.leasing import Leasing
@@ -21,6 +20,7 @@ from metaq.engine.locklog import LockLog
 from metaq.engine.offsets.offsetlog import APPEND_S, OffsetLog
 from metaq.engine.parts import retention_rules, room
 from metaq.engine.pool import run_sync
+from metaq.engine.reading.hold import Holds
 from metaq.engine.role import Keeper, Role, RoleParts
 from metaq.engine.schedule import SAVE_S, Schedule
 from metaq.engine.tables.clients import Clients

@@ -25,8 +25,8 @@ import gevent
 from gevent.event import AsyncResult, Event
 
 from metaq.engine.context import Context
-from metaq.engine.hold import Holds
 from metaq.engine.priorities.levels import partition_of_copy
+from metaq.engine.reading.hold import Holds
 from metaq.engine.tables.topics import FOLDER, LEVELS
 from metaq.engine.turn import Turns
 from metaq.engine.writing import again, note, stage

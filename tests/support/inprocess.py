@@ -19,8 +19,8 @@ from metaq.config import Settings
 from metaq.engine.context import Context
 from metaq.engine.figures.counters import Counters
 from metaq.engine.figures.statistics import Statistics
-from metaq.engine.hold import Holds
 from metaq.engine.parts import store_settings
+from metaq.engine.reading.hold import Holds
 from metaq.engine.role import NoReplicas
 from metaq.engine.tables.clients import Clients
 from metaq.engine.tables.loading import load_tables

@@ -17,10 +17,10 @@ from metaq.engine.dedupe.dedupe import Dedupe
 from metaq.engine.figures.history import History
 from metaq.engine.figures.metrics import Family, Metric, Sample
 from metaq.engine.figures.statistics import NOTHING
-from metaq.engine.hold import Holds
 from metaq.engine.leases.figures import LeaseFigures
 from metaq.engine.offsets.lags import Lags, with_rests
 from metaq.engine.offsets.offsetexport import OffsetExporter
+from metaq.engine.reading.hold import Holds
 from metaq.engine.registry import Registry
 from metaq.engine.timers.timers import Timers
 from metaq.engine.turn import Turns

@@ -19,8 +19,8 @@ from gevent.hub import get_hub
 from gevent.lock import BoundedSemaphore
 
 from metaq.engine.context import Context
-from metaq.engine.hold import Holds
 from metaq.engine.leases.figures import LeaseFigures
+from metaq.engine.reading.hold import Holds
 from metaq.engine.timers.cancelling import Cancels
 from metaq.engine.turn import Turns
 from metaq.errors import Fenced, MetaqError, Overloaded, RequestFailed

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from metaq.engine.context import Context
-from metaq.engine.hold import Holds
+from metaq.engine.reading.hold import Holds
 from metaq.errors import AccessDenied
 from metaq.message import TopicPartition
 from metaq.protocol.remoting.codes import READ

@@ -41,7 +41,7 @@ class Cursor(Protocol):
         ...
 
 
-class Engine(Protocol):
+class IndexEngine(Protocol):
     """An index in a folder of its own. All methods but ``close`` raise ``IndexFailed`` for damage and failures of the disk.
 
     No method may be called while ``close`` is at work, or after it.

@@ -24,7 +24,7 @@ from typing import Final, Literal, NamedTuple, Self
 
 from metaq.errors import ConfigError, DiskFailed, IndexFailed, StoreError
 from metaq.store.files.filecache import Run, run_here
-from metaq.store.ordered.engine import Cursor, Engine, Entry, Operation, SetKey
+from metaq.store.ordered.engine import Cursor, Entry, IndexEngine, Operation, SetKey
 
 EngineName = Literal["rocksdict", "sqlite3"]
 
@@ -84,7 +84,7 @@ class Ordered:
     ``apply`` and ``scan`` are called by one thread at a time. No call may be at work when ``close`` is called.
     """
 
-    def __init__(self, engine: Engine, covered: Covered | None) -> None:
+    def __init__(self, engine: IndexEngine, covered: Covered | None) -> None:
         self._engine = engine
         self._scans = weakref.WeakSet[Scan]()
         self._closed = False
@@ -218,7 +218,7 @@ def _sync(folder: Path) -> None:
 
 def _engine(
     name: EngineName, cache_bytes: int, write_buffer_bytes: int, *, seldom_asked: bool
-) -> tuple[str, Callable[[Path], Engine]]:
+) -> tuple[str, Callable[[Path], IndexEngine]]:
     """Return a file that each folder of an engine has, and how to open one. An engine is imported when it is asked for."""
     if name == "sqlite3":
         from metaq.store.ordered import sqlite  # noqa: PLC0415
@@ -245,7 +245,7 @@ def _check_files(folder: Path, engine: EngineName, mark: str) -> None:
         raise IndexFailed(f"{folder} is no index of {engine}: it has no file {mark}")
 
 
-def _opened(folder: Path, name: EngineName, make: Callable[[Path], Engine]) -> Ordered:
+def _opened(folder: Path, name: EngineName, make: Callable[[Path], IndexEngine]) -> Ordered:
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
@@ -259,7 +259,7 @@ def _opened(folder: Path, name: EngineName, make: Callable[[Path], Engine]) -> O
         raise
 
 
-def _checked(engine: Engine, folder: Path, name: EngineName) -> Covered | None:
+def _checked(engine: IndexEngine, folder: Path, name: EngineName) -> Covered | None:
     """Return what an index covers, and have an empty one say what it is. Raises ``IndexFailed`` for a wrong one."""
     ours = _ABOUT_HEAD.pack(LAYOUT_VERSION) + name.encode("ascii")
     about, covered = engine.find([_ABOUT, _COVERED])

@@ -15,8 +15,8 @@ from metaq.engine.figures.counters import Counters
 from metaq.engine.figures.history import History
 from metaq.engine.figures.metrics import Family, Metric
 from metaq.engine.figures.statistics import Statistics
-from metaq.engine.hold import Holds
 from metaq.engine.offsets.offsetexport import OffsetExporter
+from metaq.engine.reading.hold import Holds
 from metaq.engine.role import NoReplicas
 from metaq.engine.tables.observed import Observed
 from metaq.engine.tables.offsets import OffsetTable

@@ -4,9 +4,9 @@ import time
 from typing import Any, Final, NamedTuple
 
 from metaq.engine.context import Context
-from metaq.engine.hold import Holds
 from metaq.engine.reading.collecting import collect_messages
 from metaq.engine.reading.filters import Filter, filter_of, parse_cached
+from metaq.engine.reading.hold import Holds
 from metaq.engine.tables.groups import Group
 from metaq.errors import AccessDenied, RequestFailed, UnknownTopic, WrongPartition
 from metaq.message import TopicPartition
