@@ -1,6 +1,8 @@
 """Recurring messages that change while a run of them is delivered, turn by turn (``tests.support.inprocess``)."""
 
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,13 +13,16 @@ from metaq.engine.dedupe.dedupe import Dedupe
 from metaq.engine.timers.cancelling import Cancels
 from metaq.engine.timers.delivery import Delivery
 from metaq.engine.timers.recurring import RecurringMessages, Runs
+from metaq.engine.timers.table import MOST_WAITING
 from metaq.engine.timers.timers import Timers
-from metaq.errors import DiskFailed, UnknownTimer
+from metaq.errors import DiskFailed, Overloaded, UnknownTimer
 from metaq.message import TopicPartition
 from metaq.protocol.properties import TIMER_OUT
 from metaq.protocol.record import decode_properties, decode_record
+from metaq.store.copies.discarding import TIMER_INDEX
 from metaq.store.files.filecache import read_here, run_here
 from metaq.timers.definitions import Recurring
+from metaq.timers.records import MARKS, Parks, key_of
 from tests.support.broker import wait_until
 from tests.support.inprocess import Parts
 
@@ -154,6 +159,28 @@ def test_it_is_defined_again_while_a_run_is_delivered(bench: Bench) -> None:
     assert bench.dues() == [due_ms, due_ms + 2 * HOUR_MS]
     (row,) = bench.recurring.list_("", 9)
     assert row[1] == due_ms + 4 * HOUR_MS
+
+
+def test_an_end_that_is_refused_leaves_nothing_in_the_log(tmp_path: Path) -> None:
+    """E-13: more changes wait for the index than may; the master goes on with the definition, and so does who reads its log."""
+    data = tmp_path / "data"
+    with closing(Bench(data)) as bench:
+        define(bench)
+        table, marks = bench.timers.table, bench.parts.store.queues[MARKS]
+        assert table is not None
+        parks, before = Parks(), marks.next
+        for _ in range(MOST_WAITING + 1):
+            parks.add(key_of(1 << 50, 0), 0, 1 << 50)
+        table.follow(parks)
+        with pytest.raises(Overloaded):
+            bench.end(bench.begin(bench.recurring.undefine, TICK.name))
+        bench.parts.end_turn()
+        assert marks.next == before
+    shutil.rmtree(data / TIMER_INDEX)
+    with closing(Bench(data)) as bench:
+        bench.timers.start()
+        bench.end(gevent.spawn(bench.recurring.list_, "", 9))  # once the log is read
+        assert [definition.name for definition, _, _ in bench.recurring.list_("", 9)] == [TICK.name]
 
 
 def test_a_run_that_is_larger_than_a_segment_is_dropped(bench: Bench) -> None:
