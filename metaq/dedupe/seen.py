@@ -350,9 +350,15 @@ class SeenIds:
         return True
 
     def forget(self, now_ms: int) -> None:
-        """Remove the generations that are over."""
+        """Remove the generations that are over from the index, which is to be flushed then.
+
+        RocksDB keeps all such ranges until a flush, and to read through n of them costs n² steps.
+        """
         if self.index.covered is not None:
             self.index.apply([DeleteRange(GENERATION, end_of_range(now_ms))], self.index.covered, self._run)
+
+    def drop_filters(self, now_ms: int) -> None:
+        """Drop the filters of the generations that are over."""
         gone = [over for over in self._filters if over + SET_BACK_MS <= now_ms]
         for over in gone:
             del self._filters[over]

@@ -137,6 +137,7 @@ class Model:
 
     def forget(self) -> None:
         self.seen.forget(self.now_ms)
+        self.seen.drop_filters(self.now_ms)
 
     def pass_time(self) -> None:
         self.now_ms += self.rng.choice((1, 20, 100, 500, -40))
@@ -247,7 +248,7 @@ def test_a_clock_that_was_ahead_does_not_make_ids_new(tmp_path: Path) -> None:
     assert seen.meet(topic, name, now_ms)
     seen.stage(seen.key(topic, name, now_ms), value_of(First(StoredAs.PLAIN, 0, 0, 0, 7)), RECORD_BYTES, now_ms)
     seen.appended(is_stored=True)
-    seen.forget(now_ms + 100 * window_ms + SET_BACK_MS)
+    seen.drop_filters(now_ms + 100 * window_ms + SET_BACK_MS)
     assert not seen.meet(topic, name, now_ms + 1)
     assert seen.look(seen.keys(topic, name, now_ms + 1)) is not None
     assert seen.is_new(topic, name_of(topic, "b"), now_ms + 100 * window_ms)  # others are known to be new again

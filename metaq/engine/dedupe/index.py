@@ -192,9 +192,11 @@ class IdIndex:
             with self._lock:
                 if self._mark <= self._safe_end():
                     seen.cover(self._mark)
-                seen.forget(self._store.clock.now_ms())
+                now_ms, covered = self._store.clock.now_ms(), seen.covered
+                seen.drop_filters(now_ms)
+                if covered != self._flushed:
+                    seen.forget(now_ms)
             self._mark = self._store.log.end if self._fold is None else self._fold.at
-            covered = seen.covered
             if covered != self._flushed:
                 seen.flush(self._run)
                 self._flushed = covered
