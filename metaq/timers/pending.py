@@ -386,21 +386,27 @@ class Pending:
         lowest, first = self.flight.lowest, self.first
         return (lowest is None or lowest > to) and (first is None or first > to)
 
-    def page(self, after: Key, most: int) -> list[tuple[Key, int]]:
-        """Return the first pending timers after a key, at most so many and a slice of the index, with their places.
+    def page(self, after: Key, most: int) -> tuple[list[tuple[Key, int]], Key | None]:
+        """Return the first pending timers after a key with their places, and the key to go on after; ``None`` after the last.
 
-        The caller keeps changes of the index away, and has sorted in all packs (``metaq.engine.timers.upkeep``). Timers that
-        are taken are left out.
+        One call reads one slice of the index, which may have some that are pending no more. So there are at most ``most``, and
+        perhaps fewer, or none, before the last. Timers that are taken are left out.
+
+        The caller keeps changes of the index away, and has sorted in all packs (``metaq.engine.timers.upkeep``).
         """
-        rows = self.index.timers(max(after + b"\0", self.horizon), b"\xff")[:most]
+        rows = self.index.timers(max(after + b"\0", self.horizon), b"\xff")
         self._split()
+        end = rows[-1][0] if len(rows) == SLICE else _LAST
         memory = [*self._near.items(), *self._far.items()]
-        last = rows[-1][0] if len(rows) == min(most, SLICE) else b"\xff"
-        found = {key: place for key, place in memory if after < key <= last}
+        found = {key: place for key, place in memory if after < key <= end}
         for key, place in rows:
             if key >= self.horizon and key not in found and key not in self._cancelled and key not in self._taken:
                 found[key] = place
-        return sorted(found.items())[:most]
+        timers = sorted(found.items())
+        if len(timers) > most:
+            del timers[most:]
+            end = timers[-1][0]
+        return timers, None if end == _LAST else end
 
     # -- single ones --------------------------------------------------------------------------------------------------
 

@@ -3,8 +3,9 @@
 import base64
 import json
 import time
+from operator import itemgetter
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import pytest
 
@@ -20,6 +21,8 @@ from tests.support.talk import Talk
 DEADLINE_S: Final = 60.0
 TOPIC: Final = "later"
 HOUR_MS: Final = 3_600_000
+PARKED: Final = 150
+"""Messages, more than a page has."""
 
 
 def now_ms() -> int:
@@ -137,6 +140,36 @@ def test_a_cancel_by_rocketmq_clients(tmp_path: Path) -> None:
         delayed(client, b"after", f"TIMER_DELIVER_MS\x01{int(due) + 1}\x02")
         wait_count(client, 2)
         assert bodies(client) == [b"comes", b"after"]
+
+
+def test_the_list_goes_on_after_a_cancel(tmp_path: Path) -> None:
+    """ES-101: the index still has what was cancelled, which is on no page; all others are, each once."""
+    with BrokerProcess(tmp_path / "data", "--sweep-interval-ms", "600000") as broker:
+        with RemotingClient(broker.host, broker.port) as client:
+            header = send_header(TOPIC, f"TIMER_DELAY_MS\x01{HOUR_MS}\x02")
+            opaques = [send(client, header, b"x") for _ in range(PARKED)]
+            handles = [sent(client, opaque)["recallHandle"] for opaque in opaques]
+        broker.terminate()
+        broker.restart(same_port=True)  # all of them enter the index, and the cancel does not
+        with RemotingClient(broker.host, broker.port) as client:
+            first = client.call(Request.LIST_TIMERS, body=b'{"limit":1}')
+            assert recall(client, handles[0])[0] == Response.SUCCESS
+            found = [row["id"] for row in listed(client)]
+            assert len(found) == len(set(found)) == PARKED - 1
+            assert json.loads(bytes(first.body))["rows"][0]["id"] not in found
+
+
+def listed(client: RemotingClient) -> list[dict[str, Any]]:
+    """The rows of all pages of 30050; every page but the last is full."""
+    found: list[dict[str, Any]] = []
+    following: str | None = "0-0"
+    while following is not None:
+        answer = client.call(Request.LIST_TIMERS, body=json.dumps({"after": following, "limit": 100}).encode())
+        assert answer.code == Response.SUCCESS, answer.remark
+        rows, following = itemgetter("rows", "next")(json.loads(bytes(answer.body)))
+        assert len(rows) == 100 or following is None
+        found += rows
+    return found
 
 
 def later(talk: Talk, body: bytes, option: str) -> tuple[int, str]:
