@@ -142,6 +142,15 @@ def test_a_cancel_by_rocketmq_clients(tmp_path: Path) -> None:
         assert bodies(client) == [b"comes", b"after"]
 
 
+@pytest.mark.parametrize(("key", "told"), [("a b ", "a b "), ("k" * 900, "")], ids=["with blanks", "long"])
+@pytest.mark.parametrize("more", ["", "REAL_QID\x010\x02"], ids=["plain", "parsed"])
+def test_a_handle_is_good_whatever_the_unique_key(tmp_path: Path, key: str, told: str, more: str) -> None:
+    """ES-101, E-12: the broker takes every handle that it gives; one has no room for a long key."""
+    with BrokerProcess(tmp_path / "data") as broker, RemotingClient(broker.host, broker.port) as client:
+        answer = delayed(client, b"never", f"TIMER_DELAY_MS\x01{HOUR_MS}\x02UNIQ_KEY\x01{key}\x02{more}")
+        assert recall(client, answer["recallHandle"]) == (Response.SUCCESS, told)
+
+
 def test_the_list_goes_on_after_a_cancel(tmp_path: Path) -> None:
     """ES-101: the index still has what was cancelled, which is on no page; all others are, each once."""
     with BrokerProcess(tmp_path / "data", "--sweep-interval-ms", "600000") as broker:

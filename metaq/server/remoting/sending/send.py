@@ -26,7 +26,7 @@ from metaq.protocol.record import CHECKSUM_SIZE, HEADER_SIZE, TailWriter, consta
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.leases.plainacks import PlainAcks
-from metaq.protocol.remoting.recall import VERSION, encode_words
+from metaq.protocol.remoting.recall import encode_words
 from metaq.protocol.remoting.requests import Received
 from metaq.protocol.remoting.sending.batch import BatchColumns
 from metaq.protocol.remoting.sending.plain import PlainSend, SendHead, plain_send
@@ -316,10 +316,8 @@ class SendHandler:
         return None
 
     def _recall(self, topic: str, unique_key: str, handle: Handle) -> tuple[str, str]:
-        due_ms, ident, code = handle  # the words are written here, as two tuples and two calls would cost as much as they do
-        return RECALL_HANDLE, encode_words(
-            f"{VERSION} {topic} {self._broker_name} {due_ms} {unique_key} {due_ms}-{ident}-{code}"
-        )
+        due_ms, ident, code = handle  # the last word is written here: two tuples and two calls more cost as much as all words
+        return RECALL_HANDLE, encode_words(topic, self._broker_name, due_ms, unique_key, f"{due_ms}-{ident}-{code}")
 
     # -- many ---------------------------------------------------------------------------------------------------------
 
