@@ -3,7 +3,9 @@
 import json
 from datetime import UTC, datetime
 
-from metaq.client import Client, ConsumeFrom
+from metaq.client import Client, ConsumeFrom, connect
+from metaq.message import MessageQueue
+from metaq.protocol.remoting.adminbodies import encode_offsets
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from tests.support.broker import BrokerProcess, wait_until
@@ -137,6 +139,33 @@ def test_a_reset_that_fails_says_what_was_set() -> None:
     assert "1 offsets were set" in failed.stdout
     assert [line.split() for line in failed.stdout.splitlines()[1:-1]] == [["a", "m", "0", "3", "3"]]
     assert "not now" in failed.stderr
+
+
+def test_a_reset_at_a_broker_that_resets_one_partition_at_a_time() -> None:
+    """E-04: RocketMQ 5 looks at the header only, and answers what it has done: it is asked for the others, too."""
+    asked: list[str] = []
+
+    def reset(request: RemotingCommand) -> Reply:
+        partition, offset = request.fields["queueId"], request.fields["offset"]
+        asked.append(partition)
+        return Reply(body=encode_offsets({MessageQueue("a", "m", int(partition)): int(offset)}))
+
+    with FakeRemoting(
+        get_consume_stats=lambda _: Reply(body=b'{"offsetTable":{}}'),
+        get_min_offset=lambda _: Reply(fields={"offset": "0"}),
+        get_max_offset=lambda _: Reply(fields={"offset": "9"}),
+        invoke_broker_to_reset_offset=reset,
+    ) as broker:
+        named = {"cluster": "c", "brokerName": "m", "brokerAddrs": {"0": broker.address}}
+        clusters = json.dumps({"brokerAddrTable": {"m": named}, "clusterAddrTable": {"c": ["m"]}}).encode()
+        broker.scripts |= {
+            Request.GET_BROKER_CLUSTER_INFO: lambda _: Reply(body=clusters),
+            Request.GET_ROUTEINFO_BY_TOPIC: route_to({"m": broker.address}, 3),
+        }
+        with connect(broker.address) as client:
+            changes = client.admin().reset_offset("billing", "a", 4, apply=True)
+    assert [change.after for change in changes] == [4, 4, 4]
+    assert asked == ["0", "1", "2"]
 
 
 def test_reset_of_one_partition_under_a_running_consumer(cli: Cli, client: Client) -> None:

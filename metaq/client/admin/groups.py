@@ -1,6 +1,6 @@
 """Administration: consumer groups, their members and their offsets."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from metaq.client.consuming.beginning import ConsumeFrom
 from metaq.client.message import unix_ms
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue
 from metaq.protocol.remoting import headers
+from metaq.protocol.remoting.adminbodies import decode_offsets, encode_places
 from metaq.protocol.remoting.attributes import GROUP_ATTRIBUTES, check_attributes
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import Int32
@@ -329,20 +330,33 @@ class GroupAdmin(TopicAdmin):
             self._reset(broker_name, header, [change for change in changes if change.queue.broker_name == broker_name])
 
     def _reset_queues(self, group: str, topic: str, changes: list[OffsetChange]) -> None:
-        """Reset each partition with a request of its own, as RocketMQ 5.x does."""
-        for change in changes:
-            queue = change.queue
-            header = headers.ResetOffset(topic, group, _END, True, Int32(queue.partition), change.after)
-            self._reset(queue.broker_name, header, [change])
+        """Reset all partitions of each broker with one request, whose members are then informed once.
 
-    def _reset(self, broker_name: str, header: headers.ResetOffset, changes: list[OffsetChange]) -> None:
-        """Have a broker reset offsets and inform the members; when none is connected, commit the offsets for the group."""
+        RocketMQ 5.x reads only the header, with one partition, and answers what it has reset; it is asked again for the others.
+        """
+        left = changes
+        while left:
+            queue, after = left[0].queue, left[0].after
+            header = headers.ResetOffset(topic, group, _END, True, Int32(queue.partition), after)
+            there = [change for change in left if change.queue.broker_name == queue.broker_name]
+            body = encode_places({change.queue.partition: change.after for change in there})
+            reset = self._reset(queue.broker_name, header, there, body)
+            left = [change for change in left[1:] if reset.get(change.queue) != change.after]
+
+    def _reset(
+        self, broker_name: str, header: headers.ResetOffset, changes: list[OffsetChange], body: bytes = b""
+    ) -> Mapping[MessageQueue, int]:
+        """Have a broker reset offsets and inform the members; when none is connected, commit the offsets for the group.
+
+        Return the offsets that were set.
+        """
         address = self._core.master(broker_name)
-        request = RemotingRequest.of(Request.INVOKE_BROKER_TO_RESET_OFFSET, header)
+        request = RemotingRequest.of(Request.INVOKE_BROKER_TO_RESET_OFFSET, header, body)
         response = self._core.transport.call(address, request, self._core.deadline())
         if response.code != Response.CONSUMER_NOT_ONLINE:
-            successful(response)
-            return
+            done = successful(response).body
+            return decode_offsets(done) if done else {}
         for change in changes:
             offset = headers.UpdateConsumerOffset(header.group, header.topic, Int32(change.queue.partition), change.after)
             self._ask(address, Request.UPDATE_CONSUMER_OFFSET, offset)
+        return {change.queue: change.after for change in changes}

@@ -279,6 +279,23 @@ def decode_offsets(body: bytes, most_lenient: int = fastjson.MAX_LENIENT_BYTES) 
     return table
 
 
+def encode_places(offsets: Mapping[int, int]) -> bytes:
+    """Return the body of 222 that resets several partitions at once: offsets by number of the partition."""
+    return fastjson.encode({"offsets": {str(number): offset for number, offset in offsets.items()}})
+
+
+def decode_places(body: bytes) -> dict[int, int]:
+    """Return the offsets that 222 sets, by number of the partition; raise ``BadRequest`` when the body is something else."""
+    content = fastjson.decode(body)
+    places = content.get("offsets") if isinstance(content, dict) else None
+    if not isinstance(places, dict) or not places:
+        raise BadRequest("the body has no offsets by partition")
+    for number, offset in places.items():
+        if not (number.isascii() and number.isdecimal() and len(number) <= 9) or type(offset) is not int:
+            raise BadRequest(f"the offsets have {number[:20]!r}, which is no number of a partition, or has no number as offset")
+    return {int(number): offset for number, offset in places.items()}
+
+
 def encode_consumer_status(clients: Mapping[str, Offsets]) -> bytes:
     """Return the body of the answer to 223: the offsets of each client, by its id."""
     table = {client: dict(offsets) for client, offsets in clients.items()}

@@ -186,7 +186,6 @@ ADMITTED: Final[Mapping[int, Admission]] = {
             # topics and groups
             Request.DELETE_TOPIC_IN_BROKER,
             Request.DELETE_SUBSCRIPTIONGROUP,
-            Request.INVOKE_BROKER_TO_RESET_OFFSET,
             Request.CLONE_GROUP_OFFSET,
             Request.CONSUME_MESSAGE_DIRECTLY,
             # the log, transactions and replicas
@@ -210,6 +209,7 @@ ADMITTED: Final[Mapping[int, Admission]] = {
         ROW_BYTES,
     ),
     **_of(_CHANGE, (Request.UPDATE_BROKER_CONFIG, Request.UPDATE_NAMESRV_CONFIG), SETTINGS_BYTES),
+    **_of(_CHANGE, (Request.INVOKE_BROKER_TO_RESET_OFFSET,), SETTINGS_BYTES),  # an offset for each partition
     **_of(_CHANGE, (Request.REGISTER_BROKER,), REGISTRATION_BYTES),
 }
 """By code. A handler cannot be registered for a code that is missing here."""

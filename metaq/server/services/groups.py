@@ -12,7 +12,7 @@ from metaq.engine.tables.groups import Group, check_group_name
 from metaq.errors import BadRequest, RequestFailed
 from metaq.message import DEAD_PREFIX, GroupPartition, MessageQueue, TopicPartition
 from metaq.protocol.remoting import fastjson
-from metaq.protocol.remoting.adminbodies import LeaseProgress
+from metaq.protocol.remoting.adminbodies import LeaseProgress, encode_places
 from metaq.protocol.remoting.attributes import GROUP_ATTRIBUTES
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import DeleteGroup, GetConsumeStats, Int32, ResetOffset, UpdateConsumerOffset
@@ -240,18 +240,22 @@ def reset_offsets(call: Call, group: Name, body: ResetInput) -> ResetResult:
     ]
     if body.apply:
         lags_of(call, group, topic.name)  # who has asked for these is an administrator's tool, whose commits may go back
-        for change in changes:
-            _reset(call, group, topic.name, change)
+        _reset(call, group, topic.name, changes)
     return ResetResult(group=group, topic=topic.name, applied=body.apply, changes=changes)
 
 
-def _reset(call: Call, group: str, topic: str, change: OffsetMove) -> None:
-    """Reset one partition, as ``metaq group reset`` does: without connected members the offset is committed for the group."""
-    number = Int32(change.partition)
-    header = ResetOffset(topic, group, END_MS, True, number, change.after)
-    answer = call.ask(Request.INVOKE_BROKER_TO_RESET_OFFSET, header, also=(Response.CONSUMER_NOT_ONLINE,))
+def _reset(call: Call, group: str, topic: str, changes: list[OffsetMove]) -> None:
+    """Reset partitions, as ``metaq group reset-offset`` does: without connected members offsets are committed for the group.
+
+    Members hear of all of them at once, as each time a Java client waits ten seconds before it acts on it.
+    """
+    body = encode_places({change.partition: change.after for change in changes})
+    header = ResetOffset(topic, group, END_MS, is_force=True)
+    answer = call.ask(Request.INVOKE_BROKER_TO_RESET_OFFSET, header, body, also=(Response.CONSUMER_NOT_ONLINE,))
     if answer.code == Response.CONSUMER_NOT_ONLINE:
-        call.ask(Request.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffset(group, topic, number, change.after))
+        for change in changes:
+            header_of_one = UpdateConsumerOffset(group, topic, Int32(change.partition), change.after)
+            call.ask(Request.UPDATE_CONSUMER_OFFSET, header_of_one)
 
 
 def _target(call: Call, body: ResetInput, number: int) -> int:

@@ -9,8 +9,14 @@ import pytest
 
 from metaq.client import Client, connect
 from metaq.client.admin.admin import Admin
+from metaq.client.consuming.beginning import ConsumeFrom
 from metaq.message import MessageQueue
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.adminbodies import decode_offsets
+from metaq.protocol.remoting.codes import Request
 from metaq.server.api.operations import OPERATIONS, Form
+from tests.support.admin import ask
+from tests.support.admin import connect as connect_java
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.cli import Cli
 from tests.support.halves import GROUP as PRODUCERS
@@ -266,6 +272,40 @@ def test_a_reset_is_shown_before_it_is_made(rest: Rest, admin: Admin) -> None:
         "/groups/r-group/offsets/reset", {"topic": "r-topic", "time_ms": ahead_ms})["changes"]] == [2, 2]  # fmt: skip
     for wrong in ({}, {"to": "first", "offset": 1}, {"to": "first", "partitions": [2]}):
         rest.refused(400, "POST", "/groups/r-group/offsets/reset", {"topic": "r-topic", **wrong})
+
+
+def test_members_are_told_of_a_reset_once(rest: Rest, admin: Admin, broker: BrokerProcess) -> None:
+    """E-04: with all partitions at once. A Java member that is told of each one waits ten seconds each time."""
+    rest.put("/topics/r-wide", {"partitions": 8})
+    rest.publish("r-wide", *"abcdefghijklmnop")
+    subscription = {"topic": "r-wide", "subString": "*", "subVersion": 1, "expressionType": "TAG"}
+    consumer: dict[str, Any] = {"groupName": "r-members", "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING"}
+    consumer |= {"consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "subscriptionDataSet": [subscription]}
+    path, fields = "/groups/r-members/offsets/reset", {"topic": "r-wide", "apply": True}
+
+    with connect_java(broker) as member:
+
+        def told() -> dict[int, int]:
+            """Return what all requests name that have come before the answer to one more."""
+            ask(member, Request.HEART_BEAT, beat)
+            (request,) = [request for request in member.requests if request.code == Request.RESET_CONSUMER_CLIENT_OFFSET]
+            member.requests.clear()
+            return {queue.partition: offset for queue, offset in decode_offsets(request.body).items()}
+
+        beat = fastjson.encode({"clientID": "java@1", "consumerDataSet": [consumer], "producerDataSet": []})
+        ask(member, Request.HEART_BEAT, beat)
+        assert rest.post(path, {**fields, "to": "last"})["changes"][7] == {"partition": 7, "before": None, "after": 2}
+        assert told() == dict.fromkeys(range(8), 2)
+        rest.post(path, {**fields, "time_ms": 1})
+        assert told() == dict.fromkeys(range(8), 0)
+        rest.post(path, {**fields, "offset": 1})
+        assert told() == dict.fromkeys(range(8), 1)
+        rest.post(path, {**fields, "to": "first", "partitions": [2, 5]})
+        assert told() == {2: 0, 5: 0}
+        admin.reset_offset("r-members", "r-wide", 2, apply=True)
+        assert told() == dict.fromkeys(range(8), 2)
+        admin.reset_offset("r-members", "r-wide", ConsumeFrom.FIRST, partitions=[6, 7], apply=True)
+        assert told() == {6: 0, 7: 0}
 
 
 # -- transactions -----------------------------------------------------------------------------------------------------

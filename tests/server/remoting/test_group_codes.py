@@ -8,7 +8,7 @@ import pytest
 
 from metaq.message import MessageQueue
 from metaq.protocol.remoting import fastjson
-from metaq.protocol.remoting.adminbodies import decode_offsets
+from metaq.protocol.remoting.adminbodies import decode_offsets, encode_places
 from metaq.protocol.remoting.codes import COMPACT, JSON, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand, encode_response
 from tests.support.admin import Refused, ask, ask_body, connect, create_topic, pull, queue, records, send
@@ -280,6 +280,29 @@ def test_reset_to_time_end_and_offset(client: RemotingClient) -> None:
     assert committed(client, "turned-back") == 3
     assert reset(timestamp=-1, isForce=False) == 3
     assert committed(client, "turned-back") == 3
+
+
+def test_reset_of_several_partitions(client: RemotingClient) -> None:
+    """SG-067, E-04: a body has an offset for each partition; all or none are set, and each member is told once."""
+    beat(client, "spread", "one@1", TOPIC)
+    fields = {"topic": TOPIC, "group": "spread", "timestamp": -1, "isForce": True, "queueId": 0, "offset": 1}
+    for wrong in (
+        b"[]",
+        b"{",
+        b'{"offsets":{}}',
+        b'{"offsets":{"x":1}}',
+        b'{"offsets":{"0":"1"}}',
+        encode_places({0: 1, 2: 0}),
+    ):
+        with pytest.raises(Refused):
+            ask(client, Request.INVOKE_BROKER_TO_RESET_OFFSET, wrong, **fields)
+    with pytest.raises(Refused, match="9 is not between 0 and 0"):
+        ask(client, Request.INVOKE_BROKER_TO_RESET_OFFSET, encode_places({0: 3, 1: 9}), **fields)
+    assert not any(request.code == Request.RESET_CONSUMER_CLIENT_OFFSET for request in client.requests)
+    answer = ask(client, Request.INVOKE_BROKER_TO_RESET_OFFSET, encode_places({0: 3, 1: 0}), **fields)
+    told = client.request(Request.RESET_CONSUMER_CLIENT_OFFSET)
+    assert decode_offsets(told.body) == decode_offsets(answer.body) == {queue(TOPIC, 0): 3, queue(TOPIC, 1): 0}
+    assert committed(client, "spread") == 3
 
 
 def test_a_group_that_pops_needs_no_members(client: RemotingClient) -> None:

@@ -3,7 +3,7 @@
 (Specs: remoting protocol, section 3.3.)
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Final
 
@@ -22,6 +22,7 @@ from metaq.protocol.remoting.adminbodies import (
     QueueEntry,
     QueueProgress,
     TimeSpan,
+    decode_places,
     encode_all_consume_stats,
     encode_consume_stats,
     encode_corrections,
@@ -193,7 +194,7 @@ class OffsetAdminHandler:
     # -- moving a group -----------------------------------------------------------------------------------------------
 
     def reset(self, session: RemotingSession, request: RemotingCommand) -> None:
-        """Move a group to a time, or (5.x) in one partition to an offset (222).
+        """Move a group to a time, or (5.x) in one partition to an offset, or with a body in several to an offset each (222).
 
         Its members are notified with 220, and drop the messages that they hold. A group in POP mode needs no members for that:
         the broker decides alone which messages come next.
@@ -203,17 +204,20 @@ class OffsetAdminHandler:
         topic = self._context.topics.get(header.topic)
         if topic is None:
             raise RequestFailed(Response.SYSTEM_ERROR, f"the topic {header.topic} does not exist on this broker")
-        if not END <= header.queue_id < topic.all_partitions:
-            raise WrongPartition(
-                f"the topic {topic.name} has {topic.all_partitions} partitions, and {header.queue_id} is not one of them"
-            )
-        if header.offset == NO_OFFSET:
-            header = header._replace(offset=None)
-        if header.offset is not None and header.queue_id == END:
+        numbers = range(topic.all_partitions) if header.queue_id == END else range(header.queue_id, header.queue_id + 1)
+        places: Mapping[int, int | None] = dict.fromkeys(numbers, None if header.offset == NO_OFFSET else header.offset)
+        if request.body:
+            places = decode_places(bytes(request.body))
+        elif header.queue_id == END and header.offset not in (None, NO_OFFSET):
             raise BadRequest("an offset needs a partition, but queueId is missing")
+        for number in places:
+            if not 0 <= number < topic.all_partitions:
+                raise WrongPartition(
+                    f"the topic {topic.name} has {topic.all_partitions} partitions, and {number} is not one of them"
+                )
         if self._context.modes.get(header.topic, header.group).mode is not Mode.POP:
             self._check_members(header.group)
-        self._later.read(session, request, partial(self._reset, header, topic))
+        self._later.read(session, request, partial(self._reset, header, topic, places))
 
     def _check_members(self, name: str) -> None:
         """Raise why a group has no members that can take over other offsets."""
@@ -225,9 +229,9 @@ class OffsetAdminHandler:
                 who = f"the client {member.client.client_id} of version {member.client.version}"
                 raise RequestFailed(Response.SYSTEM_ERROR, f"{who} cannot reset its offsets: its version is too old")
 
-    def _reset(self, header: ResetOffset, topic: Topic, read: Read) -> Answer:
-        numbers = range(topic.all_partitions) if header.queue_id == END else [header.queue_id]
-        wanted = {number: self._target(header, number, read) for number in numbers}
+    def _reset(self, header: ResetOffset, topic: Topic, places: Mapping[int, int | None], read: Read) -> Answer:
+        """Reset partitions to the given offsets; to the time in the header where there is none."""
+        wanted = {number: self._target(header, number, offset, read) for number, offset in places.items()}
         offsets, now_s = self._context.offsets, self._store.clock.monotonic()
         group = self._context.clients.consumer_group(header.group)
         for number, offset in wanted.items():  # no step from here on waits or fails
@@ -246,15 +250,13 @@ class OffsetAdminHandler:
             member.session.tell(Request.RESET_CONSUMER_CLIENT_OFFSET, fields, encode(table))
         return Answer(body=(encode_offsets(table),))
 
-    def _target(self, header: ResetOffset, number: int, read: Read) -> int:
+    def _target(self, header: ResetOffset, number: int, offset: int | None, read: Read) -> int:
         queue = self._store.queues.get(TopicPartition(header.topic, number))
         least, end = (0, 0) if queue is None else (self._store.first(queue, read)[0], queue.readable)
-        if header.offset is not None:
-            if not least <= header.offset <= end:
-                raise BadRequest(
-                    f"the offset {header.offset} is not between {least} and {end}, where {header.topic}-{number} is"
-                )
-            return header.offset
+        if offset is not None:
+            if not least <= offset <= end:
+                raise BadRequest(f"the offset {offset} is not between {least} and {end}, where {header.topic}-{number} is")
+            return offset
         if queue is None or header.timestamp == END:
             return end
         return self._store.reader.at_time(queue, header.timestamp, read)
