@@ -174,6 +174,11 @@ class ReceivedMessage:
         """The reason why ``body`` is not what was sent, or cannot be decoded to a ``value``; else ``None``."""
         return None if self._found is None and not self._most else self._unpacked()[1]
 
+    @property
+    def _is_packed(self) -> bool:
+        """True while the body is compressed and nobody has asked for it."""
+        return self._found is None and bool(self._most)
+
     def _unpacked(self) -> tuple[bytes, DecodeError | None]:
         """Return the inflated body or the error. Inflating all messages on arrival could need more memory than there is."""
         found = self._found

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from metaq.client.message import ReceivedMessage
 from metaq.client.sending.again import properties_again
+from metaq.engine.pool import run_in_pool
 from metaq.errors import BadRequest, MetaqError, RequestFailed
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX, TopicPartition
 from metaq.protocol.properties import DEDUPE_ID, DELAY, RETRY_TOPIC, SHARDING_KEY, UNIQUE_KEY
@@ -25,6 +26,7 @@ from metaq.server.services.messages import (
     PartitionReader,
     StoredMessage,
     by_offset_id,
+    inflate,
     topic_of_reader,
 )
 from metaq.server.services.outgoing import PreparedSend, new_id, outgoing, sent_again
@@ -201,7 +203,7 @@ def _to_group(call: Call, group: str, letter: ReceivedMessage) -> PreparedSend:
         raise BadRequest(f"{letter!r} does not say which topic it came from; it may not be a dead letter")
     properties = {name: value for name, value in letter.properties.items() if name not in (DELAY, DEDUPE_ID)}
     properties[UNIQUE_KEY] = new_id()
-    body, sys_flag = letter._packed()
+    body, sys_flag = run_in_pool(letter._packed)
     return sent_again(f"{RETRY_PREFIX}{group}", body, properties, sys_flag, letter.flag)
 
 
@@ -209,6 +211,7 @@ def _to_topic(call: Call, group: str, letter: ReceivedMessage) -> PreparedSend:
     """Return a dead letter as it goes to the topic that it came from, as a new message."""
     if letter.topic == letter.queue.topic:
         raise BadRequest(f"{letter!r} does not say which topic it came from; send it to its group")
+    inflate(letter)
     if letter.error is not None:
         raise BadRequest(f"{letter!r}: {letter.error}; send it to its group, as it is stored")
     message = MessageInput(

@@ -152,6 +152,6 @@ def _topic(call: Call, name: str) -> TopicState:
     if call.principal.admin or call.principal.may(Action.SUBSCRIBE, name):
         for number in range(min(known.read_partitions, MOST_READ)):
             reader = PartitionReader(call, name, number)
-            newest += [one.properties for one in reader.read(max(0, reader.end - NEWEST), NEWEST).messages]
+            newest += [one.properties for one in reader.read(max(0, reader.end - NEWEST), NEWEST, most_body=0).messages]
             call.rest_after(number + 1)
     return TopicState(name, None, "", queues, tuple(newest))

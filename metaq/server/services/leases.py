@@ -27,7 +27,7 @@ from metaq.protocol.remoting.leases.receipts import decode_receipt
 from metaq.protocol.subscription import EVERYTHING, ExpressionKind
 from metaq.server.access.permissions import Action
 from metaq.server.services.call import Call
-from metaq.server.services.messages import WAIT_MS, StoredMessage, as_row
+from metaq.server.services.messages import WAIT_MS, StoredMessage, row_of
 from metaq.server.services.rows import (
     After,
     Done,
@@ -187,7 +187,7 @@ def lease(call: Call, group: Name, body: LeaseInput) -> MessageLeases:
     places = [(TopicPartition(one.queue.topic, one.partition), int(one.queue_offset)) for one in found]
     receipts = receipts_of(decode_header(PopAnswer, answer.fields), call.broker, places)
     pairs = zip(found, receipts, strict=True)
-    return MessageLeases(messages=[MessageLease(message=as_row(one), receipt=str(receipt)) for one, receipt in pairs])
+    return MessageLeases(messages=[MessageLease(message=row_of(one), receipt=str(receipt)) for one, receipt in pairs])
 
 
 def ack(call: Call, group: Name, body: AckInput) -> Done:

@@ -2,7 +2,7 @@
 
 import heapq
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Annotated
 
@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from metaq.client.consuming.records import decode_messages
 from metaq.client.message import ReceivedMessage
+from metaq.engine.pool import run_in_pool
 from metaq.engine.reading.filters import filter_of, parse_cached
 from metaq.engine.tables.topics import Topic
 from metaq.errors import BadRequest, Overloaded, RequestFailed
@@ -29,6 +30,8 @@ from metaq.store.queues.consumequeue import ConsumeQueue
 
 MOST_BODY = 256 * 1024
 """Bytes of a body that are shown; a larger one is cut."""
+MOST_SHOWN = 4 * 1024 * 1024
+"""Bytes of bodies after which a page ends: compressed messages may be a thousand times as large as they are stored."""
 EVER_MS = (1 << 62) - 1
 """A time after all others."""
 MOST_FOUND = 64
@@ -78,7 +81,7 @@ class ReadQuery(Input, frozen=True):
 class NewestQuery(Input, frozen=True):
     """The number of messages that are wanted."""
 
-    limit: Annotated[int, Meta(ge=1, le=256)] = 50
+    limit: Annotated[int, Meta(ge=1, le=256, description="The most messages; fewer when they are large.")] = 50
 
 
 class TailQuery(Input, frozen=True):
@@ -103,7 +106,7 @@ class SearchQuery(Input, frozen=True):
     id: Annotated[str, Meta(max_length=255, description="The id that the sender made.")] = ""
     from_ms: UnixMs = 0
     to_ms: UnixMs = EVER_MS
-    limit: Annotated[int, Meta(ge=1, le=MOST_FOUND)] = 32
+    limit: Annotated[int, Meta(ge=1, le=MOST_FOUND, description="The most messages; fewer when they are large.")] = 32
 
 
 def read_messages(call: Call, topic: Name, partition: Partition, query: ReadQuery) -> MessagesRead:
@@ -124,24 +127,22 @@ def read_newest(call: Call, topic: Name, query: NewestQuery) -> RowPage[StoredMe
     """Return the newest messages of all partitions of a topic, the newest first."""
     known = topic_of(call, topic, Action.SUBSCRIBE)
     topic_of_reader(call, topic, 0)
-    found: list[StoredMessage] = []
-    for partition, (begin, end) in _newest(call, known, query.limit).items():
-        reader = PartitionReader(call, topic, partition)
-        at = begin
-        while at < end:  # one read has fewer messages when they are large
-            part = reader.read(at, end - at)
-            found += part.messages
-            if part.next <= at:
-                break
-            at = part.next
-    newest = sorted(found, key=lambda one: decode_offset_id(one.offset_id).log_offset, reverse=True)
-    return RowPage(rows=newest[: query.limit], next=None)
+    rows: list[StoredMessage] = []
+    shown = 0
+    for number, (partition, ordinal) in enumerate(_newest(call, known, query.limit), 1):
+        found = PartitionReader(call, topic, partition).read(ordinal, 1).messages
+        rows += [one for one in found if one.offset == ordinal]  # another one where it was deleted meanwhile
+        shown += sum(map(_shown, found))
+        if shown >= MOST_SHOWN:
+            break
+        call.rest_after(number)
+    return RowPage(rows=rows, next=None)
 
 
-def _newest(call: Call, topic: Topic, most: int) -> dict[int, tuple[int, int]]:
-    """Return the offsets of the newest messages of a topic, by partition: the first, and the one after the last."""
+def _newest(call: Call, topic: Topic, most: int) -> list[tuple[int, int]]:
+    """Return the partitions and the offsets in them of the newest messages of a topic, the newest first."""
     store, read = call.context.store, call.interior.read
-    spans: dict[int, tuple[int, int]] = {}
+    found: list[tuple[int, int]] = []
     heap: list[tuple[int, int, int, ConsumeQueue]] = []
 
     def push(queue: ConsumeQueue, ordinal: int) -> None:
@@ -158,10 +159,10 @@ def _newest(call: Call, topic: Topic, most: int) -> dict[int, tuple[int, int]]:
         if not heap:
             break
         _, partition, ordinal, queue = heapq.heappop(heap)
-        spans[partition] = ordinal, spans.get(partition, (0, ordinal + 1))[1]
+        found.append((partition, ordinal))
         push(queue, ordinal - 1)
         call.rest_after(number + 1)
-    return spans
+    return found
 
 
 def search(call: Call, topic: Name, query: SearchQuery) -> RowPage[StoredMessage]:
@@ -174,7 +175,8 @@ def search(call: Call, topic: Name, query: SearchQuery) -> RowPage[StoredMessage
     else:
         header = QueryMessage(topic, query.id, Int32(query.limit), query.from_ms, query.to_ms)
         found = [one for one in _query(call, header, _BY_ID) if one.id == query.id]
-    return RowPage(rows=[as_row(one) for one in sorted(found, key=_age)[-query.limit :]], next=None)
+    newest = sorted(found, key=_age, reverse=True)[: query.limit]
+    return RowPage(rows=_page_of(newest)[::-1], next=None)
 
 
 def found_by_id(call: Call, topic: str, ident: str) -> list[ReceivedMessage]:
@@ -192,7 +194,7 @@ def _query(call: Call, header: QueryMessage, more: Mapping[str, str]) -> list[Re
 
 def show_message(call: Call, offset_id: OffsetId) -> StoredMessage:
     """Return the message with an id that this broker made."""
-    return as_row(by_offset_id(call, offset_id))
+    return row_of(by_offset_id(call, offset_id))
 
 
 def by_offset_id(call: Call, offset_id: str) -> ReceivedMessage:
@@ -241,8 +243,9 @@ class PartitionReader:
             found = self._read(found.next, most)
         data = b"".join(found.body)
         decoded = decode_messages(data, self._call.broker, damaged_too=True) if data else []
-        messages = [as_row(one, most_body) for one in decoded]
-        return MessagesRead(messages=messages, next=found.next, begin=found.least, end=found.most)
+        messages = _page_of(decoded, most_body)
+        following = found.next if len(messages) == len(decoded) else messages[-1].offset + 1
+        return MessagesRead(messages=messages, next=following, begin=found.least, end=found.most)
 
     def _read(self, offset: int, most: int) -> Found:
         return read_partition(self._call.context.store, self.key, offset, most, self._filter, self._call.interior.read)
@@ -302,8 +305,32 @@ def _tail(call: Call, topic: str, at: dict[PartitionReader, int]) -> Iterator[St
                 yield None
 
 
-def as_row(message: ReceivedMessage, most_body: int = MOST_BODY) -> StoredMessage:
+def inflate(message: ReceivedMessage) -> None:
+    """Inflate a compressed body in a thread, so that nobody else waits for it: the largest take 40 ms."""
+    if message._is_packed:
+        run_in_pool(message._unpacked)
+
+
+def _page_of(messages: Sequence[ReceivedMessage], most_body: int = MOST_BODY) -> list[StoredMessage]:
+    """Return the first messages as users see them: all of them, or fewer when they are large."""
+    rows: list[StoredMessage] = []
+    shown = 0
+    for message in messages:
+        if shown >= MOST_SHOWN:
+            break
+        rows.append(row_of(message, most_body))
+        shown += _shown(rows[-1])
+    return rows
+
+
+def _shown(row: StoredMessage) -> int:
+    """Return the size of what is there of a body."""
+    return len(row.body or row.body_base64 or "")
+
+
+def row_of(message: ReceivedMessage, most_body: int = MOST_BODY) -> StoredMessage:
     """Return a message as users see it, with so many bytes of its body."""
+    inflate(message)
     error, body = message.error, message.body
     part = body[:most_body]
     text = _text(part, is_cut=len(part) < len(body))

@@ -2,7 +2,8 @@
 
 A subscription is one of the text protocol (``metaq.server.text.push``), in a session without a socket that the endpoint knows
 like every other: it counts among the connections, is listed with them, and is closed with them when the broker stops or changes
-its role. What it pushes is written as JSON. Commands go to it as lines of the text protocol, so they are answered in order.
+its role. What it pushes becomes JSON when it is sent. Commands go to it as lines of the text protocol, so they are answered in
+order.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from metaq.protocol.text.replies import BAD_REQUEST, FORBIDDEN, NOT_FOUND, OK, U
 from metaq.server.endpoint import Endpoint
 from metaq.server.services.call import Call
 from metaq.server.services.leases import MessageLease, ReceiptText
-from metaq.server.services.messages import as_row
+from metaq.server.services.messages import row_of
 from metaq.server.services.rows import Input, Name, Output
 from metaq.server.text.leaseanswers import FrameStyle
 from metaq.server.text.session import TextSession
@@ -36,6 +37,8 @@ from metaq.server.wire.session import READABLE, Buffer
 LINE_BYTES = 256
 """The longest command is ``nack`` with an ID of 33 characters."""
 MOST_OPAQUE = 1 << 30
+_MESSAGE = b"{"
+"""Begins a buffer with a message, as it begins no reply."""
 _CODES = {
     BAD_REQUEST: Response.SYSTEM_ERROR,
     FORBIDDEN: Response.NO_PERMISSION,
@@ -153,8 +156,8 @@ class PushStream:
         """Return what is to be sent now, messages as JSON; wait so long for it. Empty also after ``wake`` and ``end``."""
         found: list[bytes | LeaseChanged | LeaseUnchanged] = []
         for data in self._outlet.take(seconds):
-            if data.startswith(b"{"):
-                found.append(data)
+            if data.startswith(_MESSAGE):
+                found.append(self._pushed(data))
             else:
                 found += [answer for reply in self._replies.receive(data) if (answer := self._answer(reply)) is not None]
         return found
@@ -174,9 +177,13 @@ class PushStream:
         return None if receipt is None else LeaseChanged(done=receipt)
 
     def _write(self, push: Push, stored: Stored, out: list[Buffer]) -> None:
-        """Append a message with its receipt, as JSON: one buffer, which begins with a brace as no reply does."""
-        [message] = decode_messages(bytes(stored.buffer), self._call.broker, push.topic, damaged_too=True)
-        out.append(msgspec.json.encode(MessageLease(message=as_row(message), receipt=str(push.id))))
+        """Append a message as it is stored, after its receipt: one buffer. ``next`` makes JSON of it, as it may wait."""
+        out.append(b"".join((_MESSAGE, str(push.id).encode(), b"\n", stored.buffer)))
+
+    def _pushed(self, data: bytes) -> bytes:
+        receipt, _, record = data.removeprefix(_MESSAGE).partition(b"\n")
+        [message] = decode_messages(record, self._call.broker, damaged_too=True)
+        return msgspec.json.encode(MessageLease(message=row_of(message), receipt=receipt.decode()))
 
 
 def subscribe(call: Call, group: Name, query: SubscribeQuery) -> PushStream:

@@ -16,6 +16,7 @@ from metaq.server.services.messages import (
     StoredMessage,
     TailQuery,
     by_offset_id,
+    inflate,
     read_messages,
     read_newest,
     search,
@@ -122,6 +123,7 @@ def _message(visit: Visit) -> dict[str, Any]:
 
 def _download(visit: Visit) -> tuple[str, bytes]:
     message = by_offset_id(visit.call, visit.path["offset_id"])
+    inflate(message)
     return f"{message.topic}-{message.partition}-{message.queue_offset}.bin", bytes(message.body)
 
 
