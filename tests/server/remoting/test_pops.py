@@ -12,7 +12,7 @@ from metaq.engine.leases.draining import Drain
 from metaq.engine.leases.keeping import LeaseKeeper
 from metaq.engine.leases.leasing import Leasing
 from metaq.engine.writing import Draft, note, stage
-from metaq.message import TopicPartition
+from metaq.message import RETRY_PREFIX, TopicPartition
 from metaq.protocol import properties
 from metaq.protocol.record import Record, decode_record, is_intact
 from metaq.protocol.remoting.attributes import LATEST_MS
@@ -378,6 +378,16 @@ def test_other_receipts_mean_nothing(consumer: Consumer) -> None:
         assert consumer.ack(other) == Response.NO_MESSAGE
         assert consumer.change(other, 0).code == Response.NO_MESSAGE
     assert consumer.ack(receipt) == Response.SUCCESS
+
+
+def test_retry_topics_are_not_popped(consumer: Consumer) -> None:
+    """A-09: no receipt can name their messages, which would become dead letters without a consumer that had them."""
+    retry = f"{RETRY_PREFIX}{GROUP}"
+    consumer.parts.context.topics.ensure(retry, 1)
+    header = PopMessage(GROUP, retry, Int32(ALL_QUEUES), Int32(8), INVISIBLE_MS, 0, Int32(0))
+    answer = consumer.ask(Request.POP_MESSAGE, header)
+    assert answer is not None and answer.remark is not None
+    assert (answer.code, answer.remark) == (Response.NO_PERMISSION, f"{retry} is a retry topic: those are always pulled")
 
 
 def test_a_reset_ends_all_leases(consumer: Consumer) -> None:

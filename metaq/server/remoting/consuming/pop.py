@@ -10,7 +10,7 @@ from metaq.engine.reading.filters import EVERY_MESSAGE, Filter, exact_filter, pa
 from metaq.engine.tables.groups import Group
 from metaq.engine.tables.topics import Topic
 from metaq.errors import AccessDenied, RequestFailed
-from metaq.message import TopicPartition
+from metaq.message import RETRY_PREFIX, TopicPartition
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.headers import Int32, decode_header, encode_header
@@ -110,6 +110,8 @@ class PopHandler:
     ) -> tuple[Group, Topic]:
         """Return the group and the topic of a request; raise why they may not be used. Only a master makes the group."""
         demand(session.principal, Action.CONSUME, group_name)
+        if topic_name.startswith(RETRY_PREFIX):  # receipts cannot name its messages
+            raise RequestFailed(Response.NO_PERMISSION, f"{topic_name[:255]} is a retry topic: those are always pulled")
         if of_master:
             self.context.store.check_master()
         groups, is_master = self.context.groups, self.context.replicas.is_master
