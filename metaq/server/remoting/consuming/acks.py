@@ -135,9 +135,8 @@ class AckHandler:
             raise RequestFailed(Response.NO_MESSAGE, "the request has no acks")
         done = sum([self._ack_row(row) for row in batch.acks])
         answer = Answer(fields={"done": str(done)})  # of BatchAckAnswer
-        if not done:
-            return answer
-        self._answer(session, request, answer, *{GroupPartition(row.group, row.topic, row.queue) for row in batch.acks})
+        places = {GroupPartition(row.group, row.topic, row.queue) for row in batch.acks}
+        self._answer(session, request, answer, *places)  # one that comes again waits, too: the first may not be safe yet
         return None
 
     def _ack_row(self, row: AckRow) -> int:
