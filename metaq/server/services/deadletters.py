@@ -256,8 +256,14 @@ def discard_some(call: Call, group: Name, body: DiscardInput) -> Discarded:
 
 def _letter(call: Call, group: str, offset_id: str) -> ReceivedMessage:
     """Return a dead letter of a group. Raise ``RequestFailed`` when it is none, or was discarded."""
-    letter, name = by_offset_id(call, offset_id), f"{DEAD_PREFIX}{group}"
-    topic = call.context.topics.get(name)
-    if letter.queue.topic != name or topic is None or letter.queue_offset in topic.discarded:
+    letter, name, store = by_offset_id(call, offset_id), f"{DEAD_PREFIX}{group}", call.context.store
+    topic, queue = call.context.topics.get(name), store.queues.get(TopicPartition(name, 0))
+    if (
+        letter.queue.topic != name
+        or topic is None
+        or queue is None
+        or letter.queue_offset in topic.discarded
+        or letter.queue_offset < store.first(queue, call.interior.read)[0]  # it was discarded with the topic
+    ):
         raise RequestFailed(Response.QUERY_NOT_FOUND, f"the message {offset_id} is no dead letter of the group {group}")
     return letter

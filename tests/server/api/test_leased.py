@@ -111,6 +111,26 @@ def test_dead_letters(rest: Rest, cli: Cli) -> None:
     assert rest.delete(f"{path}/dead-letters") == {"discarded": 0}
 
 
+def test_letters_that_were_all_discarded_stay_so(rest: Rest) -> None:
+    """E-09: also when the group has a new one, behind those: they are neither sent again nor discarded again."""
+    rest.put("/topics/d-emptied", {"partitions": 1})
+    old = [letter["offset_id"] for letter in dead_letters(rest, "d-emptied", "d-emptied", ["a", "b"])]
+    path = "/groups/d-emptied/dead-letters"
+    assert rest.delete(path) == {"discarded": 2}
+    rest.publish("d-emptied", "c")
+    (leased,) = rest.post("/groups/d-emptied/leases", {"topic": "d-emptied"})["messages"]
+    rest.post("/groups/d-emptied/leases/nack", {"topic": "d-emptied", "receipt": leased["receipt"], "reject": True})
+    wait_until(lambda: rest.get("/groups/d-emptied")["dead_letters"] == 1, DEADLINE_S, "it is a dead letter")
+    [new] = [letter["offset_id"] for letter in rest.get(path)["messages"]]
+    before = rest.get("/topics/d-emptied")["messages"]
+    done = rest.post(f"{path}/replay", {"offset_ids": [*old, new]})
+    assert [letter["refused"] is None for letter in done["letters"]] == [False, False, True]
+    assert "is no dead letter of the group" in done["letters"][0]["refused"]
+    assert rest.get("/topics/d-emptied")["messages"] == before + 1
+    assert rest.refused(404, "POST", f"{path}/discard", {"offset_ids": old})["code"] == 22
+    assert rest.get("/groups/d-emptied")["dead_letters"] == 1
+
+
 def test_two_replays_at_once(rest: Rest, broker: BrokerProcess) -> None:
     """E-09: of the same letters, to be discarded: each is sent by one of them, and the other one says so."""
     rest.put("/topics/d-twice", {"partitions": 1})
