@@ -149,6 +149,7 @@ class Offsets(RuleBasedStateMachine):
         for rows in (self.snapshot, *self.log):
             loaded.replay(changes_of(rows))
         assert contents(loaded) == self.model
+        assert [loaded.topics_of(group) for group in ("g", "h")] == [self.table.topics_of(group) for group in ("g", "h")]
 
     @invariant()
     def is_the_model(self) -> None:

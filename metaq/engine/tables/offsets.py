@@ -44,6 +44,7 @@ class OffsetTable:
 
     def __init__(self) -> None:
         self._offsets: dict[tuple[str, str], dict[int, int]] = {}
+        self._topics: dict[str, set[str]] = {}  # of each group, those in which it has offsets
         self._changed: dict[GroupPartition, None] = {}
         self._resets: dict[GroupPartition, float] = {}  # until when each stands
         self.version = 0
@@ -73,7 +74,7 @@ class OffsetTable:
 
     def topics_of(self, group: str) -> list[str]:
         """Return the topics in which a group has offsets, sorted."""
-        return sorted(topic for name, topic in self._offsets if name == group)
+        return sorted(self._topics.get(group, ()))
 
     def groups_of(self, topic: str) -> list[str]:
         """Return the groups that have offsets in a topic, sorted."""
@@ -135,7 +136,7 @@ class OffsetTable:
 
     def remove(self, group: str) -> None:
         """Remove all offsets of a group."""
-        self._remove([key for key in self._offsets if key[0] == group])
+        self._remove([(group, topic) for topic in self.topics_of(group)])
 
     def remove_topic(self, topic: str) -> None:
         """Remove all offsets in a topic."""
@@ -145,16 +146,32 @@ class OffsetTable:
         for group, topic in keys:
             if self.owner is not None:
                 self.owner.forget(group, topic)
-            for partition in self._offsets.pop((group, topic)):
+            for partition in self._dropped(group, topic):
                 place = GroupPartition(group, topic, partition)
                 self._resets.pop(place, None)
                 self._changed[place] = None
                 self.version += 1
 
     def _set(self, place: GroupPartition, offset: int) -> None:
-        self._offsets.setdefault((place.group, place.topic), {})[place.partition] = offset
+        self._kept(place.group, place.topic)[place.partition] = offset
         self._changed[place] = None
         self.version += 1
+
+    def _kept(self, group: str, topic: str) -> dict[int, int]:
+        """Return the offsets of a group in a topic, to which one will be added when there is none."""
+        offsets = self._offsets.get((group, topic))
+        if offsets is None:
+            offsets = self._offsets[group, topic] = {}
+            self._topics.setdefault(group, set()).add(topic)
+        return offsets
+
+    def _dropped(self, group: str, topic: str) -> dict[int, int]:
+        """Return the offsets of a group in a topic, which are kept no longer."""
+        topics = self._topics[group]
+        topics.remove(topic)
+        if not topics:
+            del self._topics[group]
+        return self._offsets.pop((group, topic))
 
     # -- keeping ------------------------------------------------------------------------------------------------------
 
@@ -175,11 +192,10 @@ class OffsetTable:
     def replay(self, changes: Mapping[GroupPartition, int]) -> None:
         """Apply stored changes, in the order in which they were stored."""
         for place, offset in changes.items():
-            key = (place.group, place.topic)
-            offsets = self._offsets.setdefault(key, {})
+            offsets = self._kept(place.group, place.topic)
             if offset == GONE:
                 offsets.pop(place.partition, None)
             else:
                 offsets[place.partition] = offset
             if not offsets:
-                del self._offsets[key]
+                self._dropped(place.group, place.topic)

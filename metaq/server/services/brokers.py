@@ -263,7 +263,9 @@ def list_connections(call: Call, query: NamesQuery) -> RowPage[ConnectionRow]:
     call.demand(Action.INSPECT)
     ids, now = _client_ids(call), time.monotonic()
     sessions = {_address(session): session for session in call.interior.endpoint.sessions}
-    return page_of(sorted(sessions.items()), query, lambda item: item[0], lambda item: _connection(item[0], item[1], ids, now))
+    return page_of(
+        call, sorted(sessions.items()), query, lambda item: item[0], lambda item: _connection(item[0], item[1], ids, now)
+    )
 
 
 def show_replicas(call: Call) -> ReplicaFacts:

@@ -115,7 +115,7 @@ def list_dead_groups(call: Call, query: NamesQuery) -> RowPage[DeadGroup]:
     topics = [topic.name for topic in call.context.topics if topic.name.startswith(DEAD_PREFIX)]
     counted = ((name.removeprefix(DEAD_PREFIX), number_of_messages(call, name)) for name in topics)
     found = (pair for pair in counted if pair[1])
-    return page_of(found, query, lambda pair: pair[0], lambda pair: DeadGroup(group=pair[0], dead_letters=pair[1]))
+    return page_of(call, found, query, lambda pair: pair[0], lambda pair: DeadGroup(group=pair[0], dead_letters=pair[1]))
 
 
 def list_dead(call: Call, group: Name, query: DeadQuery) -> MessagesRead:

@@ -162,7 +162,7 @@ def list_groups(call: Call, query: GroupsQuery) -> RowPage[GroupSummary]:
     call.demand(Action.INSPECT)
     groups = call.context.groups
     wanted = (group for group in groups if query.system or not groups.is_system(group.name))
-    return page_of(wanted, query, lambda group: group.name, lambda group: GroupSummary(**_summary(call, group)))
+    return page_of(call, wanted, query, lambda group: group.name, lambda group: GroupSummary(**_summary(call, group)))
 
 
 def show_group(call: Call, group: Name) -> GroupDetail:

@@ -212,7 +212,7 @@ def list_leasing(call: Call, query: NamesQuery) -> RowPage[LeasingGroup]:
     """Return a page of the groups that lease messages, each with the topics, by name; none on a slave."""
     call.demand(Action.INSPECT)
     pairs = sorted(call.interior.leases.pairs())
-    return page_of(pairs, query, lambda pair: f"{pair[0]} {pair[1]}", lambda pair: _leasing(call, *pair))
+    return page_of(call, pairs, query, lambda pair: f"{pair[0]} {pair[1]}", lambda pair: _leasing(call, *pair))
 
 
 def _leasing(call: Call, group: str, topic: str) -> LeasingGroup:

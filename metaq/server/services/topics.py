@@ -89,7 +89,7 @@ def list_topics(call: Call, query: TopicsQuery) -> RowPage[TopicSummary]:
     call.demand(Action.INSPECT)
     topics = call.context.topics
     wanted = (topic for topic in topics if query.system or not topics.is_system(topic.name))
-    return page_of(wanted, query, lambda topic: topic.name, lambda topic: TopicSummary(**_summary(call, topic)))
+    return page_of(call, wanted, query, lambda topic: topic.name, lambda topic: TopicSummary(**_summary(call, topic)))
 
 
 def show_topic(call: Call, topic: Name) -> TopicDetail:

@@ -34,7 +34,7 @@ def track_message(call: Call, offset_id: OffsetId, query: NamesQuery) -> RowPage
     def row(group: str) -> GroupTrack:
         return GroupTrack(group=group, state=track_of(traces, group, message))
 
-    return page_of(traces.groups_of_topic(message.queue.topic), query, str, row)
+    return page_of(call, traces.groups_of_topic(message.queue.topic), query, str, row)
 
 
 class _OwnTraces:

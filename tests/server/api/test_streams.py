@@ -9,7 +9,9 @@ from typing import Final
 import gevent
 import pytest
 
+from metaq.engine.tables.groups import Group
 from metaq.server.api.site import BOUNDS
+from metaq.server.console.visit import PAGE_ROWS
 from metaq.server.services import brokers
 from metaq.server.services.call import Call
 from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess, wait_until
@@ -198,6 +200,22 @@ def test_an_upgrade_with_a_body_is_no_upgrade(broker: BrokerProcess) -> None:
         connection.sendall((head + upgrade).encode() + data + following.encode())
         received = b"".join(iter(lambda: connection.recv(65536), b""))
     assert received.count(b"HTTP/1.1 200 OK") == 2
+
+
+def test_a_page_lets_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E-02: between the rows of a list; in the console also between their lags."""
+    rested: list[int] = []
+    monkeypatch.setattr(Call, "rest_after", lambda _, number: rested.append(number))
+    with ExitStack() as stack:
+        served = Served(stack, tmp_path / "data")
+        for number in range(MANY):
+            served.broker.engine.context.groups.put(Group(f"many-{number:03}"))
+        browser = Browser(served)
+        for path, rows, times in ((f"{ROOT}/groups", MANY, 1), ("/console/groups", PAGE_ROWS, 2)):
+            rested.clear()
+            answer = browser.ask(f"GET {path}?search=many HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            assert answer is not None and f"many-{rows - 1:03}" in answer.body
+            assert rested.count(rows) == times
 
 
 def test_a_tail_that_catches_up_lets_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ MOST_LINES: Final = 300
 
 def _settings(visit: Visit, query: NamesQuery) -> dict[str, Any]:
     rows = show_settings(visit.call).rows
-    page = page_of(rows, query, lambda row: f"{row.name} {row.value}", lambda row: row)
+    page = page_of(visit.call, rows, query, lambda row: f"{row.name} {row.value}", lambda row: row)
     return {"page": page, "changeable": _changeable(rows)}
 
 

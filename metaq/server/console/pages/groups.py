@@ -29,8 +29,11 @@ _PLACES: Final = {"first": "the oldest message", "last": "the end", "time": "a t
 
 
 def _list(visit: Visit, query: GroupsQuery) -> dict[str, Any]:
-    page = list_groups(visit.call, query)
-    return {"page": page, "lags": {row.group: show_lag(visit.call, row.group, LagQuery()).lag for row in page.rows}}
+    page, lags = list_groups(visit.call, query), {}
+    for number, row in enumerate(page.rows, 1):
+        lags[row.group] = show_lag(visit.call, row.group, LagQuery()).lag
+        visit.call.rest_after(number)
+    return {"page": page, "lags": lags}
 
 
 def _group(visit: Visit) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def list_users(call: Call, query: NamesQuery) -> RowPage[UserRow]:
     """Return a page of the users with their rights, by name; none when the broker has no users file."""
     call.demand(Action.ADMINISTER)
     users = call.interior.endpoint.authentication.users
-    return page_of(sorted(users.items()), query, lambda item: item[0], lambda item: _row(*item))
+    return page_of(call, sorted(users.items()), query, lambda item: item[0], lambda item: _row(*item))
 
 
 def _row(name: str, user: User) -> UserRow:
