@@ -9,7 +9,7 @@ API: Final = [
         "MY-032",
         "server/services/outgoing.py",
         "return abs(java_hash(message.ordering_key)) % partitions",
-        "return ROTATION.next(partitions)",
+        "return ROTATION.next(topic, partitions)",
         "server/api/test_operations.py::test_many_messages",
     ),
     M(

@@ -79,7 +79,8 @@ class ShortPublish:
 
     def take(self, session: HttpSession, body: bytes) -> bool:
         """Stage the message of a request, whose answer is owed from then on; or do nothing, and return false."""
-        own, principal, turns, turn = self._publishing, self._principal, self._publishing.turns, ROTATION.turn
+        own, principal, turns, topic = self._publishing, self._principal, self._publishing.turns, self._topic
+        turn = ROTATION.turn(topic)
         if self._version != own.authentication.version or own.is_stopped():
             return False
         session.principal = principal
@@ -87,17 +88,17 @@ class ShortPublish:
         if outcome is None or not outcome.is_of(own, principal, turns.number):
             session.outcome = outcome = PublishOutcome(session, turns.number, own, principal)  # it takes what is sent
         try:
-            ident, fields, data = outgoing(own.context, self._topic, own.forms.read(body))
+            ident, fields, data = outgoing(own.context, topic, own.forms.read(body))
             request = RemotingCommand(_SEND, 0, 0, fields, data, None, "HTTP", VERSION, JSON)
             taken = own.sends(session, (request,), 0)
         except MetaqError:
             taken = 0
         if not taken:  # the long way says why, if there is a reason
-            ROTATION.turn = turn
+            ROTATION.go_back(topic, turn)
             return False
         if not outcome.made:
             turns.staged(outcome)
-        outcome.made.append((ident, self._topic))
+        outcome.made.append((ident, topic))
         return True
 
 

@@ -15,6 +15,8 @@ from metaq.protocol.record import java_hash
 
 PRODUCER: Final = "metaq_rest"
 """The producer group under which messages are sent."""
+MOST_TOPICS: Final = 10_000
+"""Topics whose turn is known; then the first one begins again."""
 _ids: Final = UniqueIds("127.0.0.1")
 
 
@@ -30,13 +32,26 @@ class Rotation:
     """The partitions of topics, each in turn."""
 
     def __init__(self) -> None:
-        self.turn = 0
-        """The number of messages that have had one so far."""
+        self._turns: dict[str, int] = {}
 
-    def next(self, partitions: int) -> int:
-        """Return the number of the next partition of so many."""
-        self.turn += 1
-        return (self.turn - 1) % partitions
+    def next(self, topic: str, partitions: int) -> int:
+        """Return the number of the next partition of so many that a topic has."""
+        turn = self._turns.get(topic)
+        if turn is None:
+            turn = 0
+            if len(self._turns) >= MOST_TOPICS:
+                del self._turns[next(iter(self._turns))]
+        self._turns[topic] = turn + 1
+        return turn % partitions
+
+    def turn(self, topic: str) -> int:
+        """Return how many messages of a topic have had a turn so far."""
+        return self._turns.get(topic, 0)
+
+    def go_back(self, topic: str, turn: int) -> None:
+        """Take back the turns of messages that are sent another way."""
+        if topic in self._turns:
+            self._turns[topic] = turn
 
 
 ROTATION: Final = Rotation()
@@ -100,4 +115,4 @@ def _partition(context: Context, topic: str, message: Any) -> int:
         return 0
     if message.ordering_key is not None:
         return abs(java_hash(message.ordering_key)) % partitions
-    return ROTATION.next(partitions)
+    return ROTATION.next(topic, partitions)

@@ -58,6 +58,20 @@ def test_a_body_that_comes_byte_by_byte(served: Served) -> None:
     assert (answer is not None and answer.status, served.long) == ("HTTP/1.1 200 OK", before + 1)
 
 
+def test_each_topic_has_turns_of_its_own(served: Served) -> None:
+    """E-04: a program that publishes to two topics by turns reaches all partitions of both, on each way."""
+    names = ("one-turn", "another-turn")
+    warm(served, *names)
+    browser = Browser(served)
+    places: dict[str, set[int]] = {name: set() for name in names}
+    for _ in range(4):
+        for name in names:
+            answer = browser.ask(request(name, {"body": "x"}))
+            assert answer is not None
+            places[name].add(json.loads(answer.body)["partition"])
+    assert list(places.values()) == [{0, 1, 2, 3}] * 2
+
+
 def test_partitions_that_no_publish_had_before(served: Served) -> None:
     """E-32: each goes the long way once, and then no more: what is not short takes no turn."""
     browser, before = Browser(served), served.long
