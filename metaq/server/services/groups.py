@@ -174,14 +174,19 @@ def show_group(call: Call, group: Name) -> GroupDetail:
 def put_group(call: Call, group: Name, body: GroupSettingsInput) -> GroupDetail:
     """Create a group, or change it, and return it."""
     check_group_name(group)
-    row = (call.context.groups.get(group) or Group(group)).row()
+    known = call.context.groups.get(group) or Group(group)
+    row = known.row()
     given = {
         "consumeEnable": body.consume_enabled,
         "consumeBroadcastEnable": body.broadcast_enabled,
         "retryMaxTimes": body.retry_max_times,
     }
     row.update({name: value for name, value in given.items() if value is not None})
-    row["attributes"] = {f"+{name}" if value else f"-{name}": value for name, value in body.attributes.items()}
+    row["attributes"] = {
+        f"+{name}" if value else f"-{name}": value
+        for name, value in body.attributes.items()
+        if value or name in known.attributes or name not in GROUP_ATTRIBUTES  # others have their default already
+    }
     call.ask(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=fastjson.encode(row))
     return _detail(call, group_of_call(call, group))
 

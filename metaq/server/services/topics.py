@@ -119,9 +119,7 @@ def put_topic(call: Call, topic: Name, body: TopicSettingsInput) -> TopicDetail:
         attributes=write_changes(_changes(before, body)) or None,
     )
     call.ask(Request.UPDATE_AND_CREATE_TOPIC, header)
-    made = topic_of(call, topic)
-    ends = [_ends(call, made, number) for number in range(made.all_partitions)]
-    return TopicDetail(**_summary(call, made), ends=ends, groups=[])
+    return show_topic(call, topic)
 
 
 def delete_topic(call: Call, topic: Name) -> Done:
