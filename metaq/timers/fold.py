@@ -8,9 +8,9 @@ from typing import Final, NamedTuple
 from metaq.errors import CorruptRecord
 from metaq.message import TopicPartition
 from metaq.protocol.text.messages import Stored
+from metaq.store.copies.snapshots import offset_from
 from metaq.store.files.filecache import Read
 from metaq.store.messagestore import MessageStore
-from metaq.store.queues.consumequeue import FILLER_SIZE, ConsumeQueue
 from metaq.timers.records import (
     MARKS,
     PARKS,
@@ -58,21 +58,11 @@ def _first_at(store: MessageStore, key: TopicPartition, log_offset: int, read: R
     low, high = store.first(queue, read)[0], queue.next
     while low < high:
         middle = (low + high) // 2
-        if _offset_from(queue, middle, high, read) < log_offset:
+        if offset_from(queue, middle, high, read) < log_offset:
             low = middle + 1
         else:
             high = middle
     return low
-
-
-def _offset_from(queue: ConsumeQueue, ordinal: int, end: int, read: Read) -> int:
-    """Return the log offset of the first unit from an ordinal on that is no filler; a very high one when there is none."""
-    while ordinal < end:
-        offset, size, _ = queue.unit(ordinal, read)
-        if size != FILLER_SIZE:
-            return offset
-        ordinal += 1
-    return 1 << 62
 
 
 class _Mark(NamedTuple):

@@ -153,6 +153,21 @@ def test_a_group_becomes_part_of_the_log_whole(tmp_path: Path) -> None:
     assert slave.log.end == master.log.end
 
 
+def test_lost_messages_are_lost_on_a_new_slave(tmp_path: Path) -> None:
+    """SG-018: also where all of its log is so new that it is trusted."""
+    master, _ = open_store(tmp_path / "master", MASTER)
+    slave, _ = open_store(tmp_path / "slave", SLAVE)
+    put(master, T0, b"first")
+    master.queue(*T0).fill(3)  # as a start does when the log's end is gone, and the checkpoint knows of them
+    put(master, T0, b"last")
+    send(master, slave, random.Random(1))
+    queue = slave.queue(*T0)
+    assert [stored is None for stored in slave.records(queue, 0, SEGMENT, read_here)] == [False, True, True, False]
+    for lost in (1, 2):
+        assert slave.reader.hot_slices(queue, lost, 4, SEGMENT, read_here) == ([], lost)
+        assert slave.reader.hot_run(queue, lost, 4, 0, read_here) is None
+
+
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     """F-HA-GARBAGE: other places, other bytes; nothing is stored."""
     master, _ = open_store(tmp_path / "master", MASTER)

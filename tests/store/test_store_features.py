@@ -190,9 +190,9 @@ def test_a_deleted_segment_goes_when_its_last_reader_does(folder: Path, store: M
     for _ in range(40):
         put(store, "t", b"x" * 1000)
     store.sync()
-    first = next(store.records(store.queue("t", 0), 0, 1, read_here))
-    assert first is not None
-    body = first.buffer[first.at + 88 : first.at + 1088]
+    second = next(store.records(store.queue("t", 0), 1, 1, read_here))
+    assert second is not None
+    body = second.buffer[second.at + 88 : second.at + 1088]
     path = segments(folder)[0]
     store.checkpoint()
     store.checkpoint()
@@ -201,7 +201,7 @@ def test_a_deleted_segment_goes_when_its_last_reader_does(folder: Path, store: M
     assert not path.exists()
     assert body == b"x" * 1000
     assert str(path) in Path("/proc/self/maps").read_text()
-    del body, first
+    del body, second
     gc.collect()
     assert str(path) not in Path("/proc/self/maps").read_text()
 

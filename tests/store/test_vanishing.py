@@ -46,6 +46,7 @@ def clock() -> ManualClock:
 @pytest.fixture
 def store(clock: ManualClock) -> MessageStore:
     opened, _ = open_store(DATA, SETTINGS, clock, FaultyDisk(random.Random(1)))
+    put(opened, "other", b"at log offset 0, which is not trusted")
     fill(opened, clock)
     return opened
 

@@ -22,7 +22,6 @@ from metaq.protocol.record import (
     is_intact,
 )
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT, Stored
-from metaq.store.files.disk import File
 from metaq.store.files.filecache import Read, read_around, read_here
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.log.segments import SMALLEST_RECORD, Segment
@@ -231,12 +230,8 @@ def _offsets(queue: ConsumeQueue, ordinals: Iterable[int]) -> Iterator[tuple[int
 
 def _offset_of(queue: ConsumeQueue, ordinal: int) -> int:
     """Return the log offset of a message; −1 when it is lost, or its unit is in a sector that cannot be read."""
-    offset, size, _ = queue.unit(ordinal, _read)
+    offset, size, _ = queue.unit(ordinal, read_here)
     return offset if SMALLEST_RECORD <= size < FILLER_SIZE else -1
-
-
-def _read(file: File, size: int, offset: int) -> bytes:
-    return read_around(read_here, file, size, offset)
 
 
 def _search(queue: ConsumeQueue, log_offset: int) -> int:

@@ -17,7 +17,8 @@ from typing import Any, Final
 from metaq.store.copies.epochs import Epoch, Epochs
 from metaq.store.files.disk import Disk
 from metaq.store.files.documents import read_document
-from metaq.store.files.filecache import read_here
+from metaq.store.files.filecache import Read, read_here
+from metaq.store.log.segments import SMALLEST_RECORD
 from metaq.store.queues.consumequeue import FILLER_SIZE, ConsumeQueue
 
 logger = logging.getLogger(__name__)
@@ -62,14 +63,22 @@ def ordinal_at(queue: ConsumeQueue, log_offset: int) -> int:
     A lost message has no log offset; it counts as having that of the message after it.
     """
     low, high = queue.base, queue.next
-    if high > low and queue.unit(high - 1, read_here)[0] < log_offset:
+    if high > low and offset_from(queue, high - 1, high, read_here) < log_offset:
         return high
     while low < high:
-        middle = probe = (low + high) // 2
-        while probe < high and queue.unit(probe, read_here)[1] == FILLER_SIZE:
-            probe += 1
-        if probe < high and queue.unit(probe, read_here)[0] < log_offset:
-            low = probe + 1
+        middle = (low + high) // 2
+        if offset_from(queue, middle, high, read_here) < log_offset:
+            low = middle + 1
         else:
             high = middle
     return low
+
+
+def offset_from(queue: ConsumeQueue, ordinal: int, end: int, read: Read) -> int:
+    """Return the log offset of the first message from an ordinal on that is not lost; a very high one without one."""
+    while ordinal < end:
+        offset, size, _ = queue.unit(ordinal, read)
+        if SMALLEST_RECORD <= size < FILLER_SIZE:
+            return offset
+        ordinal += 1
+    return 1 << 62

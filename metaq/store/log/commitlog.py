@@ -370,9 +370,10 @@ class CommitLog:
     def hot_from(self) -> int:
         """Return the log offset from which on records are read through the map and need no verification.
 
-        This process appended them, and they are the newest ``hot_bytes`` of the log at most.
+        This process appended them, and they are the newest ``hot_bytes`` of the log at most. It is above 0: units with the log
+        offset 0 may be those of lost messages.
         """
-        return max(self._written_from, self.end - self._hot_bytes, self.begin)
+        return max(self._written_from, self.end - self._hot_bytes, self.begin, 1)
 
     def view(self, segment: Segment) -> memoryview:
         """Return a map of the whole segment. It is cached; making another map drops those of all but the last two segments."""

@@ -25,7 +25,7 @@ from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
 from metaq.errors import ReadFailed
 from metaq.store.files.disk import File
-from metaq.store.files.filecache import FileCache, Read, Run
+from metaq.store.files.filecache import FileCache, Read, Run, read_around
 from metaq.store.log.segments import is_segment_name, segment_name
 
 UNIT: Final = struct.Struct(">qii")
@@ -304,7 +304,8 @@ class ConsumeQueue:
     def units(self, ordinal: int, count: int, read: Read) -> bytes:
         """Return the units from ``ordinal`` on: at most ``count``, at least one; ``ordinal`` < ``next``.
 
-        Before ``base`` they are fillers: a reader that waited for the disk may ask for units that were dropped meanwhile.
+        Before ``base`` they are fillers: a reader that waited for the disk may ask for units that were dropped meanwhile. Those
+        that the disk cannot give are zeros, which lead to no record.
         """
         if ordinal < self.base:
             return FILLER * min(count, self.base - ordinal)
@@ -320,7 +321,8 @@ class ConsumeQueue:
         if index + 1 < len(self._bases):
             end = min(end, self._bases[index + 1])
         size = (end - ordinal) * UNIT_SIZE
-        return read(self._open(base), size, (ordinal - base) * UNIT_SIZE).ljust(size, b"\0")  # a file cut from outside
+        units = read_around(read, self._open(base), size, (ordinal - base) * UNIT_SIZE)
+        return units.ljust(size, b"\0")  # a file cut from outside
 
     def unit(self, ordinal: int, read: Read) -> tuple[int, int, int]:
         """Return log offset, record size and tag hash of one message."""

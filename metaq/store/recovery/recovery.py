@@ -33,10 +33,10 @@ from metaq.store.checkpoint import (
     write_checkpoint,
 )
 from metaq.store.copies.discarding import discard_intended
-from metaq.store.files.disk import Disk, File, RealDisk
+from metaq.store.files.disk import Disk, RealDisk
 from metaq.store.files.documents import BACKUP, read_document, write_document
 from metaq.store.files.ending import Ending, begin
-from metaq.store.files.filecache import Run, read_around, read_here, run_here
+from metaq.store.files.filecache import Run, read_here, run_here
 from metaq.store.index.keyindex import NO_INDEX, IndexMark
 from metaq.store.log.segments import SMALLEST_RECORD
 from metaq.store.log.walk import Gap
@@ -237,11 +237,6 @@ def _read_live(store: MessageStore, recovery: Recovery) -> Live | None:
         return Live(FAILED, 0)
 
 
-def _read(file: File, size: int, offset: int) -> bytes:
-    """Read units, with zeros where the disk cannot: they agree with no record, and are made anew."""
-    return read_around(read_here, file, size, offset)
-
-
 def _recover_index(store: MessageStore, recovery: Recovery, checkpoint: Checkpoint | None, *, rebuild: bool) -> IndexMark:
     """Open the key index, or delete it to be rebuilt; missing keys are entered later. Return its mark in the checkpoint."""
     mark = NO_INDEX if checkpoint is None else checkpoint.key_index
@@ -286,7 +281,7 @@ def _units_before(store: MessageStore, mark: int, tell: Tell) -> int:
     for queue in telling(list(store.queues.values()), CHECKING, tell):
         count = queue.written
         while count > queue.base:
-            offset, size, _ = queue.unit(count - 1, _read)
+            offset, size, _ = queue.unit(count - 1, read_here)
             if offset < mark or size == FILLER_SIZE:
                 break
             count -= 1
@@ -349,7 +344,7 @@ def _agrees(store: MessageStore, queue: ConsumeQueue, ordinal: int) -> bool:
 
     Where the log has no intact record, the record may be the damaged one, so the unit is kept, and the message its ordinal.
     """
-    offset, size, tag = queue.unit(ordinal, _read)
+    offset, size, tag = queue.unit(ordinal, read_here)
     if size == FILLER_SIZE:
         return True
     stored = store.log.record_at(offset) if size >= SMALLEST_RECORD else None
@@ -362,7 +357,7 @@ def _agrees(store: MessageStore, queue: ConsumeQueue, ordinal: int) -> bool:
 def _walk_start(store: MessageStore, queue: ConsumeQueue) -> int:
     """Return the log offset at which the records after the last unit of a queue may begin."""
     for ordinal in range(queue.written - 1, queue.base - 1, -1):
-        offset, size, _ = queue.unit(ordinal, _read)
+        offset, size, _ = queue.unit(ordinal, read_here)
         if size != FILLER_SIZE:
             return max(offset + size, store.log.begin)
     return store.log.begin
@@ -375,7 +370,7 @@ def _aged_out(store: MessageStore, queue: ConsumeQueue) -> int:
     """
     ordinal, aged_out = queue.base, 0
     while ordinal < queue.written:
-        for offset, size, _ in UNIT.iter_unpack(queue.units(ordinal, UNITS_AT_ONCE, _read)):
+        for offset, size, _ in UNIT.iter_unpack(queue.units(ordinal, UNITS_AT_ONCE, read_here)):
             if size < SMALLEST_RECORD or offset >= store.log.begin:
                 return aged_out
             ordinal = aged_out = ordinal + 1
@@ -393,11 +388,11 @@ def _text_end(store: MessageStore, queue: ConsumeQueue, progress: PartitionProgr
     queue.publish(queue.next, 0)
     beyond = aged_out = 0
     for ordinal in range(queue.next - 1, max(progress.next, queue.base) - 1, -1):
-        stored = store.reader.record(queue, ordinal, _read)
+        stored = store.reader.record(queue, ordinal, read_here)
         if stored is not None:
             position = identity(stored.buffer[stored.at :]).text_position
             return position + text_size(stored, queue.overhead) + beyond
-        offset, size, _ = queue.unit(ordinal, _read)
+        offset, size, _ = queue.unit(ordinal, read_here)
         if SMALLEST_RECORD <= size < FILLER_SIZE:
             beyond += min(size, store.settings.segment_bytes)
             aged_out += offset < store.log.begin
