@@ -74,10 +74,10 @@ class Duties:
     def start(self, keepers: Sequence[Keeper]) -> None:
         """Begin; ``keepers`` need some records for longer than retention keeps them."""
         settings, self._keepers = self._settings, keepers
-        self._do(self._look_after_retention)
-        self._syncing = gevent.spawn(self._turns.sync_forever)
-        self._greenlets.append(gevent.spawn(self._sweep_forever))
+        self._syncing = gevent.spawn(self._turns.sync_forever)  # first: puts come already, and retention may look for long
         self.every(EXPIRE_S, self._turns.expire)
+        self._do(self._look_after_retention)
+        self._greenlets.append(gevent.spawn(self._sweep_forever))
         self.every(settings.sweep_interval_ms / 1000, self._prepare_segment)
         self.every(settings.sweep_interval_ms / 1000, self._index_keys)
         self.every(settings.checkpoint_interval_ms / 1000, self._checkpoint)

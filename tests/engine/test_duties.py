@@ -1,17 +1,25 @@
 """The duties that look after the store go on, whatever goes wrong in one round of them."""
 
 import logging
+import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import gevent
 import pytest
+from gevent.event import Event
 
 from metaq.clock import SystemClock
 from metaq.config import load
 from metaq.engine.duties import Duties
 from metaq.engine.role import NoReplicas
+from metaq.engine.turn import Short
+from metaq.engine.writing import internal, stage
+from metaq.errors import MetaqError
+from metaq.store.files.filecache import run_here
+from tests.support.inprocess import Parts
 
 
 @pytest.mark.parametrize("error", [ValueError("unexpected"), OSError("unexpected")])
@@ -92,3 +100,55 @@ def test_a_checkpoint_syncs_the_log_as_turns_do() -> None:
     duties = Duties(context, cast(Any, SimpleNamespace(run_sync=run_sync)), cast(Callable[..., Any], None))
     duties._checkpoint()
     assert made == ["in its thread", "sync"]
+
+
+class _Outcome:
+    """The outcome of a put, once it is known."""
+
+    size = 0
+    result = ""
+
+    def stored(self) -> None:
+        self.result = "stored"
+
+    def refused(self, error: MetaqError, outcome: str) -> None:
+        self.result = outcome
+
+    def late(self, short: Short) -> None:
+        self.result = short.code.name
+
+
+class _Keeper:
+    """A keeper that knows what it needs only when the test lets it."""
+
+    def __init__(self) -> None:
+        self.asked, self.may_answer = Event(), Event()
+
+    @property
+    def oldest(self) -> int | None:
+        self.asked.set()
+        self.may_answer.wait()
+        return None
+
+    def keep(self, before: int) -> None:
+        """Do nothing."""
+
+
+def test_puts_are_answered_while_a_start_looks_after_retention(tmp_path: Path) -> None:
+    """SG-041: connections are accepted by then, and on a slow disk the look takes long."""
+    parts, keeper, outcome = Parts(tmp_path / "data", durability="disk"), _Keeper(), _Outcome()
+    duties = Duties(parts.context, parts.turns, run_here)
+    start = gevent.spawn(duties.start, [keeper])
+    assert keeper.asked.wait(30)
+    stage(parts.context, internal(parts.context, "orders", b"hello"))
+    parts.turns.staged(outcome)
+    deadline = time.monotonic() + 30
+    while not outcome.result and time.monotonic() < deadline:
+        parts.end_turn()
+        gevent.sleep(0.001)
+    assert (outcome.result, start.ready()) == ("stored", False)
+    keeper.may_answer.set()
+    start.get()
+    duties.pause()
+    assert duties.stop(30)
+    parts.close()
