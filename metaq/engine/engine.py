@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 
 from gevent.hub import get_hub
 
@@ -140,7 +139,7 @@ class Engine:
                 topics.configure(settings.topics)
         topics.restrict(settings.broker_permission)
         context.settings = settings
-        self.store.settings = replace(self.store.settings, retention=retention_rules(settings))
+        self.store.retain_by(retention_rules(settings))
         self.room.take_limits(room(settings))
         self.halves.check_after_ms = settings.check_after_ms
         self.turns.configure(settings)

@@ -9,6 +9,7 @@ none. Readers see whole appends: with durability MEMORY when they are written, w
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +36,7 @@ from metaq.store.index.indexfile import Entry
 from metaq.store.index.indexing import Indexing, entry_of
 from metaq.store.index.keyindex import IndexMark, KeyIndex
 from metaq.store.log.commitlog import CommitLog
+from metaq.store.log.retention import RetentionRules
 from metaq.store.newrecord import Fields
 from metaq.store.query import query
 from metaq.store.queues.consumequeue import WRITE_AT, ConsumeQueue
@@ -107,6 +109,11 @@ class MessageStore(Gate):
             queue = ConsumeQueue(topic, partition, directory, self.files, file_bytes, tail, plain_overhead(topic))
             self.queues[key] = queue
         return queue
+
+    def retain_by(self, rules: RetentionRules) -> None:
+        """Take over other rules of retention and disk use, for the log and for the key index."""
+        self.settings = replace(self.settings, retention=rules)
+        self.indexing.rules = rules
 
     # -- writing ------------------------------------------------------------------------------------------------------
 

@@ -62,12 +62,13 @@ class Indexing:
     def __init__(self, index: KeyIndex, log: CommitLog, disk: Disk, clock: Clock, rules: RetentionRules, spare: int) -> None:
         """Keep ``spare`` bytes free for the log whenever an index file is made."""
         self.index = index
+        self.rules = rules
+        """Those by which an index file is made only where puts would not be refused then."""
         self.paused: str | None = None
         """Why no keys are entered for now; ``None`` when they are."""
         self._log = log
         self._disk = disk
         self._clock = clock
-        self._rules = rules
         self._spare = spare
         self._pending: list[Entry] = []
         self._came = 0  # how many of them arrived since the last slice
@@ -177,7 +178,7 @@ class Indexing:
         usage = self._disk.usage(self._log.directory)
         size = self.index.file_size
         left = Usage(usage.used + size, usage.available - size)
-        reason = room_refusal(left, self._rules)
+        reason = room_refusal(left, self.rules)
         if reason is None and left.available < self._spare:
             reason = f"{left.available} bytes are free, the next segment of the log needs {self._spare}"
         if reason is not None:
