@@ -301,10 +301,13 @@ class Reader:
 
     def first(self, queue: ConsumeQueue, read: Read) -> tuple[int, TextPosition]:
         """Return ordinal and text position of the oldest readable message whose record is kept, or of the next one to come."""
-        begin = self._log.begin
-        if queue.first_for == begin and queue.first < queue.readable:
-            return queue.first, TextPosition(queue.first_position)
-        ordinal, position = self.next_intact(queue, self.oldest(queue, max(queue.base, queue.first), read), read)
+        while True:
+            begin, low = self._log.begin, queue.first
+            if queue.first_for == begin and low < queue.readable:
+                return low, TextPosition(queue.first_position)
+            ordinal, position = self.next_intact(queue, self.oldest(queue, max(queue.base, low), read), read)
+            if queue.first == low:  # else the topic was deleted while this waited for the disk
+                break
         if ordinal < queue.readable:  # otherwise not cached: the messages that become readable next may have aged out too
             queue.first, queue.first_position, queue.first_for = ordinal, position, begin
         return ordinal, TextPosition(position)
@@ -366,6 +369,8 @@ class Reader:
 
     def remember(self, queue: ConsumeQueue, position: int, ordinal: int) -> None:
         """Cache the ordinal of a text position that a sequential reader will ask for next."""
+        if ordinal < queue.first:  # the topic was deleted while the reader waited for the disk
+            return
         queue.cursors.pop(position, None)
         if len(queue.cursors) >= CURSORS_KEPT:
             del queue.cursors[next(iter(queue.cursors))]

@@ -1,6 +1,6 @@
-"""Readers of data that retention deletes while they wait, and of damaged data on disk: they get answers; no process exits.
+"""Readers of data that is deleted while they wait, and of damaged data on disk: they get answers; no process exits.
 
-A stand-in for the disk makes the moment exact: retention runs while a chosen read waits.
+A stand-in for the disk makes the moment exact: retention runs, or a topic is deleted, while a chosen read waits.
 """
 
 import random
@@ -9,6 +9,7 @@ from typing import Final
 
 import pytest
 
+from metaq.protocol.text.messages import text_size
 from metaq.store.bulk import BulkReader
 from metaq.store.copies.applying import piece
 from metaq.store.expiry import delete_expired
@@ -52,18 +53,22 @@ def store(clock: ManualClock) -> MessageStore:
 
 
 class Waiting:
-    """A ``Read`` during which retention runs, the n-th time that it is asked."""
+    """A ``Read`` during which something happens, the n-th time that it is asked."""
 
-    def __init__(self, store: MessageStore, number: int) -> None:
-        self._store = store
+    def __init__(self, number: int, happens: Callable[[], object]) -> None:
+        self._happens = happens
         self.left = number
 
     def __call__(self, file: File, size: int, offset: int) -> bytes:
         data = read_here(file, size, offset)
         self.left -= 1
         if not self.left:
-            assert delete_expired(self._store).delete
+            self._happens()
         return data
+
+
+def expire(store: MessageStore) -> None:
+    assert delete_expired(store).delete
 
 
 def read_records(store: MessageStore, read: Read) -> None:
@@ -106,6 +111,14 @@ def read_times(store: MessageStore, read: Read) -> None:
     store.locate(queue, 20_000, read)
 
 
+def read_places_of_text(store: MessageStore, read: Read) -> None:
+    queue = store.queue(TOPIC, 0)
+    ordinal, position = store.locate(queue, 20_000, read)
+    stored = next(store.records(queue, ordinal, 1, read), None)
+    if stored is not None:
+        store.reader.remember(queue, position + text_size(stored, queue.overhead), ordinal + 1)
+
+
 def read_places(store: MessageStore, read: Read) -> None:
     store.log.record_at(store.log.begin, read)
     store.record_at_offset(store.log.begin, read)
@@ -139,7 +152,7 @@ def test_retention_while_a_reader_waits(
     number = 0
     while True:
         number += 1 + number // 3
-        wait = Waiting(store, number)
+        wait = Waiting(number, lambda: expire(store))
         look(store, wait)
         names = sorted(map(int, store.disk.list_directory(store.log.directory)))
         assert names[0] == store.log.begin
@@ -147,6 +160,33 @@ def test_retention_while_a_reader_waits(
         if wait.left > 0:
             break
         fill(store, clock)
+
+
+@pytest.mark.parametrize("hot_bytes", [0, 1 << 30])
+@pytest.mark.parametrize("look", [read_places_of_text, read_times])
+def test_a_topic_is_deleted_while_a_reader_waits(
+    store: MessageStore, look: Callable[[MessageStore, Read], None], hot_bytes: int
+) -> None:
+    """MQ-028: whichever read it waits for, the messages are gone for later readers; those put afterwards are there."""
+    store.log._hot_bytes = hot_bytes
+    queue = store.queue(TOPIC, 0)
+    number = 0
+    while True:
+        number += 1
+        wait = Waiting(number, lambda: queue.hide_before(queue.next))
+        position, ordinal = queue.text_end, queue.next
+        look(store, wait)
+        if wait.left > 0:
+            break
+        assert store.first(queue, read_here) == (ordinal, position)
+        for offset in (0, position - 1, *queue.cursors):
+            assert store.locate(queue, offset, read_here) == (ordinal, position)
+        for _ in range(3):
+            put(store, TOPIC, b"afterwards")
+        store.sync()
+        assert store.first(queue, read_here) == (ordinal, position)
+        queue.hide_before(0)  # for the next round, which looks for the first message again
+    assert number > 3
 
 
 def test_a_unit_that_leads_nowhere(store: MessageStore) -> None:
