@@ -17,7 +17,7 @@ from metaq.store.files.filecache import Read, read_around
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.log.segments import SMALLEST_RECORD
 from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT, UNIT_SIZE, ConsumeQueue
-from metaq.store.runs import leading_intact, leading_near
+from metaq.store.runs import all_units, last_kept, leading_intact, leading_near, next_kept
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class Reader:
         begin = end = -1
         base = limit = size = 0
         view = memoryview(b"")
-        units = _all_units(queue, ordinal, min(most, queue.readable - ordinal), read)
+        units = all_units(queue, ordinal, min(most, queue.readable - ordinal), read)
         hot = log.hot_from()  # only now that nothing waits any more: segments may be deleted while the units are read
         for offset, length, _ in UNIT.iter_unpack(units):
             size += length
@@ -284,17 +284,20 @@ class Reader:
                 high = middle
         if not upper:
             return self._next_stored(queue, low, queue.readable, read)[0]
-        for ordinal in range(low - 1, oldest - 1, -1):
+        ordinal = low - 1
+        while ordinal >= oldest:
             if self.record(queue, ordinal, read) is not None:
                 return ordinal
+            ordinal = last_kept(queue, ordinal - 1, oldest, read)
         return oldest
 
     def _next_stored(self, queue: ConsumeQueue, ordinal: int, high: int, read: Read) -> tuple[int, int]:
         """Return ordinal and store time of the first intact message at or after ``ordinal``; ``high`` and 0 without one."""
-        for found in range(ordinal, high):
-            stored_ms = self.store_time(queue, found, read)
+        while ordinal < high:
+            stored_ms = self.store_time(queue, ordinal, read)
             if stored_ms is not None:
-                return found, stored_ms
+                return ordinal, stored_ms
+            ordinal = next_kept(queue, ordinal + 1, high, read)
         return high, 0
 
     # -- positions ----------------------------------------------------------------------------------------------------
@@ -330,16 +333,17 @@ class Reader:
         records have aged out: a wrong answer would hide every message before this one.
         """
         aged = 0
-        for place in range(ordinal, low - 1, -1):
-            if place < queue.base:  # dropped while this waited for the disk
+        while ordinal >= max(low, queue.base):  # those before the base were dropped while this waited for the disk
+            offset, size, _ = queue.unit(ordinal, read)
+            ordinal -= 1
+            if not SMALLEST_RECORD <= size < FILLER_SIZE:
+                ordinal = last_kept(queue, ordinal, low, read)
+                continue
+            if offset >= self._log.begin:
+                return True
+            aged += 1
+            if aged == 2:
                 break
-            offset, size, _ = queue.unit(place, read)
-            if SMALLEST_RECORD <= size < FILLER_SIZE:
-                if offset >= self._log.begin:
-                    return True
-                aged += 1
-                if aged == 2:
-                    break
         return False
 
     def locate(self, queue: ConsumeQueue, position: int, read: Read) -> tuple[int, TextPosition]:
@@ -383,19 +387,9 @@ class Reader:
         message, return that ordinal and the end of the readable text.
         """
         end = queue.readable if high < 0 else high
-        for found in range(ordinal, end):
-            stored = self.record(queue, found, read)
+        while ordinal < end:
+            stored = self.record(queue, ordinal, read)
             if stored is not None:
-                return found, identity(stored.buffer[stored.at :]).text_position
+                return ordinal, identity(stored.buffer[stored.at :]).text_position
+            ordinal = next_kept(queue, ordinal + 1, end, read)
         return end, queue.readable_text_end
-
-
-def _all_units(queue: ConsumeQueue, ordinal: int, count: int, read: Read) -> bytes:
-    """Return ``count`` units, of which the newest may still be in memory; fewer when the queue is cut while this waits."""
-    units = queue.units(ordinal, count, read)
-    while (found := len(units) // UNIT_SIZE) < count:
-        more = queue.units(ordinal + found, count - found, read)
-        if not more:
-            break
-        units += more
-    return units

@@ -1,12 +1,13 @@
-"""PURE: which records of a queue lie next to one another in the log, as the units of the queue say, and which are intact."""
+"""Stretches of a queue: which records lie next to one another in the log, and are intact, and where lost messages end."""
 
 from typing import Final
 
 from librt.strings import read_i32_be, read_i64_be
 
 from metaq.protocol.record import CHECKSUM_SIZE, HEADER_SIZE, MAGIC, checksum_properties
+from metaq.store.files.filecache import Read
 from metaq.store.log.segments import SMALLEST_RECORD
-from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT_SIZE
+from metaq.store.queues.consumequeue import FILLER, FILLER_SIZE, UNIT_SIZE, ConsumeQueue
 
 Run = tuple[int, int, int]
 """Begin and end of adjacent records in the log, and their number."""
@@ -14,6 +15,9 @@ Found = tuple[list[Run], int, int]
 """Runs, and how many messages and bytes they are together."""
 
 _SIZE_AT: Final = 8
+_PASSED_AT_ONCE: Final = 4096
+"""Fillers that one read passes over, where there may be a million."""
+_FILLERS: Final = FILLER * _PASSED_AT_ONCE
 
 
 def leading_runs(units: bytes, base: int, end: int, most_bytes: int) -> Found:
@@ -101,3 +105,43 @@ def leading_intact(window: bytes, units: bytes, topic: str, partition: int, ordi
         if window[end : end + CHECKSUM_SIZE] != checksums[index * CHECKSUM_SIZE : (index + 1) * CHECKSUM_SIZE]:
             return index
     return len(ends)
+
+
+def all_units(queue: ConsumeQueue, ordinal: int, count: int, read: Read) -> bytes:
+    """Return ``count`` units, of which the newest may still be in memory; fewer when the queue is cut while this waits."""
+    units = queue.units(ordinal, count, read)
+    while (found := len(units) // UNIT_SIZE) < count:
+        more = queue.units(ordinal + found, count - found, read)
+        if not more:
+            break
+        units += more
+    return units
+
+
+def next_kept(queue: ConsumeQueue, ordinal: int, end: int, read: Read) -> int:
+    """Return the first ordinal from ``ordinal`` on whose unit is no filler; ``end`` without one before that."""
+    while ordinal < end:
+        units = all_units(queue, ordinal, min(_PASSED_AT_ONCE, end - ordinal), read)
+        if not units:  # the queue was cut while this waited
+            break
+        if units != _FILLERS[: len(units)]:
+            at = 0
+            while at < len(units) and read_i32_be(units, at + _SIZE_AT) == FILLER_SIZE:
+                at += UNIT_SIZE
+            return ordinal + at // UNIT_SIZE
+        ordinal += len(units) // UNIT_SIZE
+    return end
+
+
+def last_kept(queue: ConsumeQueue, ordinal: int, low: int, read: Read) -> int:
+    """Return the last ordinal up to ``ordinal`` whose unit is no filler; ``low`` − 1 without one from ``low`` on."""
+    while ordinal >= low:
+        begin = max(low, ordinal + 1 - _PASSED_AT_ONCE)
+        units = all_units(queue, begin, ordinal + 1 - begin, read)
+        if units != _FILLERS[: len(units)]:
+            at = len(units)
+            while at and read_i32_be(units, at - UNIT_SIZE + _SIZE_AT) == FILLER_SIZE:
+                at -= UNIT_SIZE
+            return begin + at // UNIT_SIZE - 1
+        ordinal = begin - 1
+    return low - 1

@@ -20,6 +20,7 @@ from metaq.store.files.documents import read_document
 from metaq.store.files.filecache import Read, read_here
 from metaq.store.log.segments import SMALLEST_RECORD
 from metaq.store.queues.consumequeue import FILLER_SIZE, ConsumeQueue
+from metaq.store.runs import next_kept
 
 logger = logging.getLogger(__name__)
 
@@ -80,5 +81,5 @@ def offset_from(queue: ConsumeQueue, ordinal: int, end: int, read: Read) -> int:
         offset, size, _ = queue.unit(ordinal, read)
         if SMALLEST_RECORD <= size < FILLER_SIZE:
             return offset
-        ordinal += 1
+        ordinal = next_kept(queue, ordinal + 1, end, read)
     return 1 << 62
