@@ -11,6 +11,8 @@ its log                 the journal                                    FOLDER/lo
 ======================  =============================================  =================================================
 """
 
+import os.path
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
@@ -109,6 +111,11 @@ def command_line(folder: str, kind: Kind) -> str:
     return f"{folder}/current/venv/bin/metaq {COMMANDS[kind]} --config {folder}/current/conf/{kind}.yaml"
 
 
+def _file(kind: Kind) -> str:
+    """Return the path of a kind's unit."""
+    return f"{UNITS}/metaq-{kind}.service"
+
+
 class ServiceState(NamedTuple):
     """The state of a service according to its manager."""
 
@@ -143,22 +150,23 @@ class Processes(Protocol):
 
 
 class Systemd:
-    """A unit ``metaq-KIND`` for each service."""
+    """A unit ``metaq-KIND`` for each service. One of that name may belong to another installation, in another folder."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
     def install(self, services: Sequence[Service]) -> None:
         machine = self._machine
+        for service in services:
+            self._refuse_other(service.kind)
         for kind in _others(services):
-            file = f"{UNITS}/metaq-{kind}.service"
-            forget = f"systemctl disable --now --quiet metaq-{kind} && rm {file}"
-            # a unit of this name may belong to another installation, in another folder
-            machine.run(f"if grep -qs {machine.folder}/current/ {file}; then {forget}; fi", what=f"forgetting the {kind}")
+            if self._folder_of(kind) == os.path.normpath(machine.folder):
+                forget = f"systemctl disable --now --quiet metaq-{kind} && rm {_file(kind)}"
+                machine.run(forget, what=f"forgetting the {kind}")
         for service in services:
             line = command_line(machine.folder, service.kind)
             text = unit(service.kind, line, machine.host.settings.user or "root", service.settings.data)
-            machine.run(f"printf %s {shlex.quote(text)} > {UNITS}/metaq-{service.kind}.service", what="writing the unit")
+            machine.run(f"printf %s {shlex.quote(text)} > {_file(service.kind)}", what="writing the unit")
         machine.run("systemctl daemon-reload")
         machine.run("systemctl enable --quiet " + " ".join(f"metaq-{service.kind}" for service in services))
 
@@ -166,6 +174,7 @@ class Systemd:
         self._machine.run(f"systemctl reset-failed metaq-{kind}; systemctl start --no-block metaq-{kind}", what=f"start {kind}")
 
     def stop(self, kind: Kind) -> None:
+        self._refuse_other(kind)
         if self.look(kind).state not in (STOPPED, FAILED):
             self._machine.run(f"systemctl stop metaq-{kind}", what=f"stop {kind}")
 
@@ -180,6 +189,22 @@ class Systemd:
 
     def log(self, kind: Kind, lines: int) -> str:
         return self._machine.run(f"journalctl --no-pager -u metaq-{kind} -n {lines} -o cat", what="reading the journal")
+
+    def _refuse_other(self, kind: Kind) -> None:
+        """Raise ``DeployFailed`` when there is a unit, and it is of another folder."""
+        file, folder = _file(kind), self._machine.folder
+        if self._folder_of(kind) not in (None, os.path.normpath(folder)):
+            reason = f"{file} is the unit of another installation, not of {folder}"
+            raise self._machine.fail(f"{reason}; set processes to supervisor, or disable that service and remove the file")
+
+    def _folder_of(self, kind: Kind) -> str | None:
+        """Return the folder whose current release the unit runs; empty when it runs none, ``None`` without a unit."""
+        file = _file(kind)
+        text = self._machine.run(f"if [ -e {file} ]; then cat {file}; fi", what="reading the unit")
+        if not text:
+            return None
+        found = re.search(r"^ExecStart=(.+?)/current/", text, re.MULTILINE)
+        return os.path.normpath(found[1]) if found else ""
 
 
 class Supervisor:

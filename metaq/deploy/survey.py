@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from metaq.deploy.cluster import Cluster, Host, Kind, Service, installed
 from metaq.deploy.machine import Machine
-from metaq.deploy.processes import Processes, processes_of
+from metaq.deploy.processes import Processes, Systemd, processes_of
 from metaq.deploy.releases import Releases
 from metaq.deploy.wheels import Release
 from metaq.errors import ConfigError, DeployFailed
@@ -119,7 +119,7 @@ def problems_of(cluster: Cluster, nodes: Sequence[Node], release: Release) -> li
     for node in nodes:
         found = [*_of_python(node), *_of_user(node), *_of_room(node, release), *_of_ports(node)]
         problems += [f"{node.host.name}: {problem}" for problem in found]
-    return [*problems, *problems_of_formats(nodes, release.format)]
+    return [*problems, *_of_units(nodes), *problems_of_formats(nodes, release.format)]
 
 
 def problems_of_formats(nodes: Sequence[Node], ours: int) -> list[str]:
@@ -133,6 +133,18 @@ def problems_of_formats(nodes: Sequence[Node], ours: int) -> list[str]:
                 reason = f"has format {theirs}, and this release reads {ours}"
                 problems.append(f"{node.host.name}: {service.settings.data} {reason}; run one that reads {theirs}")
     return problems
+
+
+def _of_units(nodes: Sequence[Node]) -> Iterator[str]:
+    """Yield a problem for each host with a service whose unit is that of another host, on the same machine."""
+    seen: dict[tuple[str, int, Kind], str] = {}
+    for node in nodes:
+        name, settings = node.host.name, node.host.settings
+        for service in node.services if isinstance(node.processes, Systemd) else ():
+            first = seen.setdefault((settings.address, settings.ssh_port, service.kind), name)
+            if first != name:
+                reason = f"systemd of that machine runs the {service.kind} of {first} as metaq-{service.kind}"
+                yield f"{name}: {reason}; set processes to supervisor"
 
 
 def _of_python(node: Node) -> Iterator[str]:

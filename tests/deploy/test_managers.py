@@ -1,5 +1,7 @@
 """Commands and queries to systemd, received by a stub: few test machines have both systemd and root."""
 
+import re
+
 import pytest
 
 from metaq.deploy.processes import ServiceState, Supervisor, Systemd, processes_of
@@ -26,6 +28,31 @@ def test_units_are_made_and_taken_away(systems: Systems) -> None:
     Systemd(systems.machine(other)).install(other.services)
     assert {file.name for file in systems.units.iterdir()} == {"metaq-broker.service", "metaq-registry.service"}
     assert systems.told() == ["daemon-reload", "enable --quiet metaq-registry"]
+
+
+def test_the_unit_of_another_installation_is_left_alone(systems: Systems) -> None:
+    """E-18: neither written over nor stopped, as it is somebody else's service; a slash too many is no other folder."""
+    first = systems.host(registry=None)
+    Systemd(systems.machine(first)).install(first.services)
+    Systemd(systems.machine(first)).start("broker")
+    unit = systems.units / "metaq-broker.service"
+    text = unit.read_text()
+    systems.told()
+
+    both = systems.host(folder="/opt/other")
+    second = Systemd(systems.machine(both))
+    reason = f"a: {unit} is the unit of another installation, not of /opt/other; set processes to supervisor"
+    with pytest.raises(DeployFailed, match=re.escape(reason)):
+        second.install(both.services)
+    assert [unit] == list(systems.units.iterdir()) and unit.read_text() == text
+    with pytest.raises(DeployFailed, match=re.escape(reason)):
+        second.stop("broker")
+    assert systems.told() == []
+
+    same = systems.host(folder="/opt//metaq/", registry=None)
+    Systemd(systems.machine(same)).install(same.services)
+    Systemd(systems.machine(same)).stop("broker")
+    assert systems.told() == ["daemon-reload", "enable --quiet metaq-broker", "stop metaq-broker"]
 
 
 def test_started_looked_at_and_stopped(systems: Systems) -> None:

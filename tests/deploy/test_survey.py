@@ -4,7 +4,10 @@ import json
 from pathlib import Path
 from typing import Final
 
-from metaq.deploy.survey import Node, problems_of_formats
+from metaq.deploy.cluster import Cluster, ClusterSettings, Host
+from metaq.deploy.processes import Systemd
+from metaq.deploy.survey import Node, problems_of, problems_of_formats
+from metaq.deploy.wheels import Release
 from tests.deploy.systems import Systems
 
 RELEASE: Final = "0.1.0-1"
@@ -23,6 +26,29 @@ def test_the_data_of_a_kept_release_however_its_path_is_written(systems: Systems
     node = Node.look(systems.machine(host)).of_release(RELEASE)
     (problem,) = problems_of_formats([node], 1)
     assert problem.startswith(f"a: {tmp_path / 'old'} has format 99")
+
+
+def test_two_brokers_on_one_machine_need_units_of_their_own(systems: Systems, tmp_path: Path) -> None:
+    """E-18: systemd has one metaq-broker; a registry beside a broker has its own, and so has another machine."""
+    first = systems.host(folder=str(tmp_path / "one"), broker={"data": str(tmp_path / "data")}, registry=None, user="")
+    common = {"folder": str(tmp_path / "two"), "user": ""}
+    second = systems.host(**common, broker={"data": str(tmp_path / "other")}, registry=None)
+    registry = systems.host(**common, registry={"data": str(tmp_path / "registry")}, broker=None)
+    elsewhere = systems.host(**common, broker={"data": str(tmp_path / "other")}, registry=None, ssh_port=2222)
+    release = Release("0.1.0-2", "0.1.0", "", 1, tmp_path)
+    cluster = Cluster(ClusterSettings(hosts={"none": None}), ())
+
+    def problems(*hosts: Host) -> list[str]:
+        found = []
+        for host, name in zip(hosts, "ab", strict=True):
+            node = Node.look(systems.machine(Host(name, host.settings, host.services)))
+            node = node._replace(processes=Systemd(node.machine))
+            found.append(node._replace(facts={**node.facts, "taken": []}))
+        return problems_of(cluster, found, release)
+
+    (problem,) = problems(first, second)
+    assert problem == "b: systemd of that machine runs the broker of a as metaq-broker; set processes to supervisor"
+    assert problems(first, registry) == problems(first, elsewhere) == []
 
 
 def test_a_link_that_leads_nowhere(systems: Systems, tmp_path: Path) -> None:
