@@ -97,3 +97,7 @@ def test_administration(process: BrokerProcess) -> None:
         for wrong in (group._replace(order="topic"), group._replace(priority_factor=101)):
             with pytest.raises(BadRequest):
                 admin.update_group(wrong)
+        admin.update_group(group._replace(priority_factor=1, order="none"), fields=["order"])
+        assert group._replace(priority_factor=100, order="none") in admin.groups()
+        with pytest.raises(BadRequest, match="a group has no setting orders; it has consume_enable, "):
+            admin.update_group(group, fields=["orders"])

@@ -27,7 +27,7 @@ from metaq.cli.suggestions import Suggesting
 from metaq.cli.tables import Row, print_record, print_rows
 from metaq.cli.times import TIMES, When
 from metaq.client import Admin, ConsumeFrom
-from metaq.client.admin.views import GroupView, LagView, MemberView, OffsetChange
+from metaq.client.admin.views import GroupView, LagView, MemberView, OffsetChange, group_field
 from metaq.diagnosis.groupchecks import diagnose
 from metaq.errors import ClientError, RouteNotFound, RouteProblem
 from metaq.message import RETRY_PREFIX
@@ -300,7 +300,7 @@ def update(
     registry: str,
     as_json: bool,
 ) -> None:
-    """Change the settings of GROUP on all brokers, or create it. Other settings stay."""
+    """Change the settings of GROUP on all brokers, or create it. Other settings stay as they are on each broker."""
     values = {name: value for name, _, value in (pair.partition("=") for pair in attributes)}
     unset = {
         name: str(GROUP_ATTRIBUTES[name].default) for name, value in values.items() if not value and name in GROUP_ATTRIBUTES
@@ -309,12 +309,10 @@ def update(
     with connect_registry(registry) as client:
         admin = client.admin()
         view = next((view for view in admin.groups() if view.name == group), GroupView(group))
-        view = view.with_attributes(values)._replace(
-            consume_enable=view.consume_enable if consume is None else consume,
-            consume_broadcast_enable=view.consume_broadcast_enable if broadcast is None else broadcast,
-            retry_max_times=view.retry_max_times if retry_max_times is None else retry_max_times,
-        )
-        admin.update_group(view)
+        given: Row = {"consume_enable": consume, "consume_broadcast_enable": broadcast, "retry_max_times": retry_max_times}
+        changes = {name: value for name, value in given.items() if value is not None}
+        view = view.with_attributes(values)._replace(**changes)
+        admin.update_group(view, fields=[*changes, *map(group_field, values)])
     row = {"group": group, **{name: value for name, value in view._asdict().items() if name != "name"}}
     row["max_invisible_s"] = row.pop("max_invisible_ms") / 1000  # a key in _ms is a point of time
     print_record(row, as_json=as_json)

@@ -27,6 +27,7 @@ from metaq.client.admin.views import (
 from metaq.client.connecting.transport import RemotingRequest, successful
 from metaq.client.consuming.beginning import ConsumeFrom
 from metaq.client.message import unix_ms
+from metaq.errors import BadRequest
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue
 from metaq.protocol.remoting import headers
 from metaq.protocol.remoting.adminbodies import decode_offsets, encode_places
@@ -68,7 +69,7 @@ class GroupAdmin(TopicAdmin):
             ConnectionFailed: a broker cannot be reached.
             RequestTimeout: no answer in time.
         """
-        return read_groups(self._ask(address, Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body)
+        return [view for view, _ in self._groups_at(address).values()]
 
     def groups_of_topic(self, topic: str) -> list[str]:
         """Return the groups that consume a topic or did so before.
@@ -85,25 +86,28 @@ class GroupAdmin(TopicAdmin):
         header = headers.TopicOnly(topic)
         return sorted(set(self._on_topic(topic, Request.QUERY_TOPIC_CONSUME_BY_WHO, header, read_group_names)))
 
-    def update_group(self, group: GroupView) -> None:
+    def update_group(self, group: GroupView, *, fields: Collection[str] | None = None) -> None:
         """Create a group, or change its configuration, on all masters.
 
         Args:
             group: the group as it shall be.
+            fields: the names of the settings of ``group`` to change; the others stay as they are on each broker. By default
+                all.
 
         Raises:
-            BadRequest: the group has a value that it cannot have.
+            BadRequest: the group has a value that it cannot have, or ``fields`` has a name that is none of its settings.
             RouteNotFound: no registry answers, or none names a master; nothing was changed then.
             Refused: a broker refuses; ``text`` says why.
             ConnectionFailed: a broker cannot be reached.
             RequestTimeout: no answer in time.
         """
         check_attributes(GROUP_ATTRIBUTES, group.attributes())
+        if strangers := set(fields or ()) - set(GroupView._fields):
+            raise BadRequest(f"a group has no setting {min(strangers)}; it has {', '.join(GroupView._fields[1:])}")
+        changes = {name: getattr(group, name) for name in (GroupView._fields if fields is None else fields)}
         for broker in self._chosen(()):
-            before = next(
-                (known for known in self.groups_at(broker.address) if known.name == group.name), GroupView(group.name)
-            )
-            body = orjson.dumps(group_row(group, before))
+            before, row = self._groups_at(broker.address).get(group.name, (GroupView(group.name), {}))
+            body = orjson.dumps(group_row(before._replace(**changes), before, row))
             self._ask(broker.address, Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)
 
     def delete_group(self, group: str, *, with_offsets: bool = True) -> None:
@@ -313,6 +317,9 @@ class GroupAdmin(TopicAdmin):
             else:
                 self._reset_queues(group, topic, changes)
         return changes
+
+    def _groups_at(self, address: str) -> dict[str, tuple[GroupView, dict[str, Any]]]:
+        return read_groups(self._ask(address, Request.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body)
 
     def _target(self, queue: MessageQueue, to: ConsumeFrom | datetime | int, deadline: float) -> int:
         if isinstance(to, datetime):

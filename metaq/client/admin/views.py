@@ -132,14 +132,15 @@ class GroupView(NamedTuple):
 
     def attributes(self) -> dict[str, str]:
         """Return the settings that brokers keep as attributes: texts by name."""
-        return {name: str(getattr(self, _field_of(name))) for name in GROUP_ATTRIBUTES}
+        return {name: str(getattr(self, group_field(name))) for name in GROUP_ATTRIBUTES}
 
     def with_attributes(self, values: Mapping[str, str]) -> "GroupView":
         """Return the same configuration with these attributes, which brokers know."""
         return self._replace(**_attribute_values(values))
 
 
-def _field_of(attribute: str) -> str:
+def group_field(attribute: str) -> str:
+    """Return the name that an attribute of groups has in ``GroupView``."""
     return attribute.replace(".", "_")
 
 
@@ -286,26 +287,29 @@ def read_members(content: Any) -> GroupMembers:
 
 
 @_reader("groups")
-def read_groups(content: Any) -> list[GroupView]:
-    """Decode the answer to a query of all groups (201)."""
-    return [
-        GroupView(
-            name,
-            bool(row.get("consumeEnable", True)),
-            bool(row.get("consumeBroadcastEnable", True)),
-            row.get("retryQueueNums", 1),
-            row.get("retryMaxTimes", 16),
-            **_attribute_values(row.get("attributes") or {}),
+def read_groups(content: Any) -> dict[str, tuple[GroupView, dict[str, Any]]]:
+    """Decode the answer to a query of all groups (201). With each group is its row, as it has more than ``GroupView``."""
+    return {
+        name: (
+            GroupView(
+                name,
+                bool(row.get("consumeEnable", True)),
+                bool(row.get("consumeBroadcastEnable", True)),
+                row.get("retryQueueNums", 1),
+                row.get("retryMaxTimes", 16),
+                **_attribute_values(row.get("attributes") or {}),
+            ),
+            dict(row),
         )
         for name, row in content["subscriptionGroupTable"].items()
-    ]
+    }
 
 
 def _attribute_values(attributes: Mapping[str, str]) -> dict[str, Any]:
     """Return the fields of a ``GroupView`` that brokers keep as attributes; those of other brokers are left out."""
     known = {name: value for name, value in attributes.items() if name in GROUP_ATTRIBUTES}
     return {
-        _field_of(name): int(value) if isinstance(GROUP_ATTRIBUTES[name], Number) else value for name, value in known.items()
+        group_field(name): int(value) if isinstance(GROUP_ATTRIBUTES[name], Number) else value for name, value in known.items()
     }
 
 
@@ -427,23 +431,21 @@ def read_lines(body: bytes) -> dict[str, str]:
     return {name.strip(): value.strip() for name, separator, value in lines if separator}
 
 
-def group_row(group: GroupView, before: GroupView) -> dict[str, Any]:
-    """Return the body that creates or changes a group (200). Fields that ``GroupView`` does not have get brokers' defaults.
+def group_row(group: GroupView, before: GroupView, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body that creates a group, or changes ``before``, whose ``row`` a broker has (200).
 
-    Of attributes it has only those that differ from ``before``: other brokers do not know all of them.
+    What ``GroupView`` does not have stays as in the row; a new group gets the broker's defaults. Of attributes it has only
+    those that differ: other brokers do not know all of them.
     """
     known = before.attributes()
     changes = {f"+{name}": value for name, value in group.attributes().items() if value != known[name]}
     own = {"attributes": changes} if changes else {}
     return {
+        **{name: value for name, value in row.items() if name != "attributes"},
         **own,
-        "brokerId": 0,
         "consumeBroadcastEnable": group.consume_broadcast_enable,
         "consumeEnable": group.consume_enable,
-        "consumeFromMinEnable": True,
         "groupName": group.name,
-        "notifyConsumerIdsChangedEnable": True,
         "retryMaxTimes": group.retry_max_times,
         "retryQueueNums": group.retry_queues,
-        "whichBrokerWhenConsumeSlowly": 1,
     }

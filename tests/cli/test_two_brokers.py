@@ -1,0 +1,66 @@
+"""Commands that change several brokers, which differ."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from metaq.protocol.remoting import fastjson
+from metaq.protocol.remoting.codes import Request
+from tests.support.admin import ask, ask_body, connect
+from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
+from tests.support.cli import Cli
+
+DEADLINE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[BrokerProcess]]:
+    folder = tmp_path_factory.mktemp("two")
+    with RegistryProcess(folder / "registry") as registry, ExitStack() as stack:
+        some = []
+        for name in ("a", "b"):
+            flags = ("--registries", registry.address, "--broker-name", name)
+            some.append(stack.enter_context(BrokerProcess(folder / name, *flags)))
+            some[-1].registry = registry.address
+        cli = Cli(registry.address)
+        wait_until(lambda: len(cli.rows("cluster", "brokers")) == 2, DEADLINE_S, "both are registered")
+        yield some
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def cli(brokers: list[BrokerProcess]) -> Cli:
+    return Cli(brokers[0].registry)
+
+
+def settings(broker: BrokerProcess, group: str) -> dict[str, Any]:
+    with connect(broker) as client:
+        row: dict[str, Any] = ask_body(client, Request.GET_SUBSCRIPTIONGROUP_CONFIG, group=group)
+    return row
+
+
+def test_an_update_of_a_group_changes_what_is_named_and_nothing_else(cli: Cli, brokers: list[BrokerProcess]) -> None:
+    """E-04, SG-070: on each broker; also what the command has no option for stays."""
+    others = {"brokerId": 2, "whichBrokerWhenConsumeSlowly": 3}
+    flags = {"consumeFromMinEnable": False, "notifyConsumerIdsChangedEnable": False}
+    own: list[dict[str, Any]] = [
+        {**others, **flags, "retryMaxTimes": 5},
+        {"consumeEnable": False, "attributes": {"order": "key"}},
+    ]
+    for broker, row in zip(brokers, own, strict=True):
+        changes = {f"+{name}": value for name, value in row.get("attributes", {}).items()}
+        with connect(broker) as client:
+            body = fastjson.encode({"groupName": "differing", **row, "attributes": changes})
+            ask(client, Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body)
+    before = [settings(broker, "differing") for broker in brokers]
+
+    cli.run("group", "update", "differing")
+    assert [settings(broker, "differing") for broker in brokers] == before
+    cli.run("group", "update", "differing", "--no-broadcast", "--attribute", "priority.factor=50")
+    assert [settings(broker, "differing") for broker in brokers] == [
+        {**row, "consumeBroadcastEnable": False, "attributes": {**row.get("attributes", {}), "priority.factor": "50"}}
+        for row in before
+    ]
