@@ -281,6 +281,13 @@ def test_verify_and_repair(tmp_path: Path) -> None:
         broker.restart()
         found = run(broker, "get", "checked").stdout.splitlines()
         assert found == [b"line %d" % number for number in range(3000) if number != 1500]
+
+        assert broker.terminate() == 0
+        (broker.data / "store.json").write_bytes(b"torn")
+        assert b"whose folder it is is not known" in run(None, "verify", data, "--repair").stderr
+        broker.restart()
+        assert broker.terminate() == 0
+        assert not run(None, "verify", data).stderr
     assert b"is not a data folder" in run(None, "verify", str(tmp_path), code=1).stderr
     run(None, "verify", str(tmp_path / "absent"), code=2)
 

@@ -2,11 +2,12 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from metaq.errors import UnknownVersion
+from metaq.errors import UnknownVersion, WrongBroker
 from metaq.spark.reading.disk import Folder
 from metaq.store.files.disk import RealDisk
 from metaq.store.files.documents import read_document, write_document
@@ -78,6 +79,28 @@ def test_a_folder_of_before_there_were_features_is_read(tmp_path: Path) -> None:
     write_document(RealDisk(), tmp_path / IDENTITY, {**content, "features": []})
     store, _ = open_store(tmp_path, SETTINGS)
     store.close()
+
+
+@pytest.mark.parametrize("lost", [(IDENTITY,), (IDENTITY, f"{IDENTITY}.bak")])
+def test_a_repair_does_not_say_whose_folder_it_is(tmp_path: Path, lost: tuple[str, ...]) -> None:
+    """E-10: where nothing says it any more; the broker's next start does."""
+    orders = replace(SETTINGS, broker_name="orders", broker_number=3)
+    store, _ = open_store(tmp_path, orders)
+    store.close()
+    assert verify(tmp_path).owner_known
+    for name in lost:
+        (tmp_path / name).write_bytes(b"torn")
+    assert not verify(tmp_path).owner_known
+    for _ in range(2):
+        report = repair(tmp_path)
+        assert not report.damages and not report.owner_known
+        assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(IDENTITY)]
+    store, _ = open_store(tmp_path, orders)
+    store.close()
+    report = repair(tmp_path)
+    assert not report.damages and report.owner_known
+    with pytest.raises(WrongBroker, match="belongs to broker 'orders' number 3"):
+        open_store(tmp_path, SETTINGS)
 
 
 def test_a_power_cut_leaves_a_feature_written_or_not() -> None:

@@ -40,4 +40,8 @@ def verify(directory: Path, repair: bool, as_json: bool) -> int:
             quarantined += f" with {report.dropped} intact records of incomplete groups"
         checked = f"checked {report.records} records, {report.units} units, {report.documents} documents{quarantined}"
         click.echo(f"{checked}: {len(damages) or 'no'} damage{'s' if len(damages) > 1 else ''}", err=bool(damages))
+    if not report.owner_known:
+        found = f"{directory} has no store.json that can be read, so whose folder it is is not known"
+        advice = "the next broker that starts on it makes it its own: check its broker_name and broker_number first"
+        click.echo(f"metaq: {found}; {advice}", err=True)
     return FAILED if damages else 0

@@ -91,7 +91,8 @@ def open_store(
 ) -> tuple[MessageStore, Recovery]:
     """Open a folder, new or existing, for one writer; return the store, and what recovery found and did.
 
-    With ``rebuild`` no queue is trusted: all units are made from the log. ``tell`` receives the progress.
+    With ``rebuild`` no queue is trusted: all units are made from the log; whose folder it is the settings do not say, so where
+    no ``store.json`` does, none is written. ``tell`` receives the progress.
 
     Raises ``DirectoryLocked``, ``UnknownVersion``, ``WrongBroker``, or ``DiskFull`` and ``DiskFailed`` when the first writes
     fail.
@@ -120,7 +121,7 @@ def open_store(
     recovery.ending = begin(disk, directory, store.suspicion, owed, synced=settings.durability.on_disk)
     if identity is None:
         disk.sync_directory(directory.parent)  # also when the folder exists: a process killed before this line may have made it
-    if identity is None or problems:
+    if problems if identity is not None else not rebuild:
         owed.do(lambda: _write_identity(store, identity))
     _recover(store, recovery, tell, rebuild=rebuild)
     for problem in recovery.problems:

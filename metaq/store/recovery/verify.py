@@ -64,6 +64,8 @@ class Report:
     """Bytes of the log in ranges that are known to be bad."""
     dropped: int = 0
     """Intact records in those ranges, hidden from readers: their groups are not whole (``metaq.store.recordgroups``)."""
+    owner_known: bool = True
+    """False when neither ``store.json`` nor its backup can be read. The next broker that starts on the folder owns it."""
 
 
 def verify(
@@ -83,17 +85,32 @@ def repair(
 ) -> Report:
     """Rebuild queues and checkpoints from the log, whose records stay as they are, and restore documents from their backups.
 
-    The key index is deleted; a running broker rebuilds it with the sizes in its settings. Return the report of ``verify``
-    afterwards. Raises what ``verify`` raises, and ``DiskFull`` or ``DiskFailed``.
+    The key index is deleted; a running broker rebuilds it with the sizes in its settings. A ``store.json`` that is damaged with
+    its backup is deleted, too: only the settings of its broker have what was in it. Return the report of ``verify`` afterwards.
+    Raises what ``verify`` raises, and ``DiskFull`` or ``DiskFailed``.
     """
     disk = disk or RealDisk()
     with _locked(directory, disk):
         for path in _documents(directory, disk):
             _restore(disk, path)
+        if not _says_owner(directory, disk):
+            _delete(disk, directory, {IDENTITY, IDENTITY + BACKUP})
         settings = StoreSettings(segment_bytes=_room_needed(directory, disk))
     store, _ = open_store(directory, settings, disk=disk, rebuild=True)
     store.close()
     return verify(directory, disk, progress, inspect)
+
+
+def _says_owner(directory: Path, disk: Disk) -> bool:
+    """Return whether the folder says which broker's it is."""
+    return read_document(disk, directory / IDENTITY)[0] is not None
+
+
+def _delete(disk: Disk, directory: Path, names: set[str]) -> None:
+    """Delete those of the files that are there, durably."""
+    for name in names.intersection(disk.list_directory(directory)):
+        disk.unlink(directory / name)
+    disk.sync_directory(directory)
 
 
 def _room_needed(directory: Path, disk: Disk) -> int:
@@ -271,6 +288,7 @@ class _Verifier:
             original = path.with_name(path.name.removesuffix(BACKUP))
             if original not in names:
                 self._add(original, 0, "missing although its backup is there")
+        self._report.owner_known = _says_owner(self._directory, self._disk)
         known, _ = read_document(self._disk, self._directory / QUARANTINE)
         self._quarantined = sorted(Gap(start, end) for start, end in (known or {"ranges": []})["ranges"])
         if LIVE_NAME in self._disk.list_directory(self._directory):
