@@ -3,6 +3,8 @@
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,8 +27,7 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[BrokerPro
             flags = ("--registries", registry.address, "--broker-name", name)
             some.append(stack.enter_context(BrokerProcess(folder / name, *flags)))
             some[-1].registry = registry.address
-        cli = Cli(registry.address)
-        wait_until(lambda: len(cli.rows("cluster", "brokers")) == 2, DEADLINE_S, "both are registered")
+        wait_until(partial(registered, Cli(registry.address), 2), DEADLINE_S, "both are registered")
         yield some
     shutil.rmtree(folder)
 
@@ -64,3 +65,32 @@ def test_an_update_of_a_group_changes_what_is_named_and_nothing_else(cli: Cli, b
         {**row, "consumeBroadcastEnable": False, "attributes": {**row.get("attributes", {}), "priority.factor": "50"}}
         for row in before
     ]
+
+
+def registered(cli: Cli, brokers: int = 1) -> bool:
+    return len(cli.rows("cluster", "brokers")) == brokers
+
+
+def test_what_is_deleted_while_a_registry_is_down(tmp_path: Path) -> None:
+    """E-04, SG-125: the brokers and the other registries forget it, the error says so, and a repeat finishes."""
+    with RegistryProcess(tmp_path / "first") as first, RegistryProcess(tmp_path / "second") as second:
+        registries = f"{first.address};{second.address}"
+        cli, other = Cli(registries), Cli(second.address)
+        with BrokerProcess(tmp_path / "broker", "--registries", registries):
+            for one in (cli, other):
+                wait_until(partial(registered, one), DEADLINE_S, "the broker is registered")
+            for topic in ("orders", "%RETRY%billing", "%DLQ%billing"):
+                cli.run("topic", "create", topic)
+            cli.run("group", "update", "billing")
+            first.kill()
+            failed = cli.run("topic", "delete", "orders", "--yes", code=3)
+            assert first.address in failed.stderr and "the brokers have deleted orders" in failed.stderr
+            assert "there is no topic orders" in other.run("topic", "route", "orders", code=1).stderr
+            failed = cli.run("group", "delete", "billing", "--yes", code=3)
+            assert "the brokers have deleted %RETRY%billing" in failed.stderr
+
+            first.restart(same_port=True)
+            wait_until(partial(registered, Cli(first.address)), DEADLINE_S, "the broker is registered again")
+            assert cli.row("group", "delete", "billing", "--yes")["deleted"] is True
+            left = {row["topic"] for one in (cli, other) for row in one.rows("topic", "list", "--all")}
+            assert not {topic for topic in left if "billing" in topic or topic == "orders"}

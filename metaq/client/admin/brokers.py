@@ -124,9 +124,15 @@ class BrokerAdmin:
         return ask(self._core.transport, address, RemotingRequest.of(code, header, body), self._core.deadline())
 
     def _tell_registries(self, code: Request, header: tuple[object, ...]) -> None:
-        """Send a request to every registry, because registries do not share their state."""
+        """Send a request to every registry, because registries do not share their state. Raise the first error at the end."""
+        errors: list[ClientError] = []
         for address in self._core.routes.registries:
-            self._ask(address, code, header)
+            try:
+                self._ask(address, code, header)
+            except ClientError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _first(self, ask_one: Callable[[str], T]) -> T:
         """Return the answer of the first master that does not refuse; ``Refused`` when all do."""

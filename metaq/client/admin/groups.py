@@ -123,11 +123,12 @@ class GroupAdmin(TopicAdmin):
             ConnectionFailed: a broker cannot be reached.
             RequestTimeout: no answer in time.
         """
+        for prefix in (RETRY_PREFIX, DEAD_PREFIX):
+            self.delete_topic(f"{prefix}{group}")
+        # last, so that a person who repeats this after an error still finds the group
         header = headers.DeleteGroup(group, with_offsets, with_offsets)
         for broker in self._chosen(()):
             self._ask(broker.address, Request.DELETE_SUBSCRIPTIONGROUP, header)
-        for prefix in (RETRY_PREFIX, DEAD_PREFIX):
-            self.delete_topic(f"{prefix}{group}")
 
     def topics_of_group(self, group: str) -> list[str]:
         """Return the topics that a group subscribes to or has offsets of, including its retry topic.

@@ -7,7 +7,7 @@ from metaq.client import checks
 from metaq.client.admin.brokers import BrokerAdmin
 from metaq.client.admin.views import BrokerView, QueueView, TopicView, read_queues
 from metaq.client.connecting.transport import RemotingRequest, successful
-from metaq.errors import BadRequest, RouteNotFound, RouteProblem
+from metaq.errors import BadRequest, ClientError, RouteNotFound, RouteProblem
 from metaq.message import DEFAULT_TOPIC, LONGEST_WINDOW_MS, MessageQueue
 from metaq.protocol.remoting import headers
 from metaq.protocol.remoting.attributes import (
@@ -164,6 +164,8 @@ class TopicAdmin(BrokerAdmin):
     def delete_topic(self, topic: str) -> None:
         """Delete a topic with its messages, on all masters and in all registries.
 
+        An error of a registry is raised when the others have deleted it; it may be deleted again.
+
         Args:
             topic: the name of the topic.
 
@@ -175,8 +177,13 @@ class TopicAdmin(BrokerAdmin):
         """
         for broker in self._chosen(()):
             self._ask(broker.address, Request.DELETE_TOPIC_IN_BROKER, headers.TopicOnly(topic))
-        self._tell_registries(Request.DELETE_TOPIC_IN_NAMESRV, headers.DeleteTopicInRegistry(topic))
-        self._core.routes.forget(topic)
+        try:
+            self._tell_registries(Request.DELETE_TOPIC_IN_NAMESRV, headers.DeleteTopicInRegistry(topic))
+        except ClientError as error:
+            error.add_note(f"the brokers have deleted {topic}, and so have the registries that answer")
+            raise
+        finally:
+            self._core.routes.forget(topic)
 
     def readable(self, topic: str) -> tuple[MessageQueue, ...]:
         """Return the queues of a topic that consumers can read.
