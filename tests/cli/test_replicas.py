@@ -18,6 +18,7 @@ from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 from tests.support.cli import Cli
 from tests.support.cluster import Cluster, ReplicaProcess, wait_caught_up
 from tests.support.fakeremoting import FakeRemoting, Reply
+from tests.support.ports import free_ports
 
 DEADLINE_S = 60.0
 NAME = "metaq"
@@ -230,12 +231,17 @@ def test_a_refusal_is_shown_with_the_command_that_helps(command: tuple[str, ...]
 
 def test_add_slave(cluster: Cluster, cli: Cli, tmp_path: Path) -> None:
     """SG-036, SG-040, MQ-102, ES-018, ES-019, P06: the printed command starts a slave that copies all; progress is shown."""
-    master = cluster.add(1, "", "--min-in-sync", "1", "--max-body-bytes", "70000")
+    own = ("--http-listen", f"127.0.0.1:{free_ports(1)[0]}")
+    master = cluster.add(
+        1, "", "--min-in-sync", "1", "--max-body-bytes", "70000", "--no-auto-create-groups", "--order-message-enable", *own
+    )
     put(master, *(b"x" * 1000 for _ in range(50)))
     wait_until(lambda: len(standing(cli)) == 1, DEADLINE_S, "the master is registered")
     printed = cli.row("cluster", "add-slave", NAME, "--data", str(tmp_path / "replica2"))
     wanted = {"role": "slave", "replica_number": "2", "master": master.replication, "segment_bytes": str(32 * 1024 * 1024)}
     assert printed["settings"].items() >= {**wanted, "min_in_sync": "1", "max_body_bytes": "70000"}.items()
+    assert "http_listen" not in printed["settings"]
+    assert {"--no-auto-create-groups", "--order-message-enable"} <= set(printed["command"])
     line = cli.text("cluster", "add-slave", NAME, "--data", str(tmp_path / "replica2"))
     assert shlex.split(line) == printed["command"]
     late = cli.run("cluster", "add-slave", NAME, "--wait", "0.1", code=1).stderr
@@ -275,7 +281,7 @@ class Printed(ReplicaProcess):
         self._command = command[2:]
 
     def own_flags(self) -> list[str]:
-        ports = ["--replication-listen", "127.0.0.1:0", "--remoting-listen", "none"]
+        ports = ["--replication-listen", "127.0.0.1:0", "--remoting-listen", "none", "--http-listen", "127.0.0.1:0"]
         return [*self._command, *ports]
 
 

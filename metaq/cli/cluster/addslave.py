@@ -25,6 +25,7 @@ OF_EACH: Final = (
     "listen",
     "remoting_listen",
     "registry_listen",
+    "http_listen",
     "registries",
     "advertise",
     "allow_public",
@@ -80,7 +81,7 @@ def add_slave(
             "replication_listen": listen,
             "data": data,
         }
-        command = ["metaq", "serve", *(part for key, value in settings.items() for part in (flag(key), value))]
+        command = ["metaq", "serve", *(part for key, value in settings.items() for part in option(key, value))]
         if as_json:
             print_json({"broker": name, "replica": number, "settings": settings, "command": command})
         else:
@@ -89,9 +90,12 @@ def add_slave(
         return 0 if wait_s is None else wait_in_sync(admin, master, number, wait_s)
 
 
-def flag(setting: str) -> str:
-    """Return a setting as an option of ``metaq serve``."""
-    return f"--{setting.replace('_', '-')}"
+def option(setting: str, value: str) -> list[str]:
+    """Return a setting with its value as ``metaq serve`` takes it."""
+    name = setting.replace("_", "-")
+    if FIELDS[setting].annotation is bool:
+        return [f"--{name}" if value == "true" else f"--no-{name}"]
+    return [f"--{name}", value]
 
 
 def shared(config: Mapping[str, str]) -> dict[str, str]:
