@@ -208,8 +208,9 @@ def check_offsets(facts: GroupFacts) -> Iterator[Finding]:
     if ahead:
         found = f"committed offsets lie beyond the end: {', '.join(map(_told, ahead[:3]))}"
         topic = ahead[0].queue.topic
-        advice = f"the topic is a new one, or data was lost; metaq group reset-offset {facts.group} {topic} --to-begin --yes"
-        yield problem("offsets", found, advice)
+        numbers = sorted({lag.queue.partition for lag in ahead if lag.queue.topic == topic})
+        reset = f"metaq group reset-offset {facts.group} {topic} --to-begin{''.join(f' --partition {n}' for n in numbers)}"
+        yield problem("offsets", found, f"the topic is a new one, or data was lost; {reset} shows what would change")
     elif facts.lags:
         yield ok("offsets", "no offset lies beyond the end of its partition")
 

@@ -151,14 +151,23 @@ def test_all_messages_are_filtered_out(cli: Cli, client: Client, tags: str, sql:
 
 
 def test_offsets_beyond_the_end(cli: Cli, client: Client) -> None:
-    """E-04: as after lost data; the reset that is advised helps."""
+    """E-04: as after lost data; the reset that is advised shows what it would do, and leaves other partitions."""
     fill(cli, client, "truncated")
     with client.pull_consumer("truncated", "ahead") as consumer:
-        consumer.commit({MessageQueue("truncated", "metaq", 0): 1000})
+        consumer.commit({MessageQueue("truncated", "metaq", 0): 1000, MessageQueue("truncated", "metaq", 1): 1})
     found = why(cli, "ahead", code=PROBLEM)
     assert found["offsets"] == ["committed offsets lie beyond the end: truncated-0 of metaq at 1000 of 2"]
-    cli.run("group", "reset-offset", "ahead", "truncated", "--to-begin", "--yes")
+    (advice,) = [row["advice"] for row in cli.rows("why-not-consuming", "ahead", code=PROBLEM) if row["check"] == "offsets"]
+    assert advice == (
+        "the topic is a new one, or data was lost; metaq group reset-offset ahead truncated --to-begin --partition 0 "
+        "shows what would change"
+    )
+    command = advice.partition("; metaq ")[2].removesuffix(" shows what would change").split()
+    (shown,) = cli.rows(*command)
+    assert (shown["partition"], shown["after"], shown["applied"]) == (0, 0, False)
+    cli.run(*command, "--yes")
     assert "offsets" not in why(cli, "ahead", code=PROBLEM)
+    assert [row["committed"] for row in cli.rows("group", "lag", "ahead")] == [0, 1]
 
 
 def test_failures_pile_up(cli: Cli, client: Client) -> None:
