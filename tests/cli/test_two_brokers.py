@@ -11,7 +11,7 @@ import pytest
 
 from metaq.protocol.remoting import fastjson
 from metaq.protocol.remoting.codes import Request
-from tests.support.admin import ask, ask_body, connect
+from tests.support.admin import ask, ask_body, connect, create_topic
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 from tests.support.cli import Cli
 
@@ -65,6 +65,37 @@ def test_an_update_of_a_group_changes_what_is_named_and_nothing_else(cli: Cli, b
         {**row, "consumeBroadcastEnable": False, "attributes": {**row.get("attributes", {}), "priority.factor": "50"}}
         for row in before
     ]
+
+
+def counts(brokers: list[BrokerProcess], topic: str) -> list[tuple[int, int]]:
+    """How many partitions take messages on each broker, and how many are read."""
+    found = []
+    for broker in brokers:
+        with connect(broker) as client:
+            row = ask_body(client, Request.GET_TOPIC_CONFIG, topic=topic)
+        found.append((row["writeQueueNums"], row["readQueueNums"]))
+    return found
+
+
+def test_a_topic_keeps_the_partitions_that_each_broker_has(cli: Cli, brokers: list[BrokerProcess]) -> None:
+    """E-04, SG-125: a number is the least that each has; without one they stay, also where none takes messages."""
+    for topic, made in (("uneven", [(8, 8), (4, 2)]), ("drained", [(0, 3), (2, 2)]), ("here", [(3, 3)])):
+        for broker, (write, read) in zip(brokers, made, strict=False):
+            with connect(broker) as client:
+                create_topic(client, topic, write=write, read=read)
+    for topic in ("uneven", "drained"):
+        before = counts(brokers, topic)
+        assert cli.row("topic", "create", topic, "--permission", "r")["permission"] == "R-"
+        assert counts(brokers, topic) == before
+    assert cli.text("topic", "create", "uneven") == "uneven has 8 partitions on a and 4 on b\n"
+    assert cli.text("topic", "create", "uneven", "6") == "uneven has 8 partitions on a and 6 on b\n"
+    assert counts(brokers, "uneven") == [(8, 8), (6, 6)]
+    assert cli.row("topic", "create", "uneven", "9")["partitions"] == 9
+    assert cli.text("topic", "create", "here", "--dedupe-window", "1s") == "here has 3 partitions on a and 1 on b\n"
+    assert counts(brokers, "here") == [(3, 3), (1, 1)]
+    assert cli.row("topic", "create", "drained", "--on", "b")["partitions"] == 2
+    cli.run("topic", "create", "drained", "1")
+    assert counts(brokers, "drained") == [(1, 3), (2, 2)]
 
 
 def registered(cli: Cli, brokers: int = 1) -> bool:

@@ -1,6 +1,6 @@
 """``metaq topic``: topics of all brokers through the registry, or of one broker over the text protocol."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
@@ -146,7 +146,7 @@ def describe_topics(text: str, config: str) -> list[dict[str, Any]]:
     )
 )
 @click.argument("topic")
-@click.argument("partitions", type=IntRange(1, MAX_PARTITIONS), default=1)
+@click.argument("partitions", type=IntRange(1, MAX_PARTITIONS), required=False)
 @click.option("--permission", type=click.Choice(list(PERMISSIONS)), help="What clients may do.  [default: unchanged, or rw]")
 @click.option("--ordered", is_flag=True, help="Mark it as ordered, in the registries, too.")
 @click.option(
@@ -173,7 +173,7 @@ def describe_topics(text: str, config: str) -> list[dict[str, Any]]:
 @json_option
 def create(
     topic: str,
-    partitions: int,
+    partitions: int | None,
     permission: str | None,
     ordered: bool,
     priority: bool | None,
@@ -186,7 +186,8 @@ def create(
 ) -> None:
     """Create TOPIC, add partitions, or change its permission.
 
-    PARTITIONS is how many it shall have on each broker, 1 if left out; a topic that has more keeps them.
+    PARTITIONS is how many it shall have on each broker where it has fewer. Without it each broker keeps its number; where
+    the topic is new, it gets 1.
     """
     if means_one_broker():
         given: dict[str, object] = {
@@ -199,18 +200,28 @@ def create(
         if refused := [name for name, value in given.items() if value is not None]:
             raise click.UsageError(f"{refused[0]} {_ROUTE_ONLY}")
         with connect_text(broker) as client:
-            row: dict[str, Any] = {"topic": topic, "partitions": client.create(topic, partitions)}
+            counts = {str(broker): client.create(topic, partitions or 1)}
+            row: dict[str, Any] = {"topic": topic, "partitions": counts[str(broker)]}
     else:
         with connect_registry(registry) as remote:
             window_ms = None if window is None else round(window.total_seconds() * 1000)
             wanted = Wanted(permission, ordered, priority, priority_max_wait_ms, window_ms)
-            row = create_on_brokers(remote.admin(), topic, partitions, wanted, names)
+            counts, row = create_on_brokers(remote.admin(), topic, partitions, wanted, names)
     if as_json:
         print_json(row)
     else:
-        now, on = row["partitions"], row.get("brokers", [])
-        where = f" on each of {', '.join(on)}" if len(on) > 1 else ""
-        click.echo(f"{topic} has {now} partition{'s' if now > 1 else ''}{where}")
+        click.echo(f"{topic} has {described(counts)}")
+
+
+def described(counts: Mapping[str, int]) -> str:
+    """Return the numbers of partitions by broker in words."""
+    (name, first), *others = counts.items()
+    several = f"{first} partition{'' if first == 1 else 's'}"
+    if not others:
+        return several
+    if set(counts.values()) == {first}:
+        return f"{several} on each of {', '.join(counts)}"
+    return " and ".join([f"{several} on {name}", *(f"{count} on {other}" for other, count in others)])
 
 
 class Wanted(NamedTuple):
@@ -223,25 +234,30 @@ class Wanted(NamedTuple):
     dedupe_window_ms: int | None
 
 
-def create_on_brokers(admin: Admin, topic: str, partitions: int, wanted: Wanted, names: tuple[str, ...]) -> dict[str, Any]:
-    """Create or change a topic. Return its state afterwards."""
-    existing = known_views(admin, topic)
-    now = max([partitions, *(view.write_partitions for view in existing if not names or view.broker_name in names)])
+def create_on_brokers(
+    admin: Admin, topic: str, partitions: int | None, wanted: Wanted, names: tuple[str, ...]
+) -> tuple[dict[str, int], dict[str, Any]]:
+    """Create or change a topic. Return the partitions that take messages by broker, and its state as one row."""
+    existing = {view.broker_name: view for view in known_views(admin, topic)}
+    brokers = list(names) or [broker.name for broker in admin.masters()]
+    counts = dict.fromkeys(brokers, partitions or 1)
+    for name in counts.keys() & existing.keys():
+        counts[name] = max(partitions or 0, existing[name].write_partitions)
     bits = None if wanted.permission is None else PERMISSIONS[wanted.permission]
     admin.create_topic(
         topic,
-        now,
+        counts,
         permission=bits,
         ordered=wanted.ordered,
         priority=wanted.priority,
         priority_max_wait_ms=wanted.priority_max_wait_ms,
         dedupe_window_ms=wanted.dedupe_window_ms,
-        broker_names=names,
+        broker_names=tuple(brokers),
     )
-    brokers = list(names) or [broker.name for broker in admin.masters()]
-    kept = {view.broker_name: view.permission for view in existing}
+    kept = {name: view.permission for name, view in existing.items()}
     told = {permission_text(kept.get(name, READ | WRITE) if bits is None else bits) for name in brokers}
-    return {"topic": topic, "partitions": now, "permission": ", ".join(sorted(told)), "brokers": brokers}
+    most = max(counts.values())
+    return counts, {"topic": topic, "partitions": most, "permission": ", ".join(sorted(told)), "brokers": brokers}
 
 
 def known_views(admin: Admin, topic: str) -> list[TopicView]:

@@ -1,6 +1,6 @@
 """Administration: topics and their queues."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from metaq.client import checks
@@ -8,7 +8,7 @@ from metaq.client.admin.brokers import BrokerAdmin
 from metaq.client.admin.views import BrokerView, QueueView, TopicView, read_queues
 from metaq.client.connecting.transport import RemotingRequest, successful
 from metaq.errors import BadRequest, ClientError, RouteNotFound, RouteProblem
-from metaq.message import DEFAULT_TOPIC, LONGEST_WINDOW_MS, MessageQueue
+from metaq.message import DEFAULT_TOPIC, LONGEST_WINDOW_MS, MAX_PARTITIONS, MessageQueue
 from metaq.protocol.remoting import headers
 from metaq.protocol.remoting.attributes import (
     DEDUPE_WINDOW_MS,
@@ -23,6 +23,17 @@ from metaq.protocol.remoting.headers import Int32
 from metaq.protocol.remoting.routes import TopicConfig, TopicRoute, decode_topic, decode_topic_list, decode_topic_table
 
 T = TypeVar("T")
+
+
+def _by_broker(partitions: int | Mapping[str, int], names: Sequence[str]) -> dict[str, int]:
+    """Return the number of partitions on each broker. ``BadRequest`` for one that cannot be, or where none is given."""
+    if not isinstance(partitions, Mapping):
+        return dict.fromkeys(names, partitions)
+    if strangers := set(names) - partitions.keys():
+        raise BadRequest(f"partitions has no number for broker {min(strangers)}")
+    for count in partitions.values():
+        checks.number("partitions", count, 0, MAX_PARTITIONS)
+    return {name: partitions[name] for name in names}
 
 
 class TopicAdmin(BrokerAdmin):
@@ -101,7 +112,7 @@ class TopicAdmin(BrokerAdmin):
     def create_topic(
         self,
         topic: str,
-        partitions: int = 4,
+        partitions: int | Mapping[str, int] = 4,
         *,
         permission: int | None = None,
         ordered: bool = False,
@@ -114,8 +125,8 @@ class TopicAdmin(BrokerAdmin):
 
         Args:
             topic: its name.
-            partitions: those that take messages, on each broker; in a topic with priorities they are the levels. What the
-                others have is still to be read.
+            partitions: those that take messages, on each broker, or by the name of the broker, where 0 is allowed, too; in a
+                topic with priorities they are the levels. What the others have is still to be read.
             permission: the sum of 4 to read and 2 to write; by default as before on each broker, or both in a new topic.
             ordered: mark it as ordered in the registries.
             priority: whether each partition is a level of priority, the greater the more urgent; by default as before.
@@ -131,7 +142,8 @@ class TopicAdmin(BrokerAdmin):
             RequestTimeout: no answer in time.
         """
         checks.topic(topic)
-        checks.partitions(partitions)
+        if not isinstance(partitions, Mapping):
+            checks.partitions(partitions)
         if permission is not None:
             checks.number("permission", permission, 0, READ | WRITE | INHERIT)
         changes = {}
@@ -145,16 +157,18 @@ class TopicAdmin(BrokerAdmin):
             checks.number("dedupe_window_ms", dedupe_window_ms, 0, LONGEST_WINDOW_MS)
             changes[f"+{DEDUPE_WINDOW_MS}"] = str(dedupe_window_ms)
         brokers = self._chosen(broker_names)
+        counts = _by_broker(partitions, [broker.name for broker in brokers])
         if ordered:
             # brokers get the configuration of ordered topics from the registries with every registration
-            shares = ";".join(f"{broker.name}:{partitions}" for broker in brokers)
+            shares = ";".join(f"{name}:{count}" for name, count in counts.items())
             self._tell_registries(Request.PUT_KV_CONFIG, headers.KvPair(ORDER_TOPICS, topic, shares))
         for broker in brokers:
-            before = self._known(broker, topic) or TopicConfig(topic, partitions, partitions)
+            count = counts[broker.name]
+            before = self._known(broker, topic) or TopicConfig(topic, count, count)
             wanted = before._replace(
                 # what the partitions have that take no more messages is still to be read
-                read_queues=max(partitions, before.read_queues),
-                write_queues=partitions,
+                read_queues=before.read_queues if count == before.write_queues else max(count, before.read_queues),
+                write_queues=count,
                 permission=before.permission if permission is None else permission,
                 order=before.order or ordered,
             )
