@@ -6,7 +6,7 @@
       releases/0.1.0-1f3c…/
         venv/               an environment with metaq, made from wheels without any package index
         conf/broker.yaml    what cluster.yaml says of this host
-        complete            written last: data format and fab's user; a folder without it is a leftover, and is made anew
+        complete            written last: what data it reads, and fab's user; a folder without it is a leftover, made anew
       current               → releases/0.1.0-1f3c…, switched by a rename
       previous              → the release that ran everywhere before it, for a rollback
       supervisor/  log/     where there is no systemd
@@ -40,7 +40,7 @@ fi
 
 
 def _about(release: Release, admin: str) -> str:
-    return json.dumps({"format": release.format, "admin": admin})
+    return json.dumps({"format": release.format, "features": release.features, "admin": admin})
 
 
 class Releases:

@@ -4,7 +4,7 @@ import contextlib
 import json
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self
 
 from metaq.deploy.cluster import Cluster, Host, Kind, Service, installed
@@ -77,7 +77,7 @@ class Node(NamedTuple):
             raise self.machine.fail(f"the {service.kind} of {name}: {error}") from error
 
     def about(self, name: str) -> dict[str, Any]:
-        """Return what was recorded when a release was installed: ``format``, ``admin``."""
+        """Return what was recorded when a release was installed: ``format``, ``admin``, and ``features`` by fab of today."""
         about: dict[str, Any] = json.loads(self.facts["complete"][name])
         return about
 
@@ -119,20 +119,39 @@ def problems_of(cluster: Cluster, nodes: Sequence[Node], release: Release) -> li
     for node in nodes:
         found = [*_of_python(node), *_of_user(node), *_of_room(node, release), *_of_ports(node)]
         problems += [f"{node.host.name}: {problem}" for problem in found]
-    return [*problems, *_of_units(nodes), *problems_of_formats(nodes, release.format)]
+    return [*problems, *_of_units(nodes), *problems_of_formats(nodes, release.format, release.features)]
 
 
-def problems_of_formats(nodes: Sequence[Node], ours: int) -> list[str]:
-    """Return the data folders whose format differs from the one that a release reads, each with its host."""
+def problems_of_formats(nodes: Sequence[Node], ours: int, known: Collection[str] | None) -> list[str]:
+    """Return the data folders with another format than a release reads, or a feature that it does not, each with its host.
+
+    ``known``: the features that it reads; ``None``: these are not recorded.
+    """
     problems = []
+    for where, identity in _identities(nodes):
+        theirs, unknown = identity["format"], set(identity.get("features", ())).difference(known or ())
+        if theirs != ours:
+            problems.append(f"{where} has format {theirs}, and this release reads {ours}; run one that reads {theirs}")
+        elif known is not None and unknown:
+            problems.append(f"{where} has the feature {min(unknown)}, which this release does not read; run one that does")
+    return problems
+
+
+def warn_of_features(nodes: Sequence[Node], name: str, say: Callable[[str], None]) -> None:
+    """Name the data folders with features of which it is not recorded whether a release reads them."""
+    if "features" not in nodes[0].about(name):
+        for where, identity in _identities(nodes):
+            if features := identity.get("features"):
+                reason = f"whether {name} reads these is not recorded: it may refuse the folder"
+                say(f"{where} has {', '.join(features)}; {reason}")
+
+
+def _identities(nodes: Sequence[Node]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield host and path of each data folder that a broker has written, and what its ``store.json`` says."""
     for node in nodes:
         for service in node.services:
-            text = node.facts["formats"][str(service.settings.data)]
-            theirs = json.loads(text)["format"] if text else ours
-            if theirs != ours:
-                reason = f"has format {theirs}, and this release reads {ours}"
-                problems.append(f"{node.host.name}: {service.settings.data} {reason}; run one that reads {theirs}")
-    return problems
+            if text := node.facts["formats"][str(service.settings.data)]:
+                yield f"{node.host.name}: {service.settings.data}", json.loads(text)
 
 
 def _of_units(nodes: Sequence[Node]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from metaq.deploy.health import look
 from metaq.deploy.machine import Machine
 from metaq.deploy.processes import RUNNING, STARTING, Systemd
 from metaq.deploy.rolling import Roll, Say
-from metaq.deploy.survey import Node, problems_of, problems_of_formats, refuse, surveyed
+from metaq.deploy.survey import Node, problems_of, problems_of_formats, refuse, surveyed, warn_of_features
 from metaq.deploy.wheels import Release, build
 from metaq.errors import DeployFailed
 
@@ -57,7 +57,9 @@ def rollback(cluster: Cluster, say: Say, *, to: str = "") -> None:
             )
         nodes[:] = [node.of_release(name) for node in nodes]
         roll = Roll(nodes, cluster.settings.start_deadline_s, say)
-        refuse([*problems_of_formats(nodes, nodes[0].about(name)["format"]), *roll.obstacles()])
+        about = nodes[0].about(name)
+        refuse([*problems_of_formats(nodes, about["format"], about.get("features")), *roll.obstacles()])
+        warn_of_features(nodes, name, say)
         if to:
             _remember(nodes, name)
         _go_over(roll, nodes, name)

@@ -23,6 +23,7 @@ BESIDE: Final = ("pip", "supervisor")
 
 STORE: Final = "metaq/store/recovery/recovery.py"
 FORMAT: Final = re.compile(r"^FORMAT_VERSION: Final = (\d+)$", re.MULTILINE)
+FEATURES: Final = re.compile(r"^FEATURES: Final = frozenset\((.*?)\)$", re.MULTILINE | re.DOTALL)
 
 
 class Release(NamedTuple):
@@ -33,6 +34,8 @@ class Release(NamedTuple):
     extras: str
     format: int
     """The version of the data format that it reads and writes."""
+    features: tuple[str, ...]
+    """The features that data may have for it to read them, sorted."""
     wheels: Path
     """The folder that holds its wheels."""
 
@@ -63,7 +66,7 @@ def build(cluster: Cluster, into: Path) -> Release:
     if len(own) != 1:
         raise DeployFailed(f"package: there are {len(own)} wheels of metaq-broker in {wheels}; there must be one")
     version = own[0].name.split("-")[1]
-    return Release(f"{version}-{_digest(wheels, cluster)[:10]}", version, cluster.extras, _format(own[0]), wheels)
+    return Release(f"{version}-{_digest(wheels, cluster)[:10]}", version, cluster.extras, *_reads(own[0]), wheels)
 
 
 def bundle(release: Release, configuration: Path, file: Path) -> None:
@@ -87,16 +90,18 @@ def _pip(folder: Path, *arguments: str) -> None:
         raise DeployFailed(f"package: the wheels cannot be made here: {done.stderr.strip()[-1000:]}")
 
 
-def _format(wheel: Path) -> int:
-    """Return the version of the wheel's store format.
+def _reads(wheel: Path) -> tuple[int, tuple[str, ...]]:
+    """Return the version of the wheel's store format, and the features of data that it knows; early versions know none.
 
-    It is read from the source, not imported, as the wheel may be of another version than this one.
+    These are read from the source, not imported, as the wheel may be of another version than this one.
     """
     with zipfile.ZipFile(wheel) as archive:
-        found = FORMAT.search(archive.read(STORE).decode()) if STORE in archive.namelist() else None
+        source = archive.read(STORE).decode() if STORE in archive.namelist() else ""
+    found = FORMAT.search(source)
     if found is None:
         raise DeployFailed(f"package: {wheel.name} does not say which data format it reads; {STORE} should")
-    return int(found[1])
+    features = FEATURES.search(source)
+    return int(found[1]), tuple(sorted(re.findall(r'"(.+?)"', features[1]))) if features else ()
 
 
 def _digest(wheels: Path, cluster: Cluster) -> str:

@@ -9,11 +9,13 @@ import pytest
 import yaml
 
 from metaq.deploy.cluster import OF_ONE_HOST, Cluster, ClusterSettings, HostSettings, installed
-from metaq.deploy.wheels import BESIDE, build
+from metaq.deploy.wheels import BESIDE, STORE, build
 from metaq.errors import ConfigError, DeployFailed
 from metaq.fields import declared
+from metaq.store.recovery.recovery import FEATURES
 
-EXAMPLE: Final = Path(__file__).parents[2] / "conf" / "cluster.yaml"
+ROOT: Final = Path(__file__).parents[2]
+EXAMPLE: Final = ROOT / "conf" / "cluster.yaml"
 
 
 def host(number: int = 1, **others: Any) -> dict[str, Any]:
@@ -218,6 +220,26 @@ def make_wheel(folder: Path, name: str, needs: dict[str, str]) -> None:
         wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.9.9\n{extras}")
         wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{about}/RECORD", "")
+
+
+@pytest.mark.parametrize(
+    ("source", "features"),
+    [
+        ((ROOT / STORE).read_text("utf-8"), tuple(sorted(FEATURES))),
+        ('FORMAT_VERSION: Final = 1\nFEATURES: Final = frozenset(\n    (\n        "b",\n        "a",\n    )\n)\n', ("a", "b")),
+        ("FORMAT_VERSION: Final = 1\nOTHERS: Final = ('c')\n", ()),
+    ],
+    ids=["this one", "many", "of before there were any"],
+)
+def test_the_features_that_a_release_reads(tmp_path: Path, source: str, features: tuple[str, ...]) -> None:
+    """E-18: as its store names them, in whichever form they are written."""
+    file, wheels = tmp_path / "cluster.yaml", tmp_path / "wheels"
+    wheels.mkdir()
+    with zipfile.ZipFile(wheels / "metaq_broker-9.9.9-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(STORE, source)
+    file.write_text(yaml.safe_dump({"package": str(wheels), "hosts": {"a": host()}}))
+    release = build(Cluster.read(file), tmp_path)
+    assert (release.format, release.features) == (1, features)
 
 
 def test_the_name_of_a_release_covers_what_runs_it(tmp_path: Path) -> None:

@@ -66,6 +66,9 @@ def test_a_release_is_what_its_process_was_started_of(pair: Pair, second_wheels:
     for words in (("deploy",), ("rollback", "--to", second)):
         said = pair.fab.refused(*words)
         assert f"b: {b.home / 'data'} has format 99, and this release reads 1" in said and "nothing was changed" in said
+    identity.write_text(f'{text.rstrip()[:-1]},"features":["sundials"]}}')
+    for words in (("deploy",), ("rollback", "--to", second)):
+        assert f"b: {b.home / 'data'} has the feature sundials, which this release does not read" in pair.fab.refused(*words)
     identity.write_text(text)
     pair.fab.run("rollback", "--to", second)
     assert "runs on 2 hosts" in pair.fab.run("rollback")

@@ -6,7 +6,7 @@ from typing import Final
 
 from metaq.deploy.cluster import Cluster, ClusterSettings, Host
 from metaq.deploy.processes import Systemd
-from metaq.deploy.survey import Node, problems_of, problems_of_formats
+from metaq.deploy.survey import Node, problems_of, problems_of_formats, warn_of_features
 from metaq.deploy.wheels import Release
 from tests.deploy.systems import Systems
 
@@ -24,8 +24,33 @@ def test_the_data_of_a_kept_release_however_its_path_is_written(systems: Systems
 
     host = systems.host(folder=str(tmp_path / "metaq"), broker={"data": str(tmp_path / "new")}, registry=None, user="")
     node = Node.look(systems.machine(host)).of_release(RELEASE)
-    (problem,) = problems_of_formats([node], 1)
+    (problem,) = problems_of_formats([node], 1, ())
     assert problem.startswith(f"a: {tmp_path / 'old'} has format 99")
+
+
+def test_data_with_features_that_a_release_does_not_read(systems: Systems, tmp_path: Path) -> None:
+    """E-18: such a broker would not start; the record of what a release reads lasts, and one of an older fab has none."""
+    data, home = tmp_path / "data", tmp_path / "metaq" / "releases" / RELEASE
+    data.mkdir()
+    home.mkdir(parents=True)
+    (data / "store.json").write_text('{"format": 1, "features": ["sundials", "timers"]}')
+    host = systems.host(folder=str(tmp_path / "metaq"), broker={"data": str(data)}, registry=None, user="")
+    for features, problems in (
+        (("timers",), [f"a: {data} has the feature sundials, which this release does not read; run one that does"]),
+        (("sundials", "timers"), []),
+    ):
+        release = Release(RELEASE, "0.1.0", "", 1, features, tmp_path)
+        Node.look(systems.machine(host)).releases.mark_newest(release, "")
+        node = Node.look(systems.machine(host))
+        about = node.about(RELEASE)
+        assert problems_of_formats([node], about["format"], about["features"]) == problems
+    assert problems_of_formats([node], 1, None) == []
+    said: list[str] = []
+    warn_of_features([node], RELEASE, said.append)
+    assert said == []
+    (home / "complete").write_text(json.dumps({"format": 1, "admin": ""}))
+    warn_of_features([Node.look(systems.machine(host))], RELEASE, said.append)
+    assert said == [f"a: {data} has sundials, timers; whether {RELEASE} reads these is not recorded: it may refuse the folder"]
 
 
 def test_two_brokers_on_one_machine_need_units_of_their_own(systems: Systems, tmp_path: Path) -> None:
@@ -35,7 +60,7 @@ def test_two_brokers_on_one_machine_need_units_of_their_own(systems: Systems, tm
     second = systems.host(**common, broker={"data": str(tmp_path / "other")}, registry=None)
     registry = systems.host(**common, registry={"data": str(tmp_path / "registry")}, broker=None)
     elsewhere = systems.host(**common, broker={"data": str(tmp_path / "other")}, registry=None, ssh_port=2222)
-    release = Release("0.1.0-2", "0.1.0", "", 1, tmp_path)
+    release = Release("0.1.0-2", "0.1.0", "", 1, (), tmp_path)
     cluster = Cluster(ClusterSettings(hosts={"none": None}), ())
 
     def problems(*hosts: Host) -> list[str]:
