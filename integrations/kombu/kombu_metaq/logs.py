@@ -2,11 +2,13 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from kombu_metaq.delivery import Raw, read
-from metaq.errors import ClientClosed
+from metaq.errors import ClientClosed, ClientError
 from metaq.protocol.subscription import EVERYTHING
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 POLL_S: Final = 1.0
 """How long a thread waits before it looks whether its connection was closed."""
+FOLLOW_S: Final = 2.0
+"""How often it looks whether there are more partitions."""
 
 
 class LogReader:
@@ -32,13 +36,18 @@ class LogReader:
         self._consumer: PullConsumer = client.pull_consumer(
             topic, topic, tags=tag or EVERYTHING
         )  # a group of the name: users need rights to it
+        self._bound_at = datetime.now(UTC)
         for queue in self._consumer.partitions():
             self._consumer.read_from(queue, self._consumer.end_offset(queue))
         threading.Thread(target=self._read, name=f"metaq-{topic}", daemon=True).start()
 
     def _read(self) -> None:
+        follow_s = time.monotonic() + FOLLOW_S
         while not self._closed.is_set():
             try:
+                if time.monotonic() >= follow_s:
+                    self._follow()
+                    follow_s = time.monotonic() + FOLLOW_S
                 messages = self._consumer.poll(POLL_S)
             except ClientClosed:
                 return
@@ -47,6 +56,16 @@ class LogReader:
                     self._deliver(read(message.body))
                 except Exception as error:  # noqa: BLE001 - whatever it is, replies and remote control must go on
                     logger.warning("message dropped topic=%s message=%s reason=%r", self._topic, message.id, error)
+
+    def _follow(self) -> None:
+        """Read partitions, too, that have appeared since the exchange was bound: what was stored there since then."""
+        try:
+            for queue in set(self._consumer.partitions()) - set(self._consumer.assignment()):
+                self._consumer.read_from(queue, self._consumer.offset_at(queue, self._bound_at))
+        except ClientClosed:
+            raise
+        except ClientError as error:
+            logger.debug("more partitions not read yet topic=%s reason=%s", self._topic, error)
 
     def close(self) -> None:
         """Read no more."""

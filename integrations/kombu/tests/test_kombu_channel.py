@@ -15,6 +15,7 @@ from kombu_programs import COME_S, LEASE_S, Got, connect, in_an_hour, publish
 from kombu_support import url
 
 import metaq
+from metaq.client.connecting import core
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.users import ADMIN, USERS, write_users
 
@@ -195,6 +196,22 @@ def test_a_queue_that_was_bound_while_the_broker_was_away_hears_its_exchange(tmp
         reader = Got(connection, queue, no_ack=True)
         Producer(connection.default_channel).publish("heard", exchange=news)
         assert reader.wait_for(1) == ["heard"]
+
+
+def test_a_reader_of_an_exchange_follows_partitions_that_come_later(
+    process: BrokerProcess, url: str, connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "ROUTES_S", 0.3)
+    news = Exchange("news", type="fanout")
+    reader = Got(connect(), Queue("reader", news, exclusive=True, durable=False), no_ack=True)
+    topic = exchange_topic(url.rpartition("/")[2], "news")
+    with metaq.connect(process.registry) as client:
+        client.admin().create_topic(topic, 2)
+        wait_until(lambda: len(client.pull_consumer(topic).partitions()) == 2, COME_S, "senders know both partitions")
+    producer = Producer(connect().default_channel)
+    for number in range(10):
+        producer.publish(number, exchange=news, declare=[news])
+    assert sorted(reader.wait_for(10)) == list(range(10))
 
 
 def test_topics_choose_by_patterns(connect: Callable[..., Connection]) -> None:
