@@ -57,6 +57,7 @@ class Shared:
 
     def __init__(self, connect: "Callable[[], Client]") -> None:
         self.connections = 0
+        self.ending: threading.Timer | None = None
         self.terms: dict[str, QueueTerms] = {}
         self.state = virtual.base.BrokerState()
         self.temporaries: dict[str, Temporary] = {}
@@ -95,6 +96,10 @@ class Shared:
             if temporary is not None:
                 temporary.put(raw)
 
+    def expires_s(self) -> float:
+        """Return how long a temporary queue waits for the next connection, at most; 0 when there is none that waits."""
+        return max((self.terms[queue].expires_s for queue in self.temporaries), default=0.0)
+
     def close(self) -> None:
         """Read no more."""
         for log in self._logs.values():
@@ -112,13 +117,33 @@ def join(key: SharedKey, connect: "Callable[[], Client]") -> Shared:
     with _guard:
         shared = _shared.setdefault(key, Shared(connect))
         shared.connections += 1
+        if shared.ending is not None:
+            shared.ending.cancel()
+            shared.ending = None
         return shared
 
 
 def leave(key: SharedKey, shared: Shared) -> None:
-    """Leave what a connection has joined. With the last connection it ends."""
+    """Leave what a connection has joined. With the last connection it ends, or when its last temporary queue has expired.
+
+    A reply queue is declared on the connection that sends a task, and consumed later on another one.
+    """
     with _guard:
         shared.connections -= 1
+        if shared.connections:
+            return
+        expires_s = shared.expires_s()
+        if expires_s:
+            shared.ending = threading.Timer(expires_s, _end, (key, shared))
+            shared.ending.daemon = True
+            shared.ending.start()
+            return
+    _end(key, shared)
+
+
+def _end(key: SharedKey, shared: Shared) -> None:
+    """End what connections have shared, if none has joined meanwhile."""
+    with _guard:
         if shared.connections:
             return
         if _shared.get(key) is shared:

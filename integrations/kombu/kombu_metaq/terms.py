@@ -17,12 +17,14 @@ class QueueTerms(NamedTuple):
     """A queue as it was declared."""
 
     is_temporary: bool
-    """It has no topic: it belongs to the connection that declares it, and reads the topics of its exchanges."""
+    """It has no topic: it belongs to the process that declares it, and reads the topics of its exchanges."""
     auto_delete: bool
     levels: int
     """The levels of priority, 1 for none."""
     deliveries: int
     """How often a message is delivered before it becomes a dead letter."""
+    expires_s: float
+    """For so long a temporary queue waits for the next connection when there is none."""
 
 
 class SendTerms(NamedTuple):
@@ -43,7 +45,9 @@ def terms_of(*, durable: bool, exclusive: bool, auto_delete: bool, arguments: Ma
     arguments = arguments or {}
     is_temporary = exclusive or (auto_delete and (not durable or EXPIRES in arguments))
     levels = int(arguments.get(MAX_PRIORITY) or 0) + 1
-    return QueueTerms(is_temporary, auto_delete, levels, int(arguments.get(DELIVERY_LIMIT) or MOST_DELIVERIES))
+    deliveries = int(arguments.get(DELIVERY_LIMIT) or MOST_DELIVERIES)
+    expires_s = 0.0 if exclusive else int(arguments.get(EXPIRES) or 0) / 1000
+    return QueueTerms(is_temporary, auto_delete, levels, deliveries, expires_s)
 
 
 def due_of(headers: Mapping[str, Any], now: datetime) -> datetime | None:

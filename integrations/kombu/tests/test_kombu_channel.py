@@ -250,6 +250,34 @@ def test_a_reply_queue_gets_what_is_sent_to_its_name_before_it_is_consumed(conne
     assert got.wait_for(1) == ["result"]
 
 
+def readers(url: str) -> list[threading.Thread]:
+    """The threads that read the default exchange of a virtual host."""
+    name = f"metaq-{exchange_topic(url.rpartition('/')[2], '')}"
+    return [thread for thread in threading.enumerate() if thread.name == name]
+
+
+def test_a_reply_queue_waits_for_the_next_connection_of_its_process(url: str, connect: Callable[..., Connection]) -> None:
+    replies = Queue("replies-1", durable=True, auto_delete=True, expires=60)
+    first = connect()
+    replies(first.default_channel).declare()
+    first.release()
+    another_process = f"{url};metaq://127.0.0.1:1/{url.rpartition('/')[2]}"  # as far as what connections share is concerned
+    with Connection(another_process) as stranger:
+        Producer(stranger.default_channel).publish("result", exchange="", routing_key="replies-1")
+    got = Got(connect(), replies, no_ack=True)
+    assert got.wait_for(1) == ["result"]
+    got.consumer.cancel()
+    wait_until(lambda: not readers(url), COME_S, "it ends with its consumer")
+
+
+def test_a_reply_queue_that_no_connection_consumes_expires(url: str, connect: Callable[..., Connection]) -> None:
+    connection = connect()
+    Queue("replies-1", durable=True, auto_delete=True, expires=1)(connection.default_channel).declare()
+    connection.release()
+    assert readers(url)
+    wait_until(lambda: not readers(url), COME_S, "nothing is read for it any more")
+
+
 def test_temporary_queues_leave_no_topic_behind(process: BrokerProcess, connect: Callable[..., Connection]) -> None:
     connection = connect()
     got = Got(connection, Queue("gone", Exchange("gossip", type="fanout"), auto_delete=True))
