@@ -16,7 +16,7 @@ from kombu_metaq.channel import Channel
 from kombu_metaq.names import ROOT
 from kombu_metaq.shared import Shared, SharedKey, join, leave
 from kombu_metaq.terms import MOST_LEASE_MS
-from metaq.address import REGISTRY_PORT, Address
+from metaq.address import REGISTRY_PORT, Address, parse_address
 from metaq.errors import BadRequest, BrokerBusy, ConnectionFailed, Refused, RequestTimeout, RouteNotFound, SendFailed
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ LEAST_VISIBILITY_S: Final = 1.0
 TIMEOUT_S: Final = 10.0
 MOST_AT_ONCE: Final = 100
 """The messages that one turn of an event loop takes, before it looks at its other tasks."""
+_NO_HOST: Final = "localhost"
+"""The host of a URL that names none."""
 _WORKER_STEPS: Final = (("celery.worker.consumer.mingle", "Mingle"), ("celery.worker.consumer.gossip", "Gossip"))
 
 
@@ -177,9 +179,10 @@ def _visibility_s(given: Any) -> float:
 
 def _registries(info: Any) -> list[str]:
     """Return the addresses of a connection: its own, and those that are written after it in its URL."""
-    others = [url.partition("://")[2].rpartition("@")[2].partition("/")[0] for url in info.alt]
-    own = str(Address(info.hostname or "localhost", info.port or REGISTRY_PORT))
-    return [own, *(address for address in others if address != own)]
+    own = Address(info.hostname or _NO_HOST, info.port or REGISTRY_PORT)
+    written = [url.partition("://")[2].rpartition("@")[2].partition("/")[0] for url in info.alt]
+    others = [parse_address(address or _NO_HOST, default_port=REGISTRY_PORT) for address in written]
+    return [str(address) for address in dict.fromkeys([own, *others])]
 
 
 def _tls(given: Any) -> Any:

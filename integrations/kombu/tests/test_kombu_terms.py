@@ -85,6 +85,15 @@ def test_a_visibility_timeout_may_be_a_text() -> None:
     assert Connection("metaq://127.0.0.1:1//", transport_options={"visibility_timeout": "60"}).create_transport()
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("metaq://a//", "metaq://b//"), ("metaq://[::1]//", "metaq://b:9876//"), ("metaq:////", "metaq://b//")],
+)
+def test_connections_share_their_state_whether_their_urls_have_ports_or_not(one: str, other: str) -> None:
+    first, second = (Connection(f"{urls[0]};{urls[1]}").create_transport() for urls in ((one, other), (other, one)))
+    assert first._key == second._key
+
+
 def test_only_a_time_to_come_delays_a_message() -> None:
     later = NOW + timedelta(days=90)
     assert due_of({"eta": later.isoformat()}, NOW) == later
