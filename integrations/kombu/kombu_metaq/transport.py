@@ -187,7 +187,7 @@ def _registries(info: Any) -> list[str]:
 
 def _tls(given: Any) -> Any:
     """Return what ``metaq.connect`` takes for Celery's ``broker_use_ssl``."""
-    return given.get("ca_certs", True) if isinstance(given, dict) else given or False
+    return (given.get("ca_certs") or True) if isinstance(given, dict) else (given or False)
 
 
 def _let_workers_meet() -> None:

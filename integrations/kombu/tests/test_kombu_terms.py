@@ -14,6 +14,7 @@ from kombu import Connection
 from kombu_metaq.bell import Bell
 from kombu_metaq.names import MOST_CHARACTERS, exchange_topic, queue_topic, tag_of
 from kombu_metaq.terms import MOST_DELIVERIES, due_of, terms_of
+from kombu_metaq.transport import _tls
 
 from metaq.client import checks
 
@@ -92,6 +93,22 @@ def test_a_visibility_timeout_may_be_a_text() -> None:
 def test_connections_share_their_state_whether_their_urls_have_ports_or_not(one: str, other: str) -> None:
     first, second = (Connection(f"{urls[0]};{urls[1]}").create_transport() for urls in ((one, other), (other, one)))
     assert first._key == second._key
+
+
+@pytest.mark.parametrize(
+    ("given", "tls"),
+    [
+        ({"ca_certs": "ca.pem"}, "ca.pem"),
+        ({"ca_certs": None}, True),
+        ({"ca_certs": ""}, True),
+        ({}, True),
+        (True, True),
+        (False, False),
+        (None, False),
+    ],
+)
+def test_broker_use_ssl_with_options_is_always_tls(given: object, tls: object) -> None:
+    assert _tls(given) == tls
 
 
 def test_only_a_time_to_come_delays_a_message() -> None:
