@@ -269,6 +269,20 @@ def test_a_message_without_answer_can_only_be_rolled_back(stack: contextlib.Exit
     assert setup.resource.steps == ["BEGIN", "ROLLBACK"]
 
 
+def test_a_begin_without_answer_can_be_rolled_back_at_its_broker(stack: contextlib.ExitStack) -> None:
+    """MQ-076: the session is in no branch, and knows which broker may have begun it."""
+    setup = Setup(stack, count=2)
+    for resource in setup.resources:
+        resource.wanted["BEGIN"] = [None]
+    xid = setup.session.xid(1, "g", "b")
+    with pytest.raises(OutcomeUnknown, match=r"BEGIN of .*; tpc_rollback\(xid\) ends it, or answers NOTA"):
+        setup.session.tpc_begin(xid)
+    assert setup.session.branch is None
+    setup.session.tpc_rollback(xid)
+    used = [resource for resource in setup.resources if resource.steps]
+    assert [resource.steps for resource in used] == [["BEGIN", "ROLLBACK"]]
+
+
 def test_a_commit_without_answer(stack: contextlib.ExitStack) -> None:
     """MQ-076: the outcome is unknown, and recover tells: what it lists can be committed again, at the same broker."""
     setup = Setup(stack, count=2)

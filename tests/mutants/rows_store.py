@@ -399,7 +399,7 @@ TRANSACTIONS: Final = [
     M(
         "MQ-077",
         "client/transactions/xasession.py",
-        'self._commands.step(branch.address, xid, "BEGIN", limit_s=self.branch_timeout_s)',
+        'self._commands.step(branch.address, xid, "BEGIN", advice=advice, limit_s=self.branch_timeout_s)',
         "pass",
         "client/test_data_manager.py::test_joining_starts_a_branch_with_its_time",
         waits=True,

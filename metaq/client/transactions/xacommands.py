@@ -71,9 +71,7 @@ class XaCommands:
             raise _failure(reply, xid)
         return _message_id(reply)
 
-    def step(
-        self, address: str, xid: Xid, kind: str, *, advice: str = "roll it back", first: str = "", limit_s: int = 0
-    ) -> Reply:
+    def step(self, address: str, xid: Xid, kind: str, *, advice: str, first: str = "", limit_s: int = 0) -> Reply:
         """Do one step of a branch, after the unanswered command ``first``; a branch that begins may take ``limit_s``.
 
         ``OutcomeUnknown`` with ``advice`` when no answer comes, or RMFAIL.

@@ -18,7 +18,7 @@ from metaq.client.connecting.access import OPEN, Access
 from metaq.client.connecting.forks import renewed_in_children
 from metaq.client.transactions.branchplaces import BranchBrokers
 from metaq.client.transactions.xacommands import XaCommands, as_xid
-from metaq.client.transactions.xaerrors import XaFailed
+from metaq.client.transactions.xaerrors import OutcomeUnknown, XaFailed
 from metaq.errors import BadRequest, ClientError, ConnectionFailed, RequestTimeout
 from metaq.protocol.text.commands import BROKER_CHOOSES
 from metaq.tx.xacodes import XaCode
@@ -108,7 +108,8 @@ class XaSession:
         """The brokers that the last ``tpc_recover`` could not ask, by address."""
         self._brokers = brokers
         self._commands = XaCommands(self.qualifier, timeout_s, access)
-        self._places: dict[Xid, str] = {}  # of prepared branches; other brokers would answer that they do not know them
+        self._places: dict[Xid, str] = {}
+        """Of prepared branches, and of those that may have begun; other brokers would answer that they do not know them."""
         self._renew()
         renewed_in_children(self)
 
@@ -178,7 +179,12 @@ class XaSession:
                     f"{xid} does not have this session's qualifier {self.qualifier}: tpc_recover would not find it"
                 )
             branch = _Branch(xid, self._brokers.choose())
-            self._commands.step(branch.address, xid, "BEGIN", limit_s=self.branch_timeout_s)
+            advice = "tpc_rollback(xid) ends it, or answers NOTA when it has not begun"
+            try:
+                self._commands.step(branch.address, xid, "BEGIN", advice=advice, limit_s=self.branch_timeout_s)
+            except OutcomeUnknown:
+                self._places[xid] = branch.address
+                raise
             self._branch = branch
 
     def send(self, topic: str, body: bytes, *, tag: str | None = None, partition: int = BROKER_CHOOSES) -> int:
