@@ -46,7 +46,7 @@ class Threads:
         renewed_in_children(self)
 
     def _renew(self) -> None:
-        """Start with a new, empty pool, in a child of a fork."""
+        """Start with new, empty pools, in a child of a fork and after the client was closed."""
         self._executor = ThreadPoolExecutor(_THREADS, "metaq-aio")
         self._requests = ThreadPoolExecutor(_REQUESTS, "metaq-aio-request")
 
@@ -76,14 +76,19 @@ class Threads:
             self.close_soon(made.result())
 
     def close_soon(self, it: Closable) -> None:
-        """Close an object on a thread, without waiting for that; nothing is done when the client was closed."""
-        with contextlib.suppress(RuntimeError):  # the threads accept no more calls
+        """Close an object on a thread, without waiting for that; nothing is done when the program ends."""
+        with contextlib.suppress(RuntimeError):  # no thread can begin any more
             self._executor.submit(it.close)
 
     def close(self) -> None:
-        """Accept no more calls; those that run are not waited for."""
-        self._executor.shutdown(wait=False)
-        self._requests.shutdown(wait=False)
+        """End the threads after the calls that run, without waiting for them.
+
+        A later call has a new thread, on which the closed client says that it is closed.
+        """
+        executor, requests = self._executor, self._requests
+        self._renew()
+        executor.shutdown(wait=False)
+        requests.shutdown(wait=False)
 
 
 def _submitted(executor: ThreadPoolExecutor, function: Callable[[], T]) -> Future[T]:

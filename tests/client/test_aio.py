@@ -4,7 +4,7 @@ import asyncio
 import functools
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from datetime import UTC, datetime, timedelta
 from random import Random
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ import metaq.aio
 from metaq.aio.faces import Threads, iterated
 from metaq.client import ConsumeFrom, ReceivedMessage
 from metaq.client.connecting.core import Core
-from metaq.errors import BadRequest
+from metaq.errors import BadRequest, ClientClosed
 from metaq.testing import InMemoryBroker
 from tests.support.broker import BrokerProcess
 
@@ -302,6 +302,43 @@ def test_an_iterator_that_is_cancelled_while_it_waits_is_closed() -> None:
 
     run(work())
     face._threads.close()
+
+
+def test_a_client_that_was_closed_says_so_and_can_be_closed_again(address: str) -> None:
+    """P44: as the blocking client does; what is still open around it is closed by then."""
+
+    async def ignore(message: metaq.aio.LeasedMessage) -> None:
+        pass
+
+    async def work() -> None:
+        async with metaq.aio.connect(address) as client:
+            await client.producer().send("orders", b"x")
+            async with (
+                client.producer() as producer,
+                await client.consumer("orders", "billing") as consumer,
+                await client.lease_consumer("orders", "packing") as leases,
+                client.pull_consumer("orders") as reader,
+                client.xa_session() as session,
+            ):
+                admin = client.admin()
+                running = asyncio.ensure_future(leases.run(ignore))
+                await asyncio.sleep(0)
+                await client.close()
+                await running
+                calls: list[Callable[[], Awaitable[object]]] = [
+                    lambda: producer.send("orders", b"y"),
+                    lambda: producer.request("orders", b"y"),
+                    consumer.commit,
+                    reader.partitions,
+                    lambda: session.tpc_begin(session.xid(1, "g", "b")),
+                    lambda: client.consumer("orders", "billing"),
+                    admin.topics,
+                ]
+                for call in calls:
+                    with pytest.raises(ClientClosed, match="was closed"):
+                        await call()
+
+    run(work())
 
 
 def test_iteration_ends_when_the_consumer_is_closed(address: str) -> None:
