@@ -16,6 +16,7 @@ import metaq.aio
 from metaq.aio.faces import Threads, iterated
 from metaq.client import ConsumeFrom, ReceivedMessage
 from metaq.client.connecting.core import Core
+from metaq.client.consuming import push
 from metaq.errors import BadRequest, ClientClosed
 from metaq.testing import InMemoryBroker
 from tests.support.broker import BrokerProcess
@@ -78,6 +79,28 @@ def test_a_listener_is_a_coroutine_on_the_loop(address: str) -> None:
                 while len(seen) < 4:
                     await asyncio.sleep(0.01)
         assert sorted(seen) == [b"1", b"2", b"3", b"4"]
+
+    run(work())
+
+
+@pytest.mark.parametrize("closed", ["consumer", "client"])
+def test_a_listener_may_close_its_consumer_or_its_client(address: str, closed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SG-119: as one of the blocking client may, also in a task that it makes itself; only other listeners are waited for."""
+    monkeypatch.setattr(push, "_DRAIN_S", 2 * DEADLINE_S)
+
+    async def work() -> None:
+        is_closed = asyncio.Event()
+        async with metaq.aio.connect(address) as client:
+            made: asyncio.Future[metaq.aio.PushConsumer] = asyncio.get_running_loop().create_future()
+
+            async def listener(message: ReceivedMessage) -> None:
+                consumer = await made
+                await asyncio.gather(consumer.close() if closed == "consumer" else client.close())
+                is_closed.set()
+
+            await client.producer().send("orders", b"x")
+            made.set_result(await client.listen("orders", "billing", listener, consume_from=FIRST))
+            await is_closed.wait()
 
     run(work())
 

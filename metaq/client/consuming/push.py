@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
@@ -48,6 +49,8 @@ LOCAL_BACKOFF: Final = Backoff(first=1.0, factor=2.0, most=30.0, jitter=0.25)
 _BUSY_PAUSE_S: Final = 0.05
 _TURN: Final = 64
 """The most messages of an ordered queue that a thread consumes before it turns to another queue."""
+_serving: Final[ContextVar[threading.Thread | None]] = ContextVar("metaq_serving", default=None)
+"""The consumer's thread that waits for this code: it runs there, or as a coroutine of asyncio and on what that has called."""
 
 
 class _Work:
@@ -189,6 +192,7 @@ class PushConsumer(GroupConsumer):
     # -- the threads that call the listener ---------------------------------------------------------------------------
 
     def _consume(self) -> None:
+        _serving.set(threading.current_thread())
         while (turn := self._turns.get()) is not None:
             try:
                 if self._closed or turn.generation != turn.work.fetcher.generation:
@@ -362,12 +366,12 @@ class PushConsumer(GroupConsumer):
         return info
 
     def _stop(self) -> None:
-        """Start no more calls, and wait up to 10 s for the listeners that run."""
+        """Start no more calls, and wait up to 10 s for the listeners that run, but for one that calls this itself."""
         for _ in self._threads:
             self._turns.put(None)
         deadline = time.monotonic() + _DRAIN_S
         for thread in self._threads:
-            if thread is not threading.current_thread():
+            if thread is not _serving.get():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
 
