@@ -35,8 +35,8 @@ class Channel(virtual.Channel):  # type: ignore[misc]
     """A channel on topics.
 
     A queue is a topic with one group that leases. A temporary queue is no topic: it reads what is sent to its exchanges, which
-    have topics for that. What is sent to an exchange goes to the topics of those queues which this connection has bound to it,
-    and to the topic of the exchange for temporary ones of other connections.
+    have topics for that. What is sent to an exchange goes to the topics of those queues which this process has bound to it,
+    and to the topic of the exchange for temporary ones of all processes.
     """
 
     QoS = QoS
@@ -159,7 +159,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         return not self._broker.has_topic(topic) or self._broker.is_empty(topic)
 
     def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> None:
-        """Delete a queue: its topic with all messages, its group, and its bindings in this connection.
+        """Delete a queue: its topic with all messages, its group, and its bindings in this process.
 
         With ``if_unused`` nothing happens while it is consumed, with ``if_empty`` while it has a message, also a delayed one or
         one that runs.
@@ -230,7 +230,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
             if queues:
                 return found
             logger.warning(
-                "this connection has declared no queue for it, so only temporary ones get it exchange=%s routing_key=%s",
+                "this process has declared no queue for it, so only temporary ones get it exchange=%s routing_key=%s",
                 exchange,
                 routing_key,
             )

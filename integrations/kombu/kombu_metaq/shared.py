@@ -1,6 +1,7 @@
 """State that the connections of a process to one virtual host share: queues as declared, bindings, temporary queues.
 
-An AMQP broker would know these. Celery declares a reply queue on one connection and consumes it on another one.
+An AMQP broker would know these. Celery declares a reply queue on one connection and consumes it on another one. What was
+declared stays known to the process after its last connection; temporary queues end then, or when they have expired.
 """
 
 import logging
@@ -8,7 +9,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from kombu.transport import virtual
 
@@ -34,6 +35,12 @@ class SharedKey(NamedTuple):
     virtual_host: str
 
 
+class Reader(Protocol):
+    """What reads for temporary queues."""
+
+    def close(self) -> None: ...
+
+
 class Temporary:
     """The messages of a temporary queue, and the connection that consumes it."""
 
@@ -56,12 +63,12 @@ class Shared:
     """The part of a virtual host that the connections of this process have declared."""
 
     def __init__(self, connect: "Callable[[], Client]") -> None:
+        self.connect = connect
         self.connections = 0
         self.ending: threading.Timer | None = None
         self.terms: dict[str, QueueTerms] = {}
         self.state = virtual.base.BrokerState()
         self.temporaries: dict[str, Temporary] = {}
-        self._connect = connect
         self._client: Client | None = None
         self._guard = threading.Lock()
         self._logs: dict[tuple[str, str], LogReader] = {}
@@ -75,7 +82,7 @@ class Shared:
         with self._guard:
             if (topic, tag) not in self._logs:
                 if self._client is None:
-                    self._client = self._connect()
+                    self._client = self.connect()
                 self._logs[topic, tag] = LogReader(self._client, topic, tag, deliver)
 
     def leave_log(self, topic: str, tag: str) -> None:
@@ -100,12 +107,21 @@ class Shared:
         """Return how long a temporary queue waits for the next connection, at most; 0 when there is none that waits."""
         return max((self.terms[queue].expires_s for queue in self.temporaries), default=0.0)
 
-    def close(self) -> None:
-        """Read no more."""
-        for log in self._logs.values():
-            log.close()
+    def end_temporaries(self) -> list[Reader]:
+        """Forget all temporary queues and their bindings, and return what has read for them and is to be closed."""
+        for queue in self.temporaries:
+            for exchange, _, _ in self.state.queue_bindings(queue):
+                table = self.state.exchanges[exchange]["table"]
+                table[:] = [binding for binding in table if binding[-1] != queue]
+            self.state.queue_bindings_delete(queue)
+            del self.terms[queue]
+        self.temporaries.clear()
+        readers: list[Reader] = [*self._logs.values()]
+        self._logs.clear()
         if self._client is not None:
-            self._client.close()
+            readers.append(self._client)
+            self._client = None
+        return readers
 
 
 _guard = threading.Lock()
@@ -113,9 +129,10 @@ _shared: dict[SharedKey, Shared] = {}
 
 
 def join(key: SharedKey, connect: "Callable[[], Client]") -> Shared:
-    """Return what a connection shares with others, until it calls ``leave``."""
+    """Return what a connection shares with others; from then on it connects as the newest one does."""
     with _guard:
         shared = _shared.setdefault(key, Shared(connect))
+        shared.connect = connect
         shared.connections += 1
         if shared.ending is not None:
             shared.ending.cancel()
@@ -123,8 +140,8 @@ def join(key: SharedKey, connect: "Callable[[], Client]") -> Shared:
         return shared
 
 
-def leave(key: SharedKey, shared: Shared) -> None:
-    """Leave what a connection has joined. With the last connection it ends, or when its last temporary queue has expired.
+def leave(shared: Shared) -> None:
+    """Leave what a connection has joined. With the last one temporary queues end, or when the last of them has expired.
 
     A reply queue is declared on the connection that sends a task, and consumed later on another one.
     """
@@ -134,21 +151,21 @@ def leave(key: SharedKey, shared: Shared) -> None:
             return
         expires_s = shared.expires_s()
         if expires_s:
-            shared.ending = threading.Timer(expires_s, _end, (key, shared))
+            shared.ending = threading.Timer(expires_s, _end, (shared,))
             shared.ending.daemon = True
             shared.ending.start()
             return
-    _end(key, shared)
+    _end(shared)
 
 
-def _end(key: SharedKey, shared: Shared) -> None:
-    """End what connections have shared, if none has joined meanwhile."""
+def _end(shared: Shared) -> None:
+    """End the temporary queues, if no connection has joined meanwhile."""
     with _guard:
         if shared.connections:
             return
-        if _shared.get(key) is shared:
-            del _shared[key]
-    shared.close()
+        readers = shared.end_temporaries()
+    for reader in readers:
+        reader.close()
 
 
 def _forget() -> None:

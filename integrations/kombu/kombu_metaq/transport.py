@@ -122,7 +122,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
             self._broker.close()
             self._broker = None
         if self._shared is not None:
-            leave(self._key, self._shared)
+            leave(self._shared)
             self._shared = None
         if self._loop is not None:
             self.unregister_from_event_loop(connection, self._loop)

@@ -241,6 +241,37 @@ def test_a_direct_exchange_leads_to_queues_with_its_key(connect: Callable[..., C
     assert Got(connect(), right).wait_for(1) == ["r"]
 
 
+def test_what_a_connection_has_declared_counts_for_the_next_ones_of_its_process(connect: Callable[..., Connection]) -> None:
+    work, media = Exchange("work", type="direct"), Exchange("media", type="topic")
+    left, videos = Queue("left", work, routing_key="l"), Queue("videos", media, routing_key="*.video")
+    first = connect()
+    for queue in (left, videos):
+        queue(first.default_channel).declare()
+    first.release()
+    producer = Producer(connect().default_channel)
+    producer.publish("l", exchange="work", routing_key="l")
+    producer.publish("v", exchange="media", routing_key="a.video")
+    assert Got(connect(), left, videos).wait_for(2) in (["l", "v"], ["v", "l"])
+
+
+def test_a_temporary_queue_ends_with_the_last_connection_and_can_be_declared_again(
+    url: str, connect: Callable[..., Connection]
+) -> None:
+    news = Exchange("news", type="fanout")
+    reader = Queue("reader", news, exclusive=True, durable=False)
+    first = connect()
+    reader(first.default_channel).declare()
+    Producer(first.default_channel).publish("missed", exchange=news)
+    first.release()
+    second = connect()
+    reader(second.default_channel).declare()
+    Producer(connect().default_channel).publish("heard", exchange=news)
+    got = Got(second, reader, no_ack=True)
+    got.wait_for(1)
+    got.drain()
+    assert got.bodies == ["heard"]
+
+
 def test_a_reply_queue_gets_what_is_sent_to_its_name_before_it_is_consumed(connect: Callable[..., Connection]) -> None:
     replies = Queue("replies-1", durable=True, auto_delete=True, expires=60)
     replies(connect().default_channel).declare()
