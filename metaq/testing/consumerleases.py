@@ -4,7 +4,7 @@ import time
 from typing import Final, NamedTuple
 
 from metaq.client.connecting.transport import ClientAnswer, RemotingRequest
-from metaq.errors import RequestFailed, UnknownTopic
+from metaq.errors import RequestFailed
 from metaq.leases.events import Acked, Changed, Dead, LeaseEvent, Passed, Popped, Repeated
 from metaq.leases.state import PartitionLeases, ReceiptState
 from metaq.message import DEAD_PREFIX, GroupPartition
@@ -23,7 +23,7 @@ from metaq.protocol.remoting.leases.pop import (
 )
 from metaq.protocol.remoting.leases.receipts import decode_receipt
 from metaq.protocol.subscription import ExpressionKind, parse_subscription
-from metaq.testing.log import Letter, Log, chooser, decode
+from metaq.testing.log import Letter, Log, Partition, chooser, decode
 
 MOST_TIMES: Final = 16
 """Deliveries of a message; then it is a dead letter."""
@@ -52,6 +52,10 @@ class ConsumerLeases:
         """Forget the leases of a group in a partition, because its offset was set."""
         self._states.pop(GroupPartition(group, topic, partition), None)
 
+    def forget(self, topic: str) -> None:
+        """Forget the leases in a topic, because it was deleted."""
+        self._states = {place: state for place, state in self._states.items() if place.topic != topic}
+
     def _state(self, place: GroupPartition) -> PartitionLeases:
         state = self._states.get(place)
         if state is None:  # a new group begins with the first message, as that of a young topic does with a broker
@@ -71,17 +75,15 @@ class ConsumerLeases:
     def pop(self, request: RemotingRequest, began_s: float) -> ClientAnswer | None:
         """Return the answer to a pop that has waited since ``began_s``; ``None`` while it goes on waiting."""
         header = decode_header(PopMessage, request.fields or {})
-        rows = self._log.topics.get(header.topic)
-        if rows is None:
-            raise UnknownTopic(f"the topic {header.topic} does not exist")
+        partitions = self._log.partitions(header.topic)
         if time.monotonic() >= began_s + header.poll_time / 1000 and header.poll_time:
             return self._nothing(header)  # its client does not wait any more
         self._last_pop_ms = max(self._log.now_ms(), self._last_pop_ms + 1)
         taken: list[_Taken] = []
         left = int(header.max_msg_nums)
-        for partition in range(len(rows)) if header.queue_id < 0 else (header.queue_id,):
+        for partition in range(len(partitions)) if header.queue_id < 0 else (header.queue_id,):
             place = GroupPartition(header.consumer_group, header.topic, partition)
-            part = self._take(place, rows[partition], header, left)
+            part = self._take(place, partitions[partition], header, left)
             if part.records:
                 taken.append(part)
                 left -= len(part.records)
@@ -95,7 +97,7 @@ class ConsumerLeases:
         fields = encode_header(PopAnswer(self._log.now_ms(), header.invisible_time, Int32(0), 0))
         return ClientAnswer(Response.POLLING_TIMEOUT, remark="there is nothing to pop", fields=fields)
 
-    def _take(self, place: GroupPartition, rows: list[bytes], header: PopMessage, most: int) -> _Taken:
+    def _take(self, place: GroupPartition, partition: Partition, header: PopMessage, most: int) -> _Taken:
         state, pop_ms = self._state(place), self._last_pop_ms
         due_ms = pop_ms + header.invisible_time
         again: list[int] = []
@@ -107,26 +109,27 @@ class ConsumerLeases:
                 self._give_up(place, ordinal, "times")
             else:
                 again.append(ordinal)
-                records.append(_given_again(rows[ordinal], bunch.times))
+                records.append(_given_again(partition.record(ordinal), bunch.times))
         if again:
             self._apply(place, Repeated(pop_ms, due_ms, again))
-        fresh, following = self._fresh(state.next, rows, header, most - len(again))
+        first = max(state.next, partition.first)
+        fresh, following = self._fresh(first, partition, header, most - len(again))
         if fresh:
-            bits = sum(1 << ordinal - state.next for ordinal in fresh)
-            self._apply(place, Popped(pop_ms, due_ms, state.next, following - state.next, bits))
+            bits = sum(1 << ordinal - first for ordinal in fresh)
+            self._apply(place, Popped(pop_ms, due_ms, first, following - first, bits))
         elif following > state.next:
             self._apply(place, Passed(following))
-        records += [rows[ordinal] for ordinal in fresh]
+        records += [partition.record(ordinal) for ordinal in fresh]
         return _Taken(PoppedQueue(place.partition, [*again, *fresh]), records)
 
-    def _fresh(self, first: int, rows: list[bytes], header: PopMessage, most: int) -> tuple[list[int], int]:
-        """Return the wanted ones of the messages from ``first`` on, and the ordinal behind all that were looked at."""
+    def _fresh(self, first: int, partition: Partition, header: PopMessage, most: int) -> tuple[list[int], int]:
+        """Return the wanted ones of the messages from ``first`` on, and the ordinal after all that were looked at."""
         kind = header.exp_type or ExpressionKind.TAG
         wanted = chooser(parse_subscription(header.topic, header.exp or "*", kind=kind))
         found: list[int] = []
         following = first
-        while following < len(rows) and len(found) < most:
-            if wanted(decode(rows[following])):
+        while following < partition.end and len(found) < most:
+            if wanted(decode(partition.record(following))):
                 found.append(following)
             following += 1
         return found, following
@@ -162,6 +165,7 @@ class ConsumerLeases:
 
     def _place(self, header: AckMessage | ChangeInvisibleTime) -> tuple[GroupPartition, int]:
         receipt = decode_receipt(header.extra_info)
+        self._log.partition(header.topic, receipt.queue)  # raises when it was deleted
         return GroupPartition(header.consumer_group, header.topic, receipt.queue), receipt.pop_ms
 
     def _finish(self, place: GroupPartition, pop_ms: int, ordinal: int) -> bool:
@@ -180,7 +184,7 @@ class ConsumerLeases:
         """Move a message to the dead letters of its group."""
         bunch = self._state(place).find(ordinal)
         assert bunch is not None
-        message = decode(_given_again(self._log.rows(place.topic, place.partition)[ordinal], bunch.times))
+        message = decode(_given_again(self._log.partition(place.topic, place.partition).record(ordinal), bunch.times))
         pairs = {names.RETRY_TOPIC: message.topic, names.ORIGIN_ID: message.offset_id, **message.properties}
         body, sys_flag = message._packed()
         pairs[names.DEAD] = reason

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from metaq.client.connecting.transport import ClientAnswer
 from metaq.client.message import ReceivedMessage
+from metaq.errors import UnknownTopic
 from metaq.message import HALF_TOPIC
 from metaq.protocol import properties as names
 from metaq.protocol.ids import decode_offset_id
@@ -43,7 +44,7 @@ class Halves:
         return placed
 
     def end(self, header: EndTransaction) -> ClientAnswer:
-        """Commit or roll back a half message, as its producer asks."""
+        """Commit or roll back a half message, as its producer asks; ``UnknownTopic`` when its topic was deleted."""
         number, outcome = header.tran_state_table_offset, header.commit_or_rollback
         staged = self._undecided.get(number)
         if staged is None or staged.log_offset != header.commit_log_offset:
@@ -55,11 +56,14 @@ class Halves:
             return ClientAnswer(
                 Response.SYSTEM_ERROR, remark=f"half message {number} is of group {group}, not {header.producer_group}"
             )
+        if outcome == TRANSACTION_COMMIT:
+            letter = self._log.unparked(staged.letter)
+            if letter is None:
+                raise UnknownTopic(f"the topic {staged.letter.topic} was deleted: create it again")
+            kept = {name: value for name, value in letter.properties.items() if name != names.TRANSACTION}
+            self._log.put(letter._replace(properties=kept, sys_flag=letter.sys_flag | TRANSACTION_COMMIT))
         if outcome in {TRANSACTION_COMMIT, TRANSACTION_ROLLBACK}:
             del self._undecided[number]
-        if outcome == TRANSACTION_COMMIT:
-            kept = {name: value for name, value in staged.letter.properties.items() if name != names.TRANSACTION}
-            self._log.put(staged.letter._replace(properties=kept, sys_flag=staged.letter.sys_flag | TRANSACTION_COMMIT))
         return ClientAnswer()
 
     def undecided(self) -> list[Half]:

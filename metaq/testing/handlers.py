@@ -143,13 +143,13 @@ class RequestHandlers:
 
     def _route(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         topic = _fields(headers.TopicOnly, request).topic
-        rows = self._log.topics.get(topic)
+        known = self._log.topics.get(topic)
         if topic == "TBW102":
             row = QueueData(BROKER_NAME, self._partitions, self._partitions, READ | WRITE | 1)
-        elif rows is None:
+        elif known is None:
             return ClientAnswer(Response.TOPIC_NOT_EXIST, remark=f"no topic {topic}")
         else:
-            row = QueueData(BROKER_NAME, len(rows), len(rows), READ | WRITE)
+            row = QueueData(BROKER_NAME, len(known), len(known), READ | WRITE)
         return ClientAnswer(body=encode_route(TopicRoute((row,), (_BROKER,))))
 
     def _clusters(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
@@ -178,7 +178,11 @@ class RequestHandlers:
         return ClientAnswer()
 
     def _delete_topic(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
-        self._log.delete(_fields(headers.TopicOnly, request).topic)
+        topic = _fields(headers.TopicOnly, request).topic
+        self._log.delete(topic)
+        self._leases.forget(topic)
+        for place in [place for place in self._offsets if place[1] == topic]:
+            del self._offsets[place]
         return ClientAnswer()
 
     # -- messages -----------------------------------------------------------------------------------------------------
@@ -315,14 +319,14 @@ class RequestHandlers:
 
     def _pull(self, request: RemotingRequest) -> ClientAnswer | None:
         header = _fields(headers.PullMessage, request)
-        rows = self._log.rows(header.topic, header.queue_id)
+        partition = self._log.partition(header.topic, header.queue_id)
         code, following = Response.PULL_NOT_FOUND, header.queue_offset
         chosen: list[bytes] = []
-        if header.queue_offset > len(rows):
-            code, following = Response.PULL_OFFSET_MOVED, len(rows)
-        elif header.queue_offset < len(rows):
+        if not partition.first <= header.queue_offset <= partition.end:
+            code, following = Response.PULL_OFFSET_MOVED, min(max(following, partition.first), partition.end)
+        elif header.queue_offset < partition.end:
             wanted = chooser(parse_subscription(header.topic, header.subscription or "*", 0, header.expression_type or "TAG"))
-            fresh = rows[header.queue_offset : header.queue_offset + header.max_msg_nums]
+            fresh = partition.since(header.queue_offset)[: header.max_msg_nums]
             chosen = [row for row in fresh if wanted(decode(row))]
             following = header.queue_offset + len(fresh)
             code = Response.SUCCESS if chosen else Response.PULL_RETRY_IMMEDIATELY
@@ -331,8 +335,8 @@ class RequestHandlers:
         fields = {
             "suggestWhichBrokerId": "0",
             "nextBeginOffset": str(following),
-            "minOffset": "0",
-            "maxOffset": str(len(rows)),
+            "minOffset": str(partition.first),
+            "maxOffset": str(partition.end),
         }
         return ClientAnswer(code, b"".join(chosen), None, fields)
 
@@ -382,19 +386,22 @@ class RequestHandlers:
     def _query_offset(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = _fields(headers.QueryConsumerOffset, request)
         # as a broker does for a young topic: a new group begins with its first message
-        return _offset(self._offsets.get((header.consumer_group, header.topic, header.queue_id), 0))
+        first = self._log.partition(header.topic, header.queue_id).first
+        return _offset(self._offsets.get((header.consumer_group, header.topic, header.queue_id), first))
 
     def _update_offset(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = _fields(headers.UpdateConsumerOffset, request)
+        self._log.partition(header.topic, header.queue_id)  # raises when it was deleted
         self._offsets[header.consumer_group, header.topic, header.queue_id] = header.commit_offset
         return ClientAnswer()
 
     def _end(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = _fields(headers.QueueOnly, request)
-        return _offset(len(self._log.rows(header.topic, header.queue_id)))
+        return _offset(self._log.partition(header.topic, header.queue_id).end)
 
     def _begin(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
-        return _offset(0)
+        header = _fields(headers.QueueOnly, request)
+        return _offset(self._log.partition(header.topic, header.queue_id).first)
 
     def _search_offset(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = _fields(headers.SearchOffset, request)

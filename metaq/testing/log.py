@@ -12,7 +12,7 @@ from metaq.client.connecting.transport import ClientAnswer
 from metaq.client.consuming.records import decode_messages
 from metaq.client.message import ReceivedMessage
 from metaq.client.retries import LEVELS_S
-from metaq.errors import BadRequest, TimerDelivered, UnknownTimer
+from metaq.errors import BadRequest, TimerDelivered, UnknownTimer, UnknownTopic
 from metaq.message import LogOffset
 from metaq.protocol import properties as names
 from metaq.protocol.delays import due_of
@@ -56,6 +56,28 @@ class LogPlace(NamedTuple):
     """The handle that cancels it, if it is delayed to a time of its own."""
 
 
+class Partition:
+    """The records of a partition. Those of a topic that was deleted and made again go on after the queue offsets of before."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        """The queue offset of the first record."""
+        self.records: list[bytes] = []
+
+    @property
+    def end(self) -> int:
+        """The queue offset of the record that comes next."""
+        return self.first + len(self.records)
+
+    def record(self, queue_offset: int) -> bytes:
+        """Return the record at a queue offset, which must be there."""
+        return self.records[queue_offset - self.first]
+
+    def since(self, queue_offset: int) -> list[bytes]:
+        """Return the records from a queue offset on, which is not before the first."""
+        return self.records[queue_offset - self.first :]
+
+
 class _Parked(NamedTuple):
     """A message that waits; they sort in the order in which they are delivered."""
 
@@ -70,8 +92,9 @@ class Log:
     """All messages of an in-memory broker. Not thread-safe."""
 
     def __init__(self) -> None:
-        self.topics: dict[str, list[list[bytes]]] = {}
-        """Records by topic, partition and queue offset."""
+        self.topics: dict[str, list[Partition]] = {}
+        self._deleted: dict[str, list[int]] = {}
+        """The ends of the partitions of deleted topics, where new topics of their names go on."""
         self._attributes: dict[str, dict[str, str]] = {}
         self._records: dict[int, bytes] = {}
         self.answers: dict[tuple[str, str], ClientAnswer] = {}
@@ -95,8 +118,8 @@ class Log:
 
     def create(self, topic: str, partitions: int) -> None:
         """Make sure that a topic has at least ``partitions`` partitions; none are taken away."""
-        rows = self.topics.setdefault(topic, [])
-        rows += [[] for _ in range(partitions - len(rows))]
+        known, ends = self.topics.setdefault(topic, []), self._deleted.get(topic, [])
+        known += [Partition(ends[number] if number < len(ends) else 0) for number in range(len(known), partitions)]
 
     def change_attributes(self, topic: str, changes: str) -> None:
         """Change the attributes of a topic as the header of 17 asks for it; ``BadRequest`` when it may not."""
@@ -104,12 +127,13 @@ class Log:
 
     def config_of(self, topic: str) -> TopicConfig | None:
         """Return the configuration of a topic; ``None`` when there is none of this name."""
-        rows = self.topics.get(topic)
-        return None if rows is None else TopicConfig(topic, len(rows), len(rows), attributes=self._attributes.get(topic, {}))
+        known = self.topics.get(topic)
+        return None if known is None else TopicConfig(topic, len(known), len(known), attributes=self._attributes.get(topic, {}))
 
     def delete(self, topic: str) -> None:
         """Forget a topic with its messages."""
-        self.topics.pop(topic, None)
+        ends = [partition.end for partition in self.topics.pop(topic, [])]
+        self._deleted[topic] = ends + self._deleted.get(topic, [])[len(ends) :]
         self._attributes.pop(topic, None)
 
     def prioritized(self, letters: list[Letter]) -> list[Letter]:
@@ -165,12 +189,22 @@ class Log:
         self._parked = left
 
     def advance(self, seconds: float) -> None:
-        """Move the clock forward, and store the parked messages that are due by then, in the order in which they are due."""
+        """Move the clock forward, and store the parked messages that are due by then, in the order in which they are due.
+
+        Those of deleted topics are dropped.
+        """
         self._advanced_s += seconds
         due = sorted(parked for parked in self._parked if parked.moved_ms <= self.moved_ms)
         self._parked = [parked for parked in self._parked if parked.moved_ms > self.moved_ms]
-        for parked in due:
-            self._append(parked.letter)
+        for letter in filter(None, [self.unparked(parked.letter) for parked in due]):
+            self._append(letter)
+
+    def unparked(self, letter: Letter) -> Letter | None:
+        """Return a message that has waited, for a partition that its topic has now; ``None`` when the topic was deleted."""
+        known = self.topics.get(letter.topic)
+        if known is None:
+            return None if letter.topic in self._deleted else letter
+        return letter._replace(partition=letter.partition % len(known))
 
     @property
     def parked(self) -> int:
@@ -179,11 +213,11 @@ class Log:
 
     def _append(self, letter: Letter) -> LogPlace:
         self.create(letter.topic, letter.partition + 1)
-        rows = self.topics[letter.topic][letter.partition]
-        record = self.encode(letter, len(rows), self._end)
-        rows.append(record)
+        partition = self.topics[letter.topic][letter.partition]
+        placed = LogPlace(_offset_id(self._end), partition.end)
+        record = self.encode(letter, placed.queue_offset, self._end)
+        partition.records.append(record)
         self._records[self._end] = record
-        placed = LogPlace(_offset_id(self._end), len(rows) - 1)
         self._end += len(record)
         return placed
 
@@ -214,23 +248,29 @@ class Log:
         """Return the record at a log offset; ``None`` when none begins there."""
         return self._records.get(log_offset)
 
-    def rows(self, topic: str, partition: int) -> list[bytes]:
-        """Return the records of a partition; ``BadRequest`` when there is none."""
-        partitions = self.topics.get(topic, [])
-        if not 0 <= partition < len(partitions):
-            raise BadRequest(f"topic {topic} has {len(partitions)} partitions, and {partition} is not one of them")
-        return partitions[partition]
+    def partitions(self, topic: str) -> list[Partition]:
+        """Return the partitions of a topic; ``UnknownTopic`` when there is none of this name."""
+        if topic not in self.topics:
+            raise UnknownTopic(f"the topic {topic} does not exist")
+        return self.topics[topic]
+
+    def partition(self, topic: str, number: int) -> Partition:
+        """Return a partition. ``UnknownTopic``, ``BadRequest`` when there is none of this number."""
+        known = self.partitions(topic)
+        if not 0 <= number < len(known):
+            raise BadRequest(f"topic {topic} has {len(known)} partitions, and {number} is not one of them")
+        return known[number]
 
     def messages(self, topic: str) -> list[ReceivedMessage]:
         """Return all messages of a topic in the order in which they were stored."""
-        rows = itertools.chain.from_iterable(self.topics.get(topic, ()))
-        found = [decode(row) for row in rows]
+        found = [decode(record) for partition in self.topics.get(topic, ()) for record in partition.records]
         return sorted(found, key=lambda message: message.log_offset)
 
-    def first_since(self, topic: str, partition: int, time_ms: int) -> int:
+    def first_since(self, topic: str, number: int, time_ms: int) -> int:
         """Return the queue offset of the first message stored at ``time_ms`` or later; the end offset when there is none."""
-        rows = self.topics[topic][partition]
-        return next((place for place, row in enumerate(rows) if decode(row).store_ms >= time_ms), len(rows))
+        partition = self.partition(topic, number)
+        stored = map(decode, partition.records)
+        return next((message.queue_offset for message in stored if message.store_ms >= time_ms), partition.end)
 
 
 def decode(record: bytes) -> ReceivedMessage:

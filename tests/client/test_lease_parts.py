@@ -84,7 +84,7 @@ def test_pauses_grow_with_the_attempts() -> None:
 def test_an_answer_whose_header_does_not_describe_its_records_is_refused() -> None:
     log = Log()
     log.put(Letter("orders", 0, b"a", {}))
-    body = b"".join(log.topics["orders"][0])
+    body = b"".join(log.topics["orders"][0].records)
 
     def answer(description: PopAnswer, body: bytes) -> RemotingCommand:
         return answered(0, encode_header(description), body)
@@ -283,7 +283,7 @@ def given_one(body: bytes, tag: str = "") -> Reply:
     log = Log()
     log.put(Letter("orders", 0, body, {"TAGS": tag} if tag else {}))
     answer = PopAnswer(17, 60_000, Int32(4711), 0, *describe_popped([PoppedQueue(0, [0])]))
-    return Reply(0, encode_header(answer), b"".join(log.topics["orders"][0]))
+    return Reply(0, encode_header(answer), b"".join(log.topics["orders"][0].records))
 
 
 def pops(server: FakeRemoting) -> list[PopMessage]:

@@ -49,7 +49,7 @@ def records(bodies: list[bytes], topic: str, properties: dict[str, str]) -> byte
     log = Log()
     for body in bodies:
         log.put(Letter(topic, 3, body, properties, flag=7, born_ms=11, reconsume_times=2))
-    return b"".join(log.topics[topic][3])
+    return b"".join(log.topics[topic][3].records)
 
 
 @given(st.lists(st.binary(max_size=300), max_size=5), st.dictionaries(NAMES, TEXTS, max_size=4), st.booleans())

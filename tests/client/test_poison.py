@@ -188,7 +188,7 @@ def test_a_message_that_stays_damaged_comes_with_an_error(memory: InMemoryBroker
     with connect(memory.address) as client:
         for number in range(3):
             client.producer().send("orders", b"%d" % number)
-        rows = memory._log.topics["orders"][0]
+        rows = memory._log.topics["orders"][0].records
         rows[1] = rows[1][:88] + b"X" + rows[1][89:]
         with client.consumer("orders", "billing", consume_from=FIRST) as consumer:
             found = take(consumer, 3)
