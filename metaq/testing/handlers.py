@@ -34,7 +34,7 @@ from metaq.protocol.remoting.sending.batch import decode_batch
 from metaq.protocol.subscription import parse_subscription
 from metaq.testing.consumerleases import ConsumerLeases
 from metaq.testing.halves import Halves
-from metaq.testing.log import ADDRESS, BROKER_NAME, Letter, Log, answer_of, chooser, decode
+from metaq.testing.log import ADDRESS, BROKER_NAME, Answered, Letter, Log, answer_of, chooser, decode, once_of
 from metaq.testing.session import InMemorySession
 from metaq.timers.handles import read_handle
 
@@ -197,19 +197,23 @@ class RequestHandlers:
                 for item in decode_batch(sent.body)
             ]
         letters = self._log.prioritized(letters)
-        if (is_batch or is_half) and any(name in letter.properties for name in names.TIMERS for letter in letters):
+        is_timed = any(name in letter.properties for name in names.TIMERS for letter in letters)
+        if (is_batch or is_half) and is_timed:
             raise MessageIllegal("a message of a batch or a transaction cannot be delayed")
         for letter in letters:
             names.encode(letter.properties)  # refuses those that no record can keep
-        once = (sent.topic, letters[0].properties.get(names.DEDUPE_ID, ""))
+        once = once_of(letters[0])
         if once in self._log.answers:
-            return self._log.answers[once]
+            return self._log.answers[once].answer
         if is_half:
             beat = self._beats.get(session, Heartbeat("", (), ()))  # the heartbeat that names the group may still be in flight
             self._beats[session] = beat._replace(producers=(*beat.producers, sent.properties.get(names.PRODUCER_GROUP, "")))
         put = self._halves.put if is_half else self._log.put
         placed = [put(letter) for letter in letters]
-        return self._log.answered(once, answer_of(letters[0], placed))
+        answer = answer_of(letters[0], placed)
+        if once[1]:
+            self._log.answers[once] = Answered(answer, is_timed or names.DELAY in letters[0].properties)
+        return answer
 
     def _letter(self, request: RemotingRequest) -> Letter:
         """Return what a request sends, a batch as one letter; its topic is made if it is not there."""

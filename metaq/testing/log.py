@@ -56,6 +56,14 @@ class LogPlace(NamedTuple):
     """The handle that cancels it, if it is delayed to a time of its own."""
 
 
+class Answered(NamedTuple):
+    """The answer to a message with an id."""
+
+    answer: ClientAnswer
+    waits: bool
+    """True if it was delayed: then its id stays known when its topic is deleted, as a new topic of the name may get it."""
+
+
 class Partition:
     """The records of a partition. Those of a topic that was deleted and made again go on after the queue offsets of before."""
 
@@ -97,7 +105,7 @@ class Log:
         """The ends of the partitions of deleted topics, where new topics of their names go on."""
         self._attributes: dict[str, dict[str, str]] = {}
         self._records: dict[int, bytes] = {}
-        self.answers: dict[tuple[str, str], ClientAnswer] = {}
+        self.answers: dict[tuple[str, str], Answered] = {}
         """The answers to messages with ids, by topic and id: every topic has a window without end."""
         self._end = 0
         self._advanced_s = 0.0
@@ -135,6 +143,7 @@ class Log:
         ends = [partition.end for partition in self.topics.pop(topic, [])]
         self._deleted[topic] = ends + self._deleted.get(topic, [])[len(ends) :]
         self._attributes.pop(topic, None)
+        self.answers = {once: known for once, known in self.answers.items() if once[0] != topic or known.waits}
 
     def prioritized(self, letters: list[Letter]) -> list[Letter]:
         """Return messages sent together with the partition of their priority, if their topic has priorities.
@@ -164,29 +173,24 @@ class Log:
         number = self._park(letter, now_ms, wanted_ms)
         return LogPlace(_offset_id(self._end), 0, self._handles.of(key_of(wanted_ms, number)))
 
-    def answered(self, once: tuple[str, str], answer: ClientAnswer) -> ClientAnswer:
-        """Keep the answer to a message of a topic if it has an id, and return it."""
-        if once[1]:
-            self.answers[once] = answer
-        return answer
-
     def _park(self, letter: Letter, now_ms: int, due_ms: int) -> int:
         number = next(self._sequence)
         self._parked.append(_Parked(due_ms, number, self.moved_ms + due_ms - now_ms, letter))
         return number
 
     def cancel(self, handle: Handle, topic: str) -> None:
-        """Cancel a parked message. ``TimerDelivered``, ``UnknownTimer``."""
+        """Cancel a parked message, and forget its id. ``TimerDelivered``, ``UnknownTimer``."""
         if not self._handles.is_genuine(handle):
             raise UnknownTimer("the handle is not of this broker")
         if any(parked.number == handle.ident and parked.letter.topic != topic for parked in self._parked):
             raise UnknownTimer(f"the handle is not of a message of the topic {topic}")
-        left = [parked for parked in self._parked if parked.number != handle.ident]
-        if len(left) < len(self._parked):
-            self._cancelled.add(handle.ident)
-        elif handle.ident not in self._cancelled:
+        found = [parked for parked in self._parked if parked.number == handle.ident]
+        if not found and handle.ident not in self._cancelled:
             raise TimerDelivered(f"the message {handle.ident} was delivered at its time")
-        self._parked = left
+        for parked in found:
+            self._cancelled.add(parked.number)
+            self._parked.remove(parked)
+            self.answers.pop(once_of(parked.letter), None)
 
     def advance(self, seconds: float) -> None:
         """Move the clock forward, and store the parked messages that are due by then, in the order in which they are due.
@@ -284,6 +288,11 @@ def chooser(subscription: Subscription) -> Callable[[ReceivedMessage], bool]:
         matches = compile_expression(subscription.expression)
         return lambda message: matches(message.properties)
     return lambda message: subscription.matches_tag(message.tag)
+
+
+def once_of(letter: Letter) -> tuple[str, str]:
+    """Return the topic and the id of a message, of which one is stored; the id is empty if it has none."""
+    return letter.topic, letter.properties.get(names.DEDUPE_ID, "")
 
 
 def _offset_id(log_offset: int) -> str:
