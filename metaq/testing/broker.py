@@ -80,12 +80,15 @@ class InMemoryBroker(RequestHandlers):
             return self._halves.messages()
 
     def check_transactions(self) -> None:
-        """Ask a producer of the group about each undecided half message; clients answer later, on threads of their own."""
+        """Ask a producer of its group about each undecided half message: at each call the next producer of the group.
+
+        Clients answer later, on threads of their own.
+        """
         with self._guard:
+            turn = next(self._checks)
             for half in self._halves.undecided():
-                asked = next((session for session, beat in self._beats.items() if half.group in beat.producers), None)
-                if asked is not None:
-                    asked.ask(Request.CHECK_TRANSACTION_STATE, half.question, half.record)
+                if asked := self._producers(half.group):
+                    asked[turn % len(asked)].ask(Request.CHECK_TRANSACTION_STATE, half.question, half.record)
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
         """Return the offsets that a group has committed for a topic, by partition.

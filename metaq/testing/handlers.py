@@ -1,5 +1,6 @@
 """The answers of the in-memory broker to its clients, from lists and dictionaries."""
 
+import itertools
 import logging
 import random
 import threading
@@ -68,6 +69,8 @@ class RequestHandlers:
         self._halves = Halves(self._log)
         self._held: list[_Held] = []
         self._beats: dict[InMemorySession, Heartbeat] = {}
+        self._checks = itertools.count()
+        """The number of the next round of checks of half messages, by which producers are asked in turn."""
         self._offsets: dict[tuple[str, str, int], int] = {}
         self._leases = ConsumerLeases(self._log, self._offsets)
         self._locks: dict[tuple[str, MessageQueue], str] = {}
@@ -349,6 +352,9 @@ class RequestHandlers:
     def _group(self, group: str) -> list[InMemorySession]:
         return [session for session, beat in self._beats.items() if group in {consumer.group for consumer in beat.consumers}]
 
+    def _producers(self, group: str) -> list[InMemorySession]:
+        return [session for session, beat in self._beats.items() if group in beat.producers]
+
     def _beat(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         beat = decode_heartbeat(request.body)
         session.client_id = beat.client_id
@@ -368,9 +374,12 @@ class RequestHandlers:
     def _unregister(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = _fields(headers.UnregisterClient, request)
         beat = self._beats.get(session)
-        if beat is not None and header.consumer_group:
-            left = tuple(consumer for consumer in beat.consumers if consumer.group != header.consumer_group)
-            self._beats[session] = beat._replace(consumers=left)
+        if beat is None:
+            return ClientAnswer()
+        producers = tuple(group for group in beat.producers if group != header.producer_group)
+        consumers = tuple(consumer for consumer in beat.consumers if consumer.group != header.consumer_group)
+        self._beats[session] = beat._replace(producers=producers, consumers=consumers)
+        if header.consumer_group:
             self._held = [
                 held for held in self._held if held.session is not session or not _is_pop(held, header.consumer_group)
             ]

@@ -76,6 +76,31 @@ def test_another_producer_of_the_group_answers(memory: InMemoryBroker, client: C
     assert bodies(memory) == [b"unknown"]
 
 
+@pytest.mark.parametrize("closes", [False, True])
+def test_producers_of_a_group_are_asked_in_turn(memory: InMemoryBroker, client: Client, closes: bool) -> None:
+    """Also when one is closed whose client is not."""
+    with connect(memory.address) as first:
+        asked: list[bytes] = []
+
+        def check(message: HalfMessage) -> Outcome:
+            asked.append(message.body)
+            return UNKNOWN
+
+        producer = first.transaction_producer(GROUP, by_body, check=check)
+        producer.send("orders", b"unknown")
+        if closes:
+            producer.close()
+        client.transaction_producer(GROUP, by_body, check=lambda message: COMMIT)
+
+        def decided() -> bool:
+            memory.check_transactions()
+            return not memory.undecided
+
+        wait_until(decided, DEADLINE_S, "the other one is asked")
+        assert bodies(memory) == [b"unknown"]
+        assert not (closes and asked)
+
+
 def test_a_stranger_decides_nothing(memory: InMemoryBroker, client: Client) -> None:
     """RD-105: neither another group nor another place."""
     producer = client.transaction_producer(GROUP, by_body, check=by_body)
