@@ -116,6 +116,7 @@ class InMemoryBroker(RequestHandlers):
                 table[MessageQueue(topic, BROKER_NAME, partition)] = offset
             for session in self._group(group):
                 session.ask(Request.RESET_CONSUMER_CLIENT_OFFSET, headers.ResetOffset(topic, group, 0), encode_offsets(table))
+            self._wake()
 
 
 @contextmanager

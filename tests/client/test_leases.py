@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from metaq.client import Client, LeaseConsumer, LeasedMessage, OutgoingMessage, connect
+from metaq.client.connecting.core import HEARTBEAT_S
 from metaq.errors import ClientClosed, ClientError, LeaseLost, SubscriptionInvalid
 from metaq.testing import InMemoryBroker
 from tests.client.conftest import Connect
@@ -200,6 +201,19 @@ def test_a_lease_is_extended(memory: InMemoryBroker) -> None:
             assert consumer.receive(timeout_s=0.05) is None
             memory.advance(1)
             assert next_of(consumer).attempt == 2
+
+
+def test_a_reset_by_command_is_obeyed(memory: InMemoryBroker) -> None:
+    """By a consumer that waits, too."""
+    with connect(memory.address) as client:
+        put(client, "orders", "a")
+        with client.lease_consumer("orders", GROUP, wait=3 * DEADLINE_S) as consumer:
+            next_of(consumer).ack()
+            assert consumer.receive(timeout_s=SOON_S) is None
+            memory.reset_offsets(GROUP, "orders")
+            again = consumer.receive(timeout_s=HEARTBEAT_S / 2)  # the next heartbeat would wake it, too
+            assert again is not None
+            assert again.body == b"a"
 
 
 def test_what_always_fails_becomes_a_dead_letter(memory: InMemoryBroker) -> None:
