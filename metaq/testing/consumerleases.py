@@ -1,6 +1,7 @@
 """Leases in memory: the answers to pops, acks and changes. A lease ends when ``advance`` moves the clock to its end."""
 
 import time
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from metaq.client.connecting.transport import ClientAnswer, RemotingRequest
@@ -47,6 +48,8 @@ class ConsumerLeases:
         self._offsets = offsets
         self._states: dict[GroupPartition, PartitionLeases] = {}
         self._last_pop_ms = 0
+        self._last: dict[tuple[str, str], int] = {}
+        """The first partition that the last pop of a group got messages from, by group and topic."""
 
     def reset(self, group: str, topic: str, partition: int) -> None:
         """Forget the leases of a group in a partition, because its offset was set."""
@@ -55,6 +58,7 @@ class ConsumerLeases:
     def forget(self, topic: str) -> None:
         """Forget the leases in a topic, because it was deleted."""
         self._states = {place: state for place, state in self._states.items() if place.topic != topic}
+        self._last = {key: partition for key, partition in self._last.items() if key[1] != topic}
 
     def _state(self, place: GroupPartition) -> PartitionLeases:
         state = self._states.get(place)
@@ -81,7 +85,7 @@ class ConsumerLeases:
         self._last_pop_ms = max(self._log.now_ms(), self._last_pop_ms + 1)
         taken: list[_Taken] = []
         left = int(header.max_msg_nums)
-        for partition in range(len(partitions)) if header.queue_id < 0 else (header.queue_id,):
+        for partition in self._order(header, len(partitions)):
             place = GroupPartition(header.consumer_group, header.topic, partition)
             part = self._take(place, partitions[partition], header, left)
             if part.records:
@@ -89,9 +93,19 @@ class ConsumerLeases:
                 left -= len(part.records)
         if not taken:
             return None if header.poll_time else self._nothing(header)
+        self._last[header.consumer_group, header.topic] = taken[0].queue.queue
         description = describe_popped([part.queue for part in taken])
         answer = PopAnswer(self._last_pop_ms, header.invisible_time, Int32(_TOKEN), 0, *description)
         return ClientAnswer(body=b"".join(b"".join(part.records) for part in taken), fields=encode_header(answer))
+
+    def _order(self, header: PopMessage, count: int) -> Sequence[int]:
+        """Return the partitions in the order in which a pop looks at them: the highest first in a topic with priorities."""
+        if header.queue_id >= 0:
+            return (header.queue_id,)
+        if self._log.has_priorities(header.topic):
+            return range(count - 1, -1, -1)
+        last = self._last.get((header.consumer_group, header.topic), -1)
+        return sorted(range(count), key=lambda partition: (partition <= last, partition))
 
     def _nothing(self, header: PopMessage) -> ClientAnswer:
         fields = encode_header(PopAnswer(self._log.now_ms(), header.invisible_time, Int32(0), 0))

@@ -145,13 +145,17 @@ class Log:
         self._attributes.pop(topic, None)
         self.answers = {once: known for once, known in self.answers.items() if once[0] != topic or known.waits}
 
+    def has_priorities(self, topic: str) -> bool:
+        """Return whether the partitions of a topic are the levels of its messages."""
+        return self._attributes.get(topic, {}).get(MESSAGE_TYPE) == PRIORITY_TYPE
+
     def prioritized(self, letters: list[Letter]) -> list[Letter]:
         """Return messages sent together with the partition of their priority, if their topic has priorities.
 
         ``MessageIllegal`` when it is no number, or when they have several.
         """
         topic, asked = letters[0].topic, letters[0].partition
-        if self._attributes.get(topic, {}).get(MESSAGE_TYPE) != PRIORITY_TYPE:
+        if not self.has_priorities(topic):
             return letters
         partition = one_level([letter.properties for letter in letters], len(self.topics[topic]), asked)
         return [letter._replace(partition=partition) for letter in letters]

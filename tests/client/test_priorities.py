@@ -68,6 +68,34 @@ def test_consumers_take_the_highest_first(client: Client) -> None:
         assert [message and message.partition for message in bodies] == [2] * 10 + [1] * 10 + [0] * 10
 
 
+def leased(client: Client, count: int, batch: int) -> list[int]:
+    """The partitions of so many messages, in the order in which they come."""
+    partitions = []
+    with client.lease_consumer(TOPIC, "g", batch=batch, from_first=True) as consumer:
+        for _ in range(count):
+            message = consumer.receive(timeout_s=DEADLINE_S)
+            assert message is not None
+            partitions.append(message.partition)
+            message.ack()
+    return partitions
+
+
+def test_leases_come_from_the_highest_first(client: Client) -> None:
+    make(client)
+    with client.producer() as producer:
+        for number in range(6):
+            producer.send(TOPIC, b"x", priority=number % 3)
+    assert leased(client, 6, batch=4) == [2, 2, 1, 1, 0, 0]
+
+
+def test_elsewhere_partitions_are_leased_from_in_turn(client: Client) -> None:
+    client.admin().create_topic(TOPIC, 3)
+    with client.producer() as producer:
+        sent = [producer.send(TOPIC, b"x").queue.partition for _ in range(6)]
+    assert sorted(sent) == [0, 0, 1, 1, 2, 2]
+    assert leased(client, 6, batch=1) == [0, 1, 2, 0, 1, 2]
+
+
 def test_asyncio(process: BrokerProcess) -> None:
     """MY-029: the same names."""
 
