@@ -8,7 +8,7 @@ from typing import Final
 
 from metaq.client.client import in_process
 from metaq.client.message import ReceivedMessage
-from metaq.message import DEAD_PREFIX, MessageQueue
+from metaq.message import DEAD_PREFIX, GroupPartition, MessageQueue
 from metaq.protocol.remoting import headers
 from metaq.protocol.remoting.adminbodies import encode_offsets
 from metaq.protocol.remoting.codes import Request
@@ -98,7 +98,7 @@ class InMemoryBroker(RequestHandlers):
             topic: the name of the topic.
         """
         with self._guard:
-            return {partition: offset for (g, t, partition), offset in self._offsets.items() if (g, t) == (group, topic)}
+            return self._offsets.of(group, topic)
 
     def reset_offsets(self, group: str, topic: str, offset: int = 0) -> None:
         """Set a group's offset in all partitions of a topic, and make its members continue from there.
@@ -111,7 +111,7 @@ class InMemoryBroker(RequestHandlers):
         with self._guard:
             table = {}
             for partition in range(len(self._log.topics.get(topic, ()))):
-                self._offsets[group, topic, partition] = offset
+                self._offsets.reset(GroupPartition(group, topic, partition), offset)
                 self._leases.reset(group, topic, partition)
                 table[MessageQueue(topic, BROKER_NAME, partition)] = offset
             for session in self._group(group):

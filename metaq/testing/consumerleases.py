@@ -25,6 +25,7 @@ from metaq.protocol.remoting.leases.pop import (
 from metaq.protocol.remoting.leases.receipts import decode_receipt
 from metaq.protocol.subscription import ExpressionKind, parse_subscription
 from metaq.testing.log import Letter, Log, Partition, chooser, decode
+from metaq.testing.offsets import InMemoryOffsets
 
 MOST_TIMES: Final = 16
 """Deliveries of a message; then it is a dead letter."""
@@ -42,7 +43,7 @@ class _Taken(NamedTuple):
 class ConsumerLeases:
     """The leases of all groups. Not thread-safe."""
 
-    def __init__(self, log: Log, offsets: dict[tuple[str, str, int], int]) -> None:
+    def __init__(self, log: Log, offsets: InMemoryOffsets) -> None:
         """Create it; ``offsets`` are those of the groups, which follow their leases."""
         self._log = log
         self._offsets = offsets
@@ -63,7 +64,7 @@ class ConsumerLeases:
     def _state(self, place: GroupPartition) -> PartitionLeases:
         state = self._states.get(place)
         if state is None:  # a new group begins with the first message, as that of a young topic does with a broker
-            state = self._states[place] = PartitionLeases(self._offsets.get(place, 0))
+            state = self._states[place] = PartitionLeases(self._offsets.get(place) or 0)
         state.settle(self._log.moved_ms)
         return state
 
@@ -72,7 +73,7 @@ class ConsumerLeases:
         for event in events:
             state.apply(event, moved_ms, self._log.now_ms() - moved_ms)
         state.settle(moved_ms)
-        self._offsets[place] = state.base
+        self._offsets.lead(place, state.base)
 
     # -- pops ---------------------------------------------------------------------------------------------------------
 

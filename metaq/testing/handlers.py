@@ -14,7 +14,7 @@ from metaq.client import checks
 from metaq.client.connecting.forks import renewed_in_children
 from metaq.client.connecting.transport import Asked, ClientAnswer, Done, RemotingRequest
 from metaq.errors import BadRequest, ClientClosed, MessageIllegal, MetaqError, TimerDelivered, UnknownTimer, UnknownTopic
-from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue
+from metaq.message import DEAD_PREFIX, RETRY_PREFIX, GroupPartition, MessageQueue
 from metaq.protocol import properties as names
 from metaq.protocol.remoting import fastjson, headers
 from metaq.protocol.remoting.codes import READ, WRITE, Request, Response
@@ -36,6 +36,7 @@ from metaq.protocol.subscription import parse_subscription
 from metaq.testing.consumerleases import ConsumerLeases
 from metaq.testing.halves import Halves
 from metaq.testing.log import ADDRESS, BROKER_NAME, Answered, Letter, Log, answer_of, chooser, decode, once_of
+from metaq.testing.offsets import InMemoryOffsets
 from metaq.testing.session import InMemorySession
 from metaq.timers.handles import read_handle
 
@@ -71,7 +72,7 @@ class RequestHandlers:
         self._beats: dict[InMemorySession, Heartbeat] = {}
         self._checks = itertools.count()
         """The number of the next round of checks of half messages, by which producers are asked in turn."""
-        self._offsets: dict[tuple[str, str, int], int] = {}
+        self._offsets = InMemoryOffsets(self._log.now_ms)
         self._leases = ConsumerLeases(self._log, self._offsets)
         self._locks: dict[tuple[str, MessageQueue], str] = {}
         self._handlers: dict[int, Callable[[InMemorySession, RemotingRequest], ClientAnswer]] = {
@@ -184,8 +185,7 @@ class RequestHandlers:
         topic = _fields(headers.TopicOnly, request).topic
         self._log.delete(topic)
         self._leases.forget(topic)
-        for place in [place for place in self._offsets if place[1] == topic]:
-            del self._offsets[place]
+        self._offsets.forget(topic)
         return ClientAnswer()
 
     # -- messages -----------------------------------------------------------------------------------------------------
@@ -398,14 +398,17 @@ class RequestHandlers:
 
     def _query_offset(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = _fields(headers.QueryConsumerOffset, request)
-        # as a broker does for a young topic: a new group begins with its first message
+        place = GroupPartition(header.consumer_group, header.topic, header.queue_id)
         first = self._log.partition(header.topic, header.queue_id).first
-        return _offset(self._offsets.get((header.consumer_group, header.topic, header.queue_id), first))
+        self._offsets.taken_up(place)
+        offset = self._offsets.get(place)
+        # as a broker does for a young topic: a new group begins with its first message
+        return _offset(first if offset is None else offset)
 
     def _update_offset(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:
         header = _fields(headers.UpdateConsumerOffset, request)
         self._log.partition(header.topic, header.queue_id)  # raises when it was deleted
-        self._offsets[header.consumer_group, header.topic, header.queue_id] = header.commit_offset
+        self._offsets.commit(GroupPartition(header.consumer_group, header.topic, header.queue_id), header.commit_offset)
         return ClientAnswer()
 
     def _end(self, session: InMemorySession, request: RemotingRequest) -> ClientAnswer:

@@ -190,7 +190,7 @@ def test_cancelling_loses_nothing_and_brings_nothing_stale(memory: InMemoryBroke
                 committed = await reader.committed(queue) or 0
                 assert committed <= number + 1
             await reader.commit()
-            assert await reader.committed(queue) == expected
+            assert await reader.committed(queue) == max(committed, expected)
 
     async def cancel(task: asyncio.Task[Any], rng: Random) -> list[ReceivedMessage]:
         for _ in range(rng.randrange(4)):

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from metaq.client import connect
+from metaq.client import Client, connect
 from metaq.client.consuming.offsets import BrokerOffsets
 from metaq.errors import ConnectionFailed
 from metaq.message import MessageQueue, QueueOffset
@@ -47,3 +47,33 @@ def test_who_has_given_a_queue_up_commits_nothing_for_it_later(memory: InMemoryB
             consumer._drop([HERE])
         consumer._save_positions()
         assert memory.committed("billing", "orders") == {0: 1}
+
+
+def test_a_commit_moves_an_offset_forward_only(client: Client) -> None:
+    client.admin().create_topic("orders", 1)
+    send(client, 3)
+    with client.pull_consumer("orders", group="billing") as consumer:
+        (queue,) = consumer.partitions()
+        for committed, offset in ((2, 2), (1, 2), (3, 3), (0, 3)):
+            consumer.commit({queue: committed})
+            assert consumer.committed(queue) == offset
+
+
+@pytest.mark.parametrize("taken_up", ["read", "committed", "old"])
+def test_commits_of_before_a_reset_are_ignored(memory: InMemoryBroker, taken_up: str) -> None:
+    """Until a member has read or committed the new offset, or a minute has passed."""
+    memory.create_topic("orders", 1)
+    with connect(memory.address) as client, client.pull_consumer("orders", group="billing") as consumer:
+        (queue,) = consumer.partitions()
+        consumer.commit({queue: 3})
+        memory.reset_offsets("billing", "orders", 1)
+        consumer.commit({queue: 5})
+        assert memory.committed("billing", "orders") == {0: 1}
+        if taken_up == "read":
+            assert consumer.committed(queue) == 1
+        elif taken_up == "committed":
+            consumer.commit({queue: 1})
+        else:
+            memory.advance(60)
+        consumer.commit({queue: 4})
+        assert memory.committed("billing", "orders") == {0: 4}
