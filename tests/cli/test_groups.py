@@ -96,6 +96,27 @@ def test_reset_shows_then_does(cli: Cli, client: Client) -> None:
     assert "give one of" in cli.run("group", "reset-offset", "readers", "--to-end", "--to-begin", code=2).stderr
 
 
+def test_a_new_group_begins_at_the_end_of_a_young_topic_after_a_reset(cli: Cli, client: Client) -> None:
+    """As the answers to questions say; it would begin at the first message otherwise."""
+    fill(cli, client, "young", 2, partitions=1)
+    for group in ("listening", "leasing"):
+        cli.run("group", "update", group)
+        cli.run("group", "reset-offset", group, "young", "--to-end", "--yes")
+    client.producer().send("young", b"new")
+    with client.consumer("young", "listening", consume_from=FIRST) as consumer:
+        message = consumer.receive(timeout_s=DEADLINE_S)
+        assert message is not None
+        assert message.body == b"new"
+    with client.lease_consumer("young", "leasing", from_first=True) as leasing:
+        leased = leasing.receive(timeout_s=DEADLINE_S)
+        assert leased is not None
+        assert leased.body == b"new"
+    with client.consumer("young", "otherwise") as consumer:
+        message = consumer.receive(timeout_s=DEADLINE_S)
+        assert message is not None
+        assert message.body != b"new"
+
+
 def test_a_reset_leaves_out_topics_that_are_gone(cli: Cli, client: Client) -> None:
     """E-04: of all topics of a group, those that exist are reset; the others are named."""
     for topic in ("early", "late"):
