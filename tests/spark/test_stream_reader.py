@@ -90,6 +90,30 @@ def test_where_a_query_begins_is_kept_before_it_moves(broker: BrokerProcess, new
     assert offsets(earliest.latestOffset(start, ALL)) == [5, 3]
 
 
+def test_latest_is_one_place_though_messages_come(broker: BrokerProcess, new_reader: MakeReader) -> None:
+    """P47: Spark asks where a query begins when it makes the first batch, when it plans it, and again after a crash."""
+    reader = new_reader(broker.registry)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    put(broker, 0, 5)
+    assert reader.initialOffset() == end
+    assert ranges(reader, end, end) == []
+    again = new_reader(broker.registry)
+    assert ranges(again, again.initialOffset(), end) == []
+    assert ranges(again, end, again.latestOffset(end, ALL)) == [(0, 0, 5)]
+
+
+def test_a_beginning_that_is_recorded_is_not_recorded_again(broker: BrokerProcess, new_reader: MakeReader) -> None:
+    """P47: a query that ends by itself, whose first batch crashed, reads what is there."""
+    put(broker, 0, 5)
+    options = {"startingTimestamp": "1", "startingOffsetsByTimestampStrategy": "latest"}
+    reader = new_reader(broker.registry, **options)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    assert offsets(end) == [0, 0]
+    again = new_reader(broker.registry, **options)
+    assert ranges(again, again.initialOffset(), end) == []
+    assert offsets(again.latestOffset(end, ALL)) == [5, 0]
+
+
 def test_a_limit_is_for_those_who_ask_for_it(broker: BrokerProcess, new_reader: MakeReader) -> None:
     """P47: Spark may want all at once, whatever the option says."""
     put(broker, 0, 30)

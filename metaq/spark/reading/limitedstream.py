@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -10,8 +11,8 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from metaq.spark.reading.ranges import Position, encode_position
-from metaq.spark.reading.stream import StreamReader
+from metaq.spark.reading.ranges import Position
+from metaq.spark.reading.stream import StreamReader, clipped
 from metaq.spark.reading.tasks import plain_errors
 
 LOST: Final = "#lost"
@@ -21,26 +22,14 @@ LOST: Final = "#lost"
 class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
     """A streaming read. The methods stand in the order in which Spark calls them."""
 
-    _unpinned: dict[str, Any] | None = None
+    _first: dict[str, Any] | None = None
+    """The end of the first batch that this reader gave or planned."""
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end of the query: messages that come later are not read."""
         with plain_errors():
             layout = self._layout({})
             self._target = Position({key: span.most for key, span in self._spans(layout).items()}, layout)
-
-    def initialOffset(self) -> dict[str, Any]:
-        """Return where a new query begins.
-
-        Spark does not record it. A beginning that would be another later (latest, or a time) is recorded as the end of an empty
-        batch.
-        """
-        with plain_errors():
-            found = encode_position(self._beginning()[0])
-            assert self.options.starting is not None
-            if not self.options.starting.stands:
-                self._unpinned = found
-            return found
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return how many messages a micro-batch has: Spark's limits hold one number, so the most goes before the least."""
@@ -51,15 +40,30 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return where the next micro-batch ends; ``start`` when there is none for now.
 
+        Spark does not record where a query begins. A beginning that would be another later (latest, or a time) is recorded as
+        the end of an empty batch.
+
         Trigger.Once asks for all, and Trigger.AvailableNow for what is there now: neither waits for more.
         """
         with plain_errors():
-            unpinned, self._unpinned = self._unpinned, None
-            if unpinned == start:
+            if self._first is None and self._moves(start):
+                self._first = start
                 return start
             waits = self._target is None and not isinstance(limit, ReadAllAvailable)
             least = self.options.min_offsets if waits else None
             return self._next(start, least=least, most=limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Return the tasks of a micro-batch.
+
+        If a query's first batch is planned again after a crash, the query may begin elsewhere, after the end of the batch. Then
+        what follows the end is left to the next batch.
+        """
+        self._first = self._first or end
+        with plain_errors():
+            if end == self._first and self._moves(start):
+                start = clipped(start, end)
+        return super().partitions(start, end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the latest ends that were seen, and what was lost, for the query's progress."""
@@ -70,3 +74,8 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
             row = lost.setdefault(topic, {})
             row[str(partition)] = row.get(str(partition), 0) + count
         return {**self._latest, LOST: lost}
+
+    def _moves(self, start: dict[str, Any]) -> bool:
+        """Return whether this is where a new query begins, and that would be another place later."""
+        assert self.options.starting is not None
+        return start == self._initial and not self.options.starting.stands

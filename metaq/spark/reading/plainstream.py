@@ -9,23 +9,15 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
-from metaq.spark.reading.ranges import Position, decode_position, encode_position, limited
-from metaq.spark.reading.stream import StreamReader
+from metaq.spark.reading.ranges import Position, encode_position, limited
+from metaq.spark.reading.stream import StreamReader, clipped
 from metaq.spark.reading.tasks import plain_errors
 
 
 class PlainStreamReader(StreamReader):
     """A streaming read. A new query is asked for the end of its first micro-batch before it is asked for the beginning."""
 
-    _initial: dict[str, Any] | None = None
     _end: dict[str, Any] | None = None
-
-    def initialOffset(self) -> dict[str, Any]:
-        """Return where a new query begins."""
-        with plain_errors():
-            if self._initial is None:
-                self._initial = encode_position(self._beginning()[0])
-            return self._initial
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
         """Return where the next micro-batch ends, which is where it begins when there is none for now."""
@@ -40,14 +32,12 @@ class PlainStreamReader(StreamReader):
         """Return the tasks of a micro-batch.
 
         Spark does not record where a query begins. If its first batch is planned again after a crash, the place may be another
-        one, behind the end; then what follows the end is left to the next batch.
+        one, after the end; then what follows the end is left to the next batch.
         """
         self._end = end
         if start == self._initial:
             with plain_errors():
-                before, after = decode_position(start), decode_position(end)
-                begins = {key: min(offset, after.offsets.get(key, offset)) for key, offset in before.offsets.items()}
-                start = encode_position(Position(begins, before.layout))
+                start = clipped(start, end)
         return super().partitions(start, end)
 
     def _first_end(self) -> dict[str, Any]:

@@ -59,6 +59,7 @@ class StreamReader(DataSourceStreamReader):
         self._connected: Brokers | None = None
         self._topics: dict[str, TopicQueues] = {}
         self._looked = 0.0
+        self._initial: dict[str, Any] | None = None
         self._target: Position | None = None
         self._latest: dict[str, Any] | None = None
         self._lost: dict[tuple[TopicPartition, int], int] = {}
@@ -70,6 +71,13 @@ class StreamReader(DataSourceStreamReader):
         """The options, read at the first use. ``ConfigError`` for options that a streaming query cannot have."""
         with plain_errors():
             return self._read_options().for_stream()
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return where a new query begins. Spark asks again when it plans the first batch, and gets the same place."""
+        with plain_errors():
+            if self._initial is None:
+                self._initial = encode_position(self._beginning()[0])
+            return self._initial
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the tasks of a micro-batch, the same ones when it is planned again after a crash."""
@@ -201,6 +209,13 @@ class StreamReader(DataSourceStreamReader):
     def _remember(self, losses: list[Loss]) -> None:
         """Count losses, each once, however often a batch is planned."""
         self._lost.update({(loss.partition, loss.begin): loss.end - loss.begin for loss in losses})
+
+
+def clipped(start: dict[str, Any], end: dict[str, Any]) -> dict[str, Any]:
+    """Return a start of which no offset is after that of the end."""
+    before, after = decode_position(start), decode_position(end)
+    begins = {key: min(offset, after.offsets.get(key, offset)) for key, offset in before.offsets.items()}
+    return encode_position(Position(begins, before.layout))
 
 
 def _between(start: Position, end: Position) -> list[Range]:
