@@ -11,9 +11,11 @@ from pyspark.sql.types import StructType
 
 from metaq.client import Client, TextClient, connect
 from metaq.errors import ConfigError, DataLost
+from metaq.message import TopicPartition
 from metaq.spark.reading import stream as stream_module
+from metaq.spark.reading.brokers import Brokers
 from metaq.spark.reading.limitedstream import LOST, LimitedStreamReader
-from metaq.spark.reading.ranges import QUEUES
+from metaq.spark.reading.ranges import QUEUES, Layout, Span
 from metaq.spark.reading.tasks import Task
 from metaq.spark.source import COLUMNS, MetaqDataSource
 from tests.spark.topics import AGING, DEADLINE_S, age, clients
@@ -50,6 +52,20 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
     with BrokerProcess(tmp_path / "data") as broker:
         put(broker, 0, 0)
         yield broker
+
+
+class NewMaster(Brokers):
+    """Brokers of which one hides messages: it shows 3 of each partition at the first looks, and all at later ones."""
+
+    def __init__(self, reader: LimitedStreamReader, looks: int) -> None:
+        super().__init__(reader.options.servers, reader.options.login)
+        self._looks = looks
+        reader._connected = self
+
+    def spans(self, layout: Layout) -> dict[TopicPartition, Span]:
+        self._looks -= 1
+        found = super().spans(layout)
+        return found if self._looks < 0 else {key: Span(span.least, min(span.most, 3)) for key, span in found.items()}
 
 
 def put(broker: BrokerProcess, partition: int, count: int, body: bytes = b"x") -> None:
@@ -214,8 +230,48 @@ def test_a_checkpoint_of_other_topics(broker: BrokerProcess, new_reader: MakeRea
         other.partitions(start, other.latestOffset(start, ALL))
 
 
-def test_what_has_aged_out_is_an_error_or_counted(tmp_path: Path, new_reader: MakeReader) -> None:
+def test_what_a_new_master_hides_is_not_lost(
+    broker: BrokerProcess, new_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P48: no batch goes back, and what is planned is waited for."""
+    monkeypatch.setattr(stream_module, "HOLD_S", 0.0)
+    put(broker, 0, 5)
+    start = new_reader(broker.registry, startingOffsets="earliest").initialOffset()
+    reader = new_reader(broker.registry)
+    end = reader.latestOffset(start, ALL)
+    put(broker, 1, 2)
+    NewMaster(reader, 1)
+    following = reader.latestOffset(end, ALL)
+    assert offsets(following) == [5, 2]
+    NewMaster(reader, 1)
+    assert ranges(reader, start, following) == [(0, 0, 5), (1, 0, 2)]
+
+
+def test_a_partition_that_stays_short_has_lost_messages(
+    broker: BrokerProcess, new_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P48: after some patience."""
+    monkeypatch.setattr(stream_module, "HOLD_S", 0.0)
+    put(broker, 0, 5)
+    start = new_reader(broker.registry, startingOffsets="earliest").initialOffset()
+    reader = new_reader(broker.registry)
+    end = reader.latestOffset(start, ALL)
+    NewMaster(reader, 100)
+    assert reader.latestOffset(end, ALL) == end
+    monkeypatch.setattr(stream_module, "PATIENCE_S", 0.0)
+    back = reader.latestOffset(end, ALL)
+    assert offsets(back) == [3, 0]
+    with pytest.raises(DataLost, match=r"t-0 offsets 3 to 4 \(2\): its offsets went back"):
+        reader.partitions(end, back)
+    with pytest.raises(DataLost, match=r"t-0 offsets 3 to 4 \(2\): the partition ends at 3"):
+        reader.partitions(start, end)
+
+
+def test_what_has_aged_out_is_an_error_or_counted(
+    tmp_path: Path, new_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """P48: once, however often a batch is planned."""
+    monkeypatch.setattr(stream_module, "PATIENCE_S", 0.0)
     with BrokerProcess(tmp_path / "data", *AGING) as broker:
         put(broker, 0, 300, b"x" * 800)
         start = new_reader(broker.registry, startingOffsets="earliest").initialOffset()

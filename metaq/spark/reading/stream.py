@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from metaq.errors import ClientError, ConfigError, RouteNotFound
 from metaq.message import MessageQueue, TopicPartition
-from metaq.spark.reading.brokers import Brokers, TopicQueues
+from metaq.spark.reading.brokers import PATIENCE_S, PAUSE_S, Brokers, TopicQueues
 from metaq.spark.reading.options import ReadOptions
 from metaq.spark.reading.planning import chosen_topics, is_chosen, tasks_of
 from metaq.spark.reading.ranges import (
@@ -62,6 +62,8 @@ class StreamReader(DataSourceStreamReader):
         self._initial: dict[str, Any] | None = None
         self._target: Position | None = None
         self._latest: dict[str, Any] | None = None
+        self._below: dict[TopicPartition, float] = {}
+        """Since when partitions have ended before the next micro-batch begins."""
         self._lost: dict[tuple[TopicPartition, int], int] = {}
         self._triggered = -math.inf
         """When the last micro-batch began that had messages; the first one waits for none."""
@@ -86,7 +88,7 @@ class StreamReader(DataSourceStreamReader):
             moved = _between(before, after)
             queues = {one.partition: _queue(after.layout, one.partition) for one in moved}
             self._brokers.await_brokers({queue.broker_name for queue in queues.values()})
-            ranges, losses = kept(moved, self._brokers.spans({topic: after.layout[topic] for topic, _ in queues}))
+            ranges, losses = kept(moved, self._shown(moved, {topic: after.layout[topic] for topic, _ in queues}))
             report_losses(losses, fail=self.options.fail_on_data_loss)
             self._remember(losses)
             self._look({(one.partition.topic, queues[one.partition].broker_name) for one in ranges})
@@ -190,14 +192,34 @@ class StreamReader(DataSourceStreamReader):
         found = self._brokers.spans(layout)
         return {key: span for key, span in found.items() if is_chosen(self.options.topics, key)}
 
+    def _shown(self, wanted: list[Range], layout: Layout) -> Spans:
+        """Return what the partitions hold, as soon as they show all that is wanted, or else after ``PATIENCE_S``.
+
+        A new master hides messages until its replicas have reported that they have them, too: none of them is lost.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            spans = self._brokers.spans(layout)
+            hidden = [one.partition for one in wanted if one.partition in spans and spans[one.partition].most < one.end]
+            if not hidden or time.monotonic() >= deadline:
+                return spans
+            logger.warning("partitions end too early, asked again partitions=%s", ",".join(map(str, hidden)))
+            time.sleep(PAUSE_S)
+
     def _ends(self, start: Position, spans: Spans) -> Position:
         """Return all that is there, up to the target if there is one. A partition that does not answer keeps its offset.
+
+        So does one that ends before it, for ``PATIENCE_S``: a new master may hide messages.
 
         The begins of new partitions are part of the position, so that a batch is the same when it is planned again.
         """
         layout = self._layout(start.layout)
         new = {key: span.least for key, span in spans.items() if key not in start.offsets}
-        ends = {**start.offsets, **{key: span.most for key, span in spans.items()}}
+        now = time.monotonic()
+        below = [key for key, span in spans.items() if span.most < start.offsets.get(key, 0)]
+        self._below = {key: self._below.get(key, now) for key in below}
+        hidden = {key: start.offsets[key] for key, since in self._below.items() if now - since < PATIENCE_S}
+        ends = {**start.offsets, **{key: span.most for key, span in spans.items()}, **hidden}
         if self._target is not None:
             targets = {_queue(self._target.layout, key): offset for key, offset in self._target.offsets.items()}
             begins = {**start.offsets, **new}
