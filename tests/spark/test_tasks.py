@@ -8,6 +8,7 @@ import pytest
 
 from metaq.errors import ConnectionFailed, DataLost
 from metaq.message import MessageQueue, TopicPartition
+from metaq.spark.reading import tasks as tasks_module
 from metaq.spark.reading.disk import Folder
 from metaq.spark.reading.options import ReadOptions, read_options
 from metaq.spark.reading.ranges import Range
@@ -87,6 +88,15 @@ def test_what_is_gone_is_told_or_left_out(tmp_path: Path, caplog: pytest.LogCapt
         assert [line.partition("t-7 offsets ")[2].partition(" (")[0] for line in told] == [f"50 to {least - 1}", "10 to 19"]
         with pytest.raises(DataLost, match=r"t-7 offsets 305 to 309 \(5\): the partition ends at 300"):
             offsets(broker, part(305, 310, broker.address))
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_what_is_not_shown_yet_is_not_lost(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch, fail: str) -> None:
+    """P48: a slave, or a new master, ends where messages are to be read; the task fails, and its plan is made again."""
+    monkeypatch.setattr(tasks_module, "PATIENCE_S", 0.0)
+    put(broker, *[b"x"] * 10)
+    with pytest.raises(ConnectionFailed, match=r"metaq has not shown t-7 offsets 10 to 11 within 0 s; .* ends at 10"):
+        offsets(broker, part(5, 12, broker.address), failOnDataLoss=fail)
 
 
 @pytest.mark.parametrize("fail", ["true", "false"])

@@ -132,10 +132,13 @@ def _fetched(part: Part, options: ReadOptions) -> Iterator[Piece]:
             at = least
             continue
         if not bulk.units:
-            # a slave that is behind, or a master that has lost messages that the driver saw
+            # a slave that has not copied the messages yet, or a new master whose replicas have not reported them
             if time.monotonic() > deadline:
-                report_losses([Loss(partition, at, end, f"the partition ends at {bulk.most}")], fail=fail)
-                return
+                hidden = f"{partition} offsets {at} to {end - 1}"
+                raise ConnectionFailed(
+                    f"broker {part.queue.broker_name} has not shown {hidden} within {PATIENCE_S:.0f} s; "
+                    f"the partition ends at {bulk.most} there. Run the query again: its plan finds out if they are lost"
+                )
             time.sleep(PAUSE_S)
             continue
         yield piece
