@@ -13,12 +13,26 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, IsNotNull, LessThan, StringStartsWith
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    IsNotNull,
+    LessThan,
+    StringStartsWith,
+)
 
 from metaq.client import connect
-from metaq.spark.reading.batch import BatchReader
+from metaq.message import TopicPartition
+from metaq.spark.reading.batch import PUSHED, BatchReader
+from metaq.spark.reading.brokers import Brokers
 from metaq.spark.reading.filters import FilteringReader
 from metaq.spark.reading.options import read_options
+from metaq.spark.reading.planning import plan_batch
+from metaq.spark.reading.ranges import ANY, Layout, Span
 from metaq.spark.reading.tasks import Task
 from metaq.spark.source import MetaqDataSource
 from tests.client.poison import ZLIB, send_packed
@@ -26,7 +40,7 @@ from tests.spark.topics import AGING, DEADLINE_S, age, clients, fill, log_of, pl
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -119,6 +133,26 @@ def test_what_comes_later_is_in_a_new_load(spark: "SparkSession", broker: Broker
     assert len(rows(reader(spark, broker, "growing").load())) == len(before) + 1
 
 
+class Growing(Brokers):
+    """Brokers whose partitions each get a message after their first look."""
+
+    def spans(self, layout: Layout) -> dict[TopicPartition, Span]:
+        return {key: Span(span.least, span.most - 1) for key, span in super().spans(layout).items()}
+
+
+@pytest.mark.parametrize("time", ["endingTimestamp", "startingTimestamp"])
+def test_messages_that_come_before_times_are_found_are_not_lost(broker: BrokerProcess, time: str) -> None:
+    """P47: times later than the newest message, as the topic grows."""
+    given = {"metaq.bootstrap.servers": broker.registry, "subscribe": "one", time: "9999999999999"}
+    options = read_options({**given, "startingOffsetsByTimestampStrategy": "latest"}).for_batch()
+    origin = Growing(options.servers, options.login)
+    try:
+        planned = ranges_of(plan_batch(origin, options, dict.fromkeys(PUSHED, ANY)))
+        assert planned == ([(0, 0, len(log_of(broker, "one")))] if time == "endingTimestamp" else [])
+    finally:
+        origin.close()
+
+
 # -- tasks ----------------------------------------------------------------------------------------------------------------
 
 
@@ -133,16 +167,18 @@ def test_min_partitions_asks_for_more_tasks(spark: "SparkSession", broker: Broke
 # -- filters --------------------------------------------------------------------------------------------------------------
 
 
+def ranges_of(tasks: "Iterable[InputPartition]") -> list[tuple[int, int, int]]:
+    """Return partition, begin and end of what tasks read."""
+    parts = [part for task in tasks if isinstance(task, Task) for part in task.parts]
+    return [(part.range.partition.partition, part.range.begin, part.range.end) for part in parts]
+
+
 def planned(broker: BrokerProcess, topic: str, *filters: Filter) -> tuple[list[tuple[int, int, int]], list[Filter]]:
     """The ranges that are read under filters, and the filters that Spark is to look at again."""
     options = read_options({"metaq.bootstrap.servers": broker.registry, "subscribe": topic, "filterPushdown": "true"})
     reader = FilteringReader(options.for_batch())
     left = list(reader.pushFilters(list(filters)))
-    ranges = []
-    for task in reader.partitions():
-        assert isinstance(task, Task)
-        ranges += [(part.range.partition.partition, part.range.begin, part.range.end) for part in task.parts]
-    return ranges, left
+    return ranges_of(reader.partitions()), left
 
 
 def test_filters_are_pushed_down(broker: BrokerProcess) -> None:

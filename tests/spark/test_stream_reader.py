@@ -247,6 +247,15 @@ def test_what_a_new_master_hides_is_not_lost(
     assert ranges(reader, start, following) == [(0, 0, 5), (1, 0, 2)]
 
 
+def test_a_beginning_by_time_may_be_after_what_was_seen(broker: BrokerProcess, new_reader: MakeReader) -> None:
+    """P47: a partition that grows before the offset of the time is found has lost nothing."""
+    put(broker, 0, 5)
+    options = {"startingTimestamp": "9999999999999", "startingOffsetsByTimestampStrategy": "latest"}
+    reader = new_reader(broker.registry, **options)
+    NewMaster(reader, 1)  # shows as little as before the messages came
+    assert offsets(reader.initialOffset()) == [5, 0]
+
+
 def test_a_partition_that_stays_short_has_lost_messages(
     broker: BrokerProcess, new_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

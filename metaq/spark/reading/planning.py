@@ -15,9 +15,11 @@ from metaq.spark.reading.options import ReadOptions, Topics
 from metaq.spark.reading.ranges import (
     Bounds,
     Range,
+    Spans,
     beyond,
     kept,
     narrowed,
+    reached,
     refuse_crossed,
     refuse_late,
     resolve_offsets,
@@ -71,7 +73,7 @@ def plan_batch(origin: MessageOrigin, options: ReadOptions, bounds: Mapping[str,
     topics = chosen_topics(origin, options.topics)
     layout = {name: topic.queues for name, topic in topics.items()}
     origin.await_brokers({queue.broker_name for queues in layout.values() for queue in queues})
-    spans = {key: span for key, span in origin.spans(layout).items() if is_chosen(options.topics, key)}
+    spans: Spans = {key: span for key, span in origin.spans(layout).items() if is_chosen(options.topics, key)}
 
     def at_time(partition: TopicPartition, time_ms: int) -> int:
         return origin.at_time(layout[partition.topic][partition.partition], time_ms)
@@ -80,7 +82,9 @@ def plan_batch(origin: MessageOrigin, options: ReadOptions, bounds: Mapping[str,
     assert starting is not None
     assert ending is not None
     begins = resolve_offsets(starting, spans, at_time)
+    spans = reached(starting, begins, spans)
     ends = resolve_offsets(ending, spans, at_time)
+    spans = reached(ending, ends, spans)
     if starting.by_time and not options.latest_if_late:
         refuse_late(starting, begins, spans)
     refuse_crossed(starting, ending, begins, ends)

@@ -164,6 +164,13 @@ def resolve_offsets(place: Place, spans: Spans, at_time: Callable[[TopicPartitio
     return offsets
 
 
+def reached(place: Place, offsets: Offsets, spans: Spans) -> Spans:
+    """Return spans that go up to the offsets of a place by time: partitions may have grown before these were found."""
+    if not place.by_time:
+        return spans
+    return {partition: span._replace(most=max(span.most, offsets[partition])) for partition, span in spans.items()}
+
+
 def refuse_late(place: Place, offsets: Offsets, spans: Spans) -> None:
     """Raise ``ConfigError`` for partitions without a message at the starting time or later."""
     late = [partition for partition, offset in offsets.items() if offset >= spans[partition].most]

@@ -32,6 +32,7 @@ from metaq.spark.reading.ranges import (
     extended,
     kept,
     limited,
+    reached,
     refuse_late,
     resolve_offsets,
     starts,
@@ -119,13 +120,14 @@ class StreamReader(DataSourceStreamReader):
 
     # -- where micro-batches begin and end ----------------------------------------------------------------------------
 
-    def _beginning(self) -> tuple[Position, dict[TopicPartition, Span]]:
+    def _beginning(self) -> tuple[Position, Spans]:
         """Return where a new query begins, and what the partitions hold."""
         place = self.options.starting
         assert place is not None
         layout = self._layout({})
-        spans = self._spans(layout)
-        begins = resolve_offsets(place, spans, lambda key, time_ms: self._brokers.at_time(_queue(layout, key), time_ms))
+        found = self._spans(layout)
+        begins = resolve_offsets(place, found, lambda key, time_ms: self._brokers.at_time(_queue(layout, key), time_ms))
+        spans = reached(place, begins, found)
         if place.by_time and not self.options.latest_if_late:
             refuse_late(place, begins, spans)
         report_losses(beyond(begins, spans), fail=self.options.fail_on_data_loss)
