@@ -353,6 +353,33 @@ def test_a_broker_that_restarts_is_planned_with_its_address(
             assert (part.queue.broker_name, part.range.size, len(part.addresses)) == ("n", 8, 1)
 
 
+@pytest.mark.parametrize("options", [{"subscribePattern": "t"}, {"assign": '{"t": [0, 1]}'}])
+def test_topics_of_a_broker_that_is_away_stay_known(
+    tmp_path: Path, new_reader: MakeReader, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+) -> None:
+    """P47: a pattern without a match, or a partition that is missing, is an error of a new query only."""
+    monkeypatch.setattr(stream_module, "ROUTES_S", 0.0)
+    monkeypatch.setattr(stream_module, "HOLD_S", 0.0)
+    with RegistryProcess(tmp_path / "registry") as registry, connect(registry.address, timeout_s=60) as client:
+        flags = ("--registries", registry.address, "--broker-name")
+        with BrokerProcess(tmp_path / "m", *flags, "m"), BrokerProcess(tmp_path / "n", *flags, "n") as broker:
+            wait_until(lambda: masters(client) == {"m", "n"}, DEADLINE_S, "both are registered")
+            names = ("n",) if "subscribePattern" in options else ("m", "n")
+            client.admin().create_topic(TOPIC, 1, broker_names=names)
+            reader = new_reader(registry.address, subscribe="", startingOffsets="earliest", **options)
+            start = reader.initialOffset()
+            broker.terminate()
+            wait_until(lambda: masters(client) == {"m"}, DEADLINE_S, "one has left")
+            reader._refresh()
+            with pytest.raises(ConfigError, match=r"no topic matches|has no partition 1; it has 1"):
+                new_reader(registry.address, subscribe="", **options).initialOffset()
+            broker.restart()
+            wait_until(lambda: masters(client) == {"m", "n"}, DEADLINE_S, "it is back")
+            with TextClient(broker.host, broker.port, timeout_s=60) as text:
+                text.put_many(TOPIC, [b"x"] * 8, partition=0)
+            assert ranges(reader, start, reader.latestOffset(start, ALL)) == [(len(names) - 1, 0, 8)]
+
+
 def test_a_partition_that_is_new_begins_at_its_oldest_message(
     broker: BrokerProcess, new_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

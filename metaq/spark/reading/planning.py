@@ -45,22 +45,21 @@ def named_origin(options: ReadOptions) -> MessageOrigin:
 
 
 def chosen_topics(origin: MessageOrigin, topics: Topics) -> dict[str, TopicQueues]:
-    """Return the topics of a read.
-
-    ``RouteNotFound`` for a topic that is named and does not exist; ``ConfigError`` for a pattern without a match, or a
-    partition that a topic does not have.
-    """
+    """Return the topics of a read that are there now. ``RouteNotFound`` for a topic that is named and does not exist."""
     names = topics.names or tuple(topics.assigned)
     if topics.pattern:
         names = tuple(name for name in origin.names() if re.fullmatch(topics.pattern, name))
-        if not names:
-            raise ConfigError(f"subscribePattern: no topic matches {topics.pattern!r}")
-    found = {name: origin.topic(name) for name in names}
+    return {name: origin.topic(name) for name in names}
+
+
+def refuse_absent(topics: Topics, found: Mapping[str, TopicQueues]) -> None:
+    """Raise ``ConfigError`` for a pattern without a match, or a partition that a topic does not have."""
+    if not found:
+        raise ConfigError(f"subscribePattern: no topic matches {topics.pattern!r}")
     for name, numbers in topics.assigned.items():
         if max(numbers) >= len(found[name].queues):
             count = len(found[name].queues)
             raise ConfigError(f"assign: topic {name} has no partition {max(numbers)}; it has {count}, from 0 on")
-    return found
 
 
 def is_chosen(topics: Topics, partition: TopicPartition) -> bool:
@@ -71,6 +70,7 @@ def is_chosen(topics: Topics, partition: TopicPartition) -> bool:
 def plan_batch(origin: MessageOrigin, options: ReadOptions, bounds: Mapping[str, Bounds]) -> list[InputPartition]:
     """Return the tasks of a batch."""
     topics = chosen_topics(origin, options.topics)
+    refuse_absent(options.topics, topics)
     layout = {name: topic.queues for name, topic in topics.items()}
     origin.await_brokers({queue.broker_name for queues in layout.values() for queue in queues})
     spans: Spans = {key: span for key, span in origin.spans(layout).items() if is_chosen(options.topics, key)}

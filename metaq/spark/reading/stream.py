@@ -18,7 +18,7 @@ from metaq.errors import ClientError, ConfigError, RouteNotFound
 from metaq.message import MessageQueue, TopicPartition
 from metaq.spark.reading.brokers import PATIENCE_S, PAUSE_S, Brokers, TopicQueues
 from metaq.spark.reading.options import ReadOptions
-from metaq.spark.reading.planning import chosen_topics, is_chosen, tasks_of
+from metaq.spark.reading.planning import chosen_topics, is_chosen, refuse_absent, tasks_of
 from metaq.spark.reading.ranges import (
     Layout,
     Loss,
@@ -177,8 +177,12 @@ class StreamReader(DataSourceStreamReader):
         return extended(known, {name: topic.queues for name, topic in self._topics.items()})
 
     def _refresh(self) -> None:
+        """Look up the topics again. Known ones stay: the brokers that have them may be away for a while."""
         try:
-            self._topics.update(chosen_topics(self._brokers, self.options.topics))
+            found = chosen_topics(self._brokers, self.options.topics)
+            if not self._topics:
+                refuse_absent(self.options.topics, found)
+            self._topics.update(found)
         except RouteNotFound as error:
             if not self._topics or self.options.fail_on_data_loss:
                 raise
