@@ -411,6 +411,22 @@ def test_a_partition_that_is_new_begins_at_its_oldest_message(
     assert reader.latestOffset(second, ALL) == second
 
 
+def test_a_topic_that_is_gone_keeps_no_other_offsets_from_the_group(
+    broker: BrokerProcess, new_reader: MakeReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    """P47: those of the others are committed, and the failure is logged."""
+    put(broker, 0, 5)
+    with clients(broker) as (client, _):
+        client.admin().create_topic("gone", 1)
+        reader = new_reader(broker.registry, subscribe="gone,t", startingOffsets="earliest", groupId="g")
+        end = reader.latestOffset(reader.initialOffset(), ALL)
+        client.admin().delete_topic("gone")
+        reader.commit(end)
+        with client.pull_consumer(TOPIC, "g") as consumer:
+            assert [consumer.committed(queue) for queue in consumer.partitions()] == [5, 0]
+    assert "offsets not committed group=g reason=the broker refused: the topic gone does not exist" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

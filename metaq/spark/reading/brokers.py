@@ -114,11 +114,17 @@ class Brokers:
         return self._asked(lambda: self._client.pull_consumer(queue.topic).offset_at(queue, when))
 
     def commit(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
-        """Commit next offsets of a group to the brokers. ``ClientError``."""
+        """Commit next offsets of a group to the brokers. ``ClientError`` of the first topic that failed, after all others."""
+        errors = []
         for topic in sorted({queue.topic for queue in offsets}):
-            with self._client.pull_consumer(topic, group) as consumer:
-                consumer.partitions()  # looks up the routes, without which a commit reaches no broker
-                consumer.commit({queue: offset for queue, offset in offsets.items() if queue.topic == topic})
+            try:
+                with self._client.pull_consumer(topic, group) as consumer:
+                    consumer.partitions()  # looks up the routes, without which a commit reaches no broker
+                    consumer.commit({queue: offset for queue, offset in offsets.items() if queue.topic == topic})
+            except ClientError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def close(self) -> None:
         self._client.close()
