@@ -222,6 +222,19 @@ def test_groups_that_lease_messages(spark: "SparkSession", tmp_path: Path) -> No
     assert [group[name] for name in ("lag", "in_flight", "delayed")] == [801, 9, 2]
 
 
+def test_partitions_without_a_known_lag(spark: "SparkSession", tmp_path: Path) -> None:
+    """P18: a group whose offsets are known in some partitions only has its lag unevenly in these."""
+    rows = [leased(minute, partition, 900, 0) for minute in range(61) for partition in range(4)]
+    unknown = {"consumed": None, "consumed_ts": None, "lag": None, "in_flight": None, "delayed": None}
+    rows = [row._replace(**unknown if row.partition < 2 else {"lag": 100 * row.partition - 100}) for row in rows]
+    path = tmp_path / "unknown.jsonl"
+    path.write_bytes(b"".join(encode_row(row) + b"\n" for row in rows))
+    report(read_files(spark, str(path)), Job(out=str(tmp_path / "out")))
+    (group,) = pq.read_table(tmp_path / "out" / "groups.parquet").to_pylist()
+    assert (group["partitions"], group["lag"]) == (4, 300)
+    assert group["gini"] == pytest.approx((200 - 100) / (2 * 300)), "of 100 and 200"
+
+
 def test_a_minute_with_a_sample_a_second(spark: "SparkSession", tmp_path: Path) -> None:
     """19.1: is drawn as finely as it was sampled; and a topic without a group is on the page, but not among the groups."""
     rows = [leased(60, 0, 900 + second, 0)._replace(ts=int(END.timestamp() * 1000) + 1003 * second) for second in range(61)]

@@ -254,7 +254,7 @@ def _standing(history: DataFrame, last: DataFrame) -> DataFrame:
 
 
 def _groups(partitions: DataFrame) -> DataFrame:
-    ranked = partitions.withColumn("rank", f.row_number().over(Window.partitionBy(*_GROUP).orderBy("lag")))
+    ranked = partitions.withColumn("rank", f.row_number().over(Window.partitionBy(*_GROUP).orderBy(f.asc_nulls_last("lag"))))
     sized = ranked.withColumn("size", f.count("lag").over(Window.partitionBy(*_GROUP)))
     share = (2 * f.col("rank") - f.col("size") - 1) * f.col("lag")
     gain = f.col("consumed_per_s") - f.col("produced_per_s")
