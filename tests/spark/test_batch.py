@@ -323,7 +323,7 @@ def test_a_damaged_message_fails_or_is_left_out(spark: "SparkSession", tmp_path:
 
 @pytest.mark.slow
 def test_partitions_are_numbered_over_all_brokers(spark: "SparkSession", tmp_path: Path) -> None:
-    """P47, MQ-019: in the order of broker name and queue; a broker that is not there is an error, not a loss."""
+    """P47, MQ-019: in the order of broker name and queue, which offsets in JSON use, too."""
     with ExitStack() as stack:
         registry = stack.enter_context(RegistryProcess(tmp_path / "registry"))
         brokers = {
