@@ -119,9 +119,13 @@ def test_what_is_deleted_while_a_registry_is_down(tmp_path: Path) -> None:
             assert "there is no topic orders" in other.run("topic", "route", "orders", code=1).stderr
             failed = cli.run("group", "delete", "billing", "--yes", code=3)
             assert "the brokers have deleted %RETRY%billing" in failed.stderr
+            assert "billing" not in {row["group"] for row in other.rows("group", "list")}
 
             first.restart(same_port=True)
             wait_until(partial(registered, Cli(first.address)), DEADLINE_S, "the broker is registered again")
-            assert cli.row("group", "delete", "billing", "--yes")["deleted"] is True
             left = {row["topic"] for one in (cli, other) for row in one.rows("topic", "list", "--all")}
             assert not {topic for topic in left if "billing" in topic or topic == "orders"}
+            cli.run("topic", "create", "%DLQ%billing")
+            assert cli.row("group", "delete", "billing", "--yes")["deleted"] is True
+            assert "no broker knows the group billing" in cli.run("group", "delete", "billing", code=1).stderr
+            assert "cannot be deleted" in cli.run("group", "delete", "TOOLS_CONSUMER", "--yes", code=4).stderr

@@ -30,7 +30,7 @@ from metaq.client import Admin, ConsumeFrom
 from metaq.client.admin.views import GroupView, LagView, MemberView, OffsetChange, group_field
 from metaq.diagnosis.groupchecks import diagnose
 from metaq.errors import ClientError, RouteNotFound, RouteProblem
-from metaq.message import RETRY_PREFIX
+from metaq.message import DEAD_PREFIX, RETRY_PREFIX
 from metaq.protocol.remoting.attributes import GROUP_ATTRIBUTES, check_attributes
 
 
@@ -327,7 +327,8 @@ def delete(group: str, yes: bool, registry: str, as_json: bool) -> int:
     """Delete GROUP with its offsets, its retries and its dead letters."""
     with connect_registry(registry) as client:
         admin = client.admin()
-        known_group(admin, group)
+        if not {f"{RETRY_PREFIX}{group}", f"{DEAD_PREFIX}{group}"} & set(admin.topics()):  # what a failed deletion has left
+            known_group(admin, group)
         online = admin.members(group)
         members = 0 if online is None else len(online.members)
         dead = dead_letters_of(admin, group)

@@ -27,7 +27,7 @@ from metaq.client.admin.views import (
 from metaq.client.connecting.transport import RemotingRequest, successful
 from metaq.client.consuming.beginning import ConsumeFrom
 from metaq.client.message import unix_ms
-from metaq.errors import BadRequest
+from metaq.errors import BadRequest, ClientError
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue
 from metaq.protocol.remoting import headers
 from metaq.protocol.remoting.adminbodies import decode_offsets, encode_places
@@ -113,6 +113,8 @@ class GroupAdmin(TopicAdmin):
     def delete_group(self, group: str, *, with_offsets: bool = True) -> None:
         """Delete a group with its retry topic and its dead-letter topic, and by default with its offsets.
 
+        An error of a registry is raised when all else is deleted; it may be deleted again.
+
         Args:
             group: the name of the group.
             with_offsets: delete its offsets, too; a group made anew begins anew then.
@@ -123,12 +125,17 @@ class GroupAdmin(TopicAdmin):
             ConnectionFailed: a broker cannot be reached.
             RequestTimeout: no answer in time.
         """
-        for prefix in (RETRY_PREFIX, DEAD_PREFIX):
-            self.delete_topic(f"{prefix}{group}")
-        # last, so that a person who repeats this after an error still finds the group
         header = headers.DeleteGroup(group, with_offsets, with_offsets)
-        for broker in self._chosen(()):
+        for broker in self._chosen(()):  # first, as a broker refuses it for its own groups
             self._ask(broker.address, Request.DELETE_SUBSCRIPTIONGROUP, header)
+        errors: list[ClientError] = []
+        for prefix in (RETRY_PREFIX, DEAD_PREFIX):
+            try:
+                self.delete_topic(f"{prefix}{group}")
+            except ClientError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def topics_of_group(self, group: str) -> list[str]:
         """Return the topics that a group subscribes to or has offsets of, including its retry topic.

@@ -291,8 +291,9 @@ def decode_places(body: bytes) -> dict[int, int]:
     if not isinstance(places, dict) or not places:
         raise BadRequest("the body has no offsets by partition")
     for number, offset in places.items():
-        if not (number.isascii() and number.isdecimal() and len(number) <= 9) or type(offset) is not int:
-            raise BadRequest(f"the offsets have {number[:20]!r}, which is no number of a partition, or has no number as offset")
+        text = str(number)  # keys of Java's maps are numbers without quotes
+        if not (text.isascii() and text.isdecimal() and len(text) <= 9) or type(offset) is not int:
+            raise BadRequest(f"the offsets have {text[:20]!r}, which is no number of a partition, or has no number as offset")
     return {int(number): offset for number, offset in places.items()}
 
 

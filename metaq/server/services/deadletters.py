@@ -257,7 +257,7 @@ def discard_some(call: Call, group: Name, body: DiscardInput) -> Discarded:
 def _letter(call: Call, group: str, offset_id: str) -> ReceivedMessage:
     """Return a dead letter of a group. Raise ``RequestFailed`` when it is none, or was discarded."""
     letter, name, store = by_offset_id(call, offset_id), f"{DEAD_PREFIX}{group}", call.context.store
-    topic, queue = call.context.topics.get(name), store.queues.get(TopicPartition(name, 0))
+    topic, queue = call.context.topics.get(name), store.queues.get(TopicPartition(name, letter.queue.partition))
     if (
         letter.queue.topic != name
         or topic is None

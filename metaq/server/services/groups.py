@@ -243,7 +243,7 @@ def reset_offsets(call: Call, group: Name, body: ResetInput) -> ResetResult:
     changes = [
         OffsetMove(partition=number, before=before.get(number), after=_target(call, body, number)) for number in sorted(wanted)
     ]
-    if body.apply:
+    if body.apply and changes:
         lags_of(call, group, topic.name)  # who has asked for these is an administrator's tool, whose commits may go back
         _reset(call, group, topic.name, changes)
     return ResetResult(group=group, topic=topic.name, applied=body.apply, changes=changes)

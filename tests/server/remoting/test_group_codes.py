@@ -292,9 +292,10 @@ def test_reset_of_several_partitions(client: RemotingClient) -> None:
         b'{"offsets":{}}',
         b'{"offsets":{"x":1}}',
         b'{"offsets":{"0":"1"}}',
+        b'{"offsets":{-1:1}}',
         encode_places({0: 1, 2: 0}),
     ):
-        with pytest.raises(Refused):
+        with pytest.raises(Refused, match=r"JSON|partition"):
             ask(client, Request.INVOKE_BROKER_TO_RESET_OFFSET, wrong, **fields)
     with pytest.raises(Refused, match="9 is not between 0 and 0"):
         ask(client, Request.INVOKE_BROKER_TO_RESET_OFFSET, encode_places({0: 3, 1: 9}), **fields)
@@ -303,6 +304,8 @@ def test_reset_of_several_partitions(client: RemotingClient) -> None:
     told = client.request(Request.RESET_CONSUMER_CLIENT_OFFSET)
     assert decode_offsets(told.body) == decode_offsets(answer.body) == {queue(TOPIC, 0): 3, queue(TOPIC, 1): 0}
     assert committed(client, "spread") == 3
+    ask(client, Request.INVOKE_BROKER_TO_RESET_OFFSET, b'{"offsets":{0:2,1:0}}', **fields)
+    assert committed(client, "spread") == 2
 
 
 def test_a_group_that_pops_needs_no_members(client: RemotingClient) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from metaq.errors import BadRequest
+from metaq.errors import BadRequest, RequestFailed
 from metaq.protocol.remoting.attributes import GROUP_ATTRIBUTES
 from metaq.server.console.pages.charts import drawn_lag
 from metaq.server.console.pages.topics import check_typed
@@ -29,9 +29,12 @@ _PLACES: Final = {"first": "the oldest message", "last": "the end", "time": "a t
 
 
 def _list(visit: Visit, query: GroupsQuery) -> dict[str, Any]:
-    page, lags = list_groups(visit.call, query), {}
+    page, lags = list_groups(visit.call, query), dict[str, int]()
     for number, row in enumerate(page.rows, 1):
-        lags[row.group] = show_lag(visit.call, row.group, LagQuery()).lag
+        try:
+            lags[row.group] = show_lag(visit.call, row.group, LagQuery()).lag
+        except RequestFailed:  # the group was deleted meanwhile
+            lags[row.group] = 0
         visit.call.rest_after(number)
     return {"page": page, "lags": lags}
 
