@@ -118,6 +118,7 @@ class Turns:
         self._outcomes: list[PutOutcome] = []
         self._before_append: list[Callable[[], None]] = []
         self._after_append: list[Callable[[StoreError | None], None]] = []
+        self._with_answers: list[Callable[[StoreError | None], None]] = []
         self._ends = False  # the end of this turn is coming
         self._began = 0.0  # when the turn began
         self.send_times = Histogram(SEND_BOUNDS)
@@ -190,10 +191,22 @@ class Turns:
         self._before_append.append(call)
 
     def after_append(self, call: Callable[[StoreError | None], None]) -> None:
-        """Have ``call`` called with the result of this turn's append, before any answer, whatever answers have to wait for."""
+        """Have ``call`` called with the result of this turn's append, before any answer, whatever answers have to wait for.
+
+        It must not answer: what a session stages after an answer belongs to the next turn, whose append may fail.
+        """
         if not self._ends:
             self._begin()
         self._after_append.append(call)
+
+    def with_answers(self, call: Callable[[StoreError | None], None]) -> None:
+        """Have ``call`` called with the result of this turn's append to answer, or to let others go on, before the outcomes.
+
+        All calls of ``after_append`` are made before.
+        """
+        if not self._ends:
+            self._begin()
+        self._with_answers.append(call)
 
     def _begin(self) -> None:
         """Begin a turn: its end is due once the loop has served what is ready now, and a running sync has ended."""
@@ -227,12 +240,16 @@ class Turns:
                 logger.error("append failed reason=%s", error)
             self._complaint = str(error)
             failure, readable = error, []
-            if isinstance(error, Fenced):  # else the refusals would wait after puts that may wait for replicas in vain
-                self._give_up_waiting()
         else:
             self._complaint = ""
         if self._after_append:
             calls, self._after_append = self._after_append, []
+            for call in calls:
+                call(failure)
+        if isinstance(failure, Fenced):  # else the refusals would wait after puts that may wait for replicas in vain
+            self._give_up_waiting()
+        if self._with_answers:
+            calls, self._with_answers = self._with_answers, []
             for call in calls:
                 call(failure)
         end = store.log.end

@@ -12,7 +12,7 @@ from gevent.event import Event
 from metaq.engine.duties import Duties
 from metaq.engine.turn import IN_DOUBT, LONGEST_HOLD_S, Short, Turns
 from metaq.engine.writing import internal, stage
-from metaq.errors import DiskFailed, MetaqError, TooManyFiles
+from metaq.errors import DiskFailed, MetaqError, StoreError, TooManyFiles
 from metaq.protocol.remoting.codes import Response
 from metaq.store.files.filecache import run_here
 from tests.support.broker import wait_until
@@ -104,6 +104,22 @@ def test_puts_that_come_during_a_sync_are_appended_together_when_it_ends(bench: 
     assert [outcome.result for outcome in during] == ["", ""]
     bench.end_sync()
     assert [outcome.result for outcome in during] == ["stored", "stored"]
+
+
+def test_who_answers_is_called_after_all_that_learn_what_is_stored(bench: Bench) -> None:
+    """What an answer lets others stage belongs to the next turn, also for those that learn of this one last."""
+    called: list[tuple[str, int]] = []
+
+    def answer(failure: StoreError | None) -> None:
+        bench.put()
+        called.append(("answers", bench.turns.number))
+        bench.turns.after_append(lambda failure: called.append(("next turn", bench.turns.number)))
+
+    before = bench.turns.number
+    bench.turns.with_answers(answer)
+    bench.turns.after_append(lambda failure: called.append(("learns", bench.turns.number)))
+    bench.end_turn()
+    assert called == [("learns", before + 1), ("answers", before + 1), ("next turn", before + 2)]
 
 
 def test_a_slow_sync_keeps_no_put_from_the_log(bench: Bench) -> None:

@@ -160,7 +160,7 @@ class Leases:
         if self._wants_copies(group):
             self._stage(_Grant(granted), partial(self._keeps_group, group.name))
         else:
-            self.turns.after_append(partial(_granted, granted))
+            self.turns.with_answers(partial(_granted, granted))
 
     def check_grants(self, group: Group) -> None:
         """Raise ``Overloaded`` while leases of a group could not be granted, because too few replicas are in sync."""
@@ -283,7 +283,7 @@ class Leases:
             if self.get(place) is state:
                 self._commit(place, state.base)
             pairs[place.group, place.topic] = None
-        self.turns.after_append(partial(self._tell, pairs))
+        self.turns.with_answers(partial(self._tell, pairs))
 
     def _tell(self, pairs: Iterable[tuple[str, str]], failure: StoreError | None) -> None:
         for group, topic in pairs:
@@ -332,7 +332,7 @@ class Leases:
             self.record(place, Reset(offset))
         else:  # the log may have a state that was left
             self.log.note(place, [Forgotten()])
-            self.turns.after_append(partial(self._tell, [(place.group, place.topic)]))
+            self.turns.with_answers(partial(self._tell, [(place.group, place.topic)]))
 
     def forget(self, group: str, topic: str) -> None:
         """Forget the leases of a group in a topic, because its offsets are gone."""

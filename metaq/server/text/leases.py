@@ -180,7 +180,7 @@ class LeaseHandler:
             return
         session.owed += 1
         session.lease_changes += 1
-        self.leases.turns.after_append(lambda error: _settle(session, reply))
+        self.leases.turns.with_answers(lambda error: _settle(session, reply))
 
     def answer(self, session: TextSession, command: Ack | Nack | Extend, count: int, changed: Sequence[GroupPartition]) -> None:
         """Answer once the change is in the log; as safe as a message, if one of the groups wants that (``lease_acks``)."""
@@ -191,7 +191,7 @@ class LeaseHandler:
             self.leases.staged(SafeAnswer(session, command.opaque, reply), changed)
             return
         session.lease_changes += 1
-        self.leases.turns.after_append(partial(_answer, session, command, reply))
+        self.leases.turns.with_answers(partial(_answer, session, command, reply))
 
     def _leased(self, session: TextSession, command: Ack | Nack | Extend) -> list[Leased]:
         """Return the messages that the ids of a command name, of those that this connection leases, or of a topic and group."""

@@ -92,7 +92,7 @@ class PushHandler:
     def _deal_again(self, key: tuple[str, str]) -> None:
         """Have those members of a group look whose partitions are others at the end of this turn, in which more may come."""
         if not self._changed:
-            self._leases.leases.turns.after_append(self._look_again)
+            self._leases.leases.turns.with_answers(self._look_again)
         self._changed[key] = None
 
     def _look_again(self, error: StoreError | None) -> None:

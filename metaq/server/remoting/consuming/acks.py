@@ -227,7 +227,7 @@ class AckHandler:
     def _due_of(self, session: RemotingSession) -> "_Due":
         """Return the answers that a session gets once the append of this turn is done."""
         if not self._due:
-            self.turns.after_append(self._pay)
+            self.turns.with_answers(self._pay)
         due = self._due.get(session)
         if due is None:
             due = self._due[session] = _Due()
