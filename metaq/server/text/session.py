@@ -163,7 +163,9 @@ class TextSession(Session):
         """Send what is no reply to a command; between two replies."""
         if self._socket is not None:
             if not self._unsent:  # the client was silent because there was nothing to read
-                self._since = self.last_io = self._host.now()
+                self.last_io = self._host.now()
+                if not self.kept_waiting[0]:
+                    self._since = self.last_io
             self.reply(*buffers)
             self.flush()
 

@@ -77,3 +77,18 @@ def test_a_subscriber_that_was_silent_has_time_to_read(broker: Broker) -> None:
     be_silent(client)
     broker.put("b")
     assert close_idle(broker, client)
+
+
+def test_pushes_make_no_unfinished_command_newer(broker: Broker) -> None:
+    """SG-054: a subscriber that reads, but never sends the rest of a put, weighs more every second."""
+    client = Client(broker)
+    client.say("subscribe orders billing ready=9 1")
+    session = client.text._session
+    client.text.send(b"put orders 0 5 0 2\r\nhe")
+    be_silent(client)
+    before = session.kept_waiting
+    assert before[0]
+    broker.put("a")
+    assert client.heard() == ["message 1 1 0-0 orders 0 0 1 0", "a"]
+    assert session.kept_waiting == before
+    assert not close_idle(broker, client)
