@@ -129,7 +129,7 @@ class Frames:
         found = self._subscription.next(PING_S)
         quiet = not found
         for one in found:
-            yield self._text(one if isinstance(one, bytes) else msgspec.json.encode(self._row(one)))
+            yield self._text(self._json(one))
         if self._pong is not None:
             pong, self._pong, quiet = self._pong, None, False
             yield self._bytes(pong)
@@ -154,8 +154,10 @@ class Frames:
         """Return the bytes of a frame; none when the client has ended it meanwhile."""
         return self._connection.send(event) if self._connection.state is ConnectionState.OPEN else b""
 
-    def _row(self, one: LeaseChanged | LeaseUnchanged) -> LeaseChanged | SubscriptionProblem:
-        return self._problem_with(one.error, one.receipt) if isinstance(one, LeaseUnchanged) else one
+    def _json(self, one: bytes | LeaseChanged | LeaseUnchanged) -> bytes:
+        if isinstance(one, bytes):
+            return self._subscription.json_of(one)
+        return msgspec.json.encode(self._problem_with(one.error, one.receipt) if isinstance(one, LeaseUnchanged) else one)
 
     def _problem_with(self, error: MetaqError, receipt: str | None = None) -> SubscriptionProblem:
         return SubscriptionProblem(problem=problem_of(error, is_known=True), receipt=receipt)

@@ -153,14 +153,20 @@ class PushStream:
         self._session.receive(f"{command} {self._last}\r\n".encode())
 
     def next(self, seconds: float) -> list[bytes | LeaseChanged | LeaseUnchanged]:
-        """Return what is to be sent now, messages as JSON; wait so long for it. Empty also after ``wake`` and ``end``."""
+        """Return what is to be sent now, messages for ``json_of``; wait so long for it. Empty after ``wake`` and ``end``."""
         found: list[bytes | LeaseChanged | LeaseUnchanged] = []
         for data in self._outlet.take(seconds):
             if data.startswith(_MESSAGE):
-                found.append(self._pushed(data))
+                found.append(data)
             else:
                 found += [answer for reply in self._replies.receive(data) if (answer := self._answer(reply)) is not None]
         return found
+
+    def json_of(self, data: bytes) -> bytes:
+        """Return a message from ``next`` as JSON. That may be a thousand times as large: make it when it is to be sent."""
+        receipt, _, record = data.removeprefix(_MESSAGE).partition(b"\n")
+        [message] = decode_messages(record, self._call.broker, damaged_too=True)
+        return msgspec.json.encode(MessageLease(message=row_of(message), receipt=receipt.decode()))
 
     def wake(self) -> None:
         """Have ``next`` return."""
@@ -177,13 +183,8 @@ class PushStream:
         return None if receipt is None else LeaseChanged(done=receipt)
 
     def _write(self, push: Push, stored: Stored, out: list[Buffer]) -> None:
-        """Append a message as it is stored, after its receipt: one buffer. ``next`` makes JSON of it, as it may wait."""
+        """Append a message as it is stored, after its receipt: one buffer. ``json_of`` makes JSON of it, as it may wait."""
         out.append(b"".join((_MESSAGE, str(push.id).encode(), b"\n", stored.buffer)))
-
-    def _pushed(self, data: bytes) -> bytes:
-        receipt, _, record = data.removeprefix(_MESSAGE).partition(b"\n")
-        [message] = decode_messages(record, self._call.broker, damaged_too=True)
-        return msgspec.json.encode(MessageLease(message=row_of(message), receipt=receipt.decode()))
 
 
 def subscribe(call: Call, group: Name, query: SubscribeQuery) -> PushStream:
