@@ -105,6 +105,40 @@ def test_a_listener_may_close_its_consumer_or_its_client(address: str, closed: s
     run(work())
 
 
+def test_a_task_that_closes_the_consumer_waits_for_listeners_that_began_after_the_one_that_made_it(address: str) -> None:
+    """SG-119: also when that one has returned, and its thread calls the listener for another message."""
+
+    async def work() -> None:
+        second_runs, second_goes_on = asyncio.Event(), asyncio.Event()
+        ended: list[bytes] = []
+        async with metaq.aio.connect(address) as client:
+            made: asyncio.Future[metaq.aio.PushConsumer] = asyncio.get_running_loop().create_future()
+            closing: asyncio.Future[asyncio.Task[list[bytes]]] = asyncio.get_running_loop().create_future()
+
+            async def close(consumer: metaq.aio.PushConsumer) -> list[bytes]:
+                await second_runs.wait()
+                await consumer.close()
+                return list(ended)
+
+            async def listener(message: ReceivedMessage) -> None:
+                if not closing.done():
+                    closing.set_result(asyncio.create_task(close(await made)))
+                    return
+                second_runs.set()
+                await second_goes_on.wait()
+                ended.append(message.body)
+
+            await client.producer().send_batch("orders", [b"1", b"2"])
+            made.set_result(await client.listen("orders", "billing", listener, threads=1, consume_from=FIRST))
+            task = await closing
+            await second_runs.wait()
+            await asyncio.wait({task}, timeout=0.5)  # time for it to end too early
+            second_goes_on.set()
+            assert len(await task) == 1
+
+    run(work())
+
+
 def test_waiting_can_be_cancelled_without_loss(address: str) -> None:
     """P44: whoever asks next gets the message; the loop is never held up."""
 

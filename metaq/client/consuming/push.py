@@ -49,8 +49,8 @@ LOCAL_BACKOFF: Final = Backoff(first=1.0, factor=2.0, most=30.0, jitter=0.25)
 _BUSY_PAUSE_S: Final = 0.05
 _TURN: Final = 64
 """The most messages of an ordered queue that a thread consumes before it turns to another queue."""
-_serving: Final[ContextVar[threading.Thread | None]] = ContextVar("metaq_serving", default=None)
-"""The consumer's thread that waits for this code: it runs there, or as a coroutine of asyncio and on what that has called."""
+_serving: Final[ContextVar[object]] = ContextVar("metaq_serving", default=None)
+"""The call of a listener to which this code belongs: on its thread, as a coroutine of asyncio, and on what that has called."""
 
 
 class _Work:
@@ -140,6 +140,8 @@ class PushConsumer(GroupConsumer):
         self._works: dict[Fetcher, _Work] = {}
         self._busy: set[MessageQueue] = set()
         """The ordered queues for which the listener is being called; under the guard."""
+        self._calls: dict[threading.Thread, object] = {}
+        """The call of the listener that each thread makes now. A task may outlive the call that has made it."""
         self._threads = [
             threading.Thread(target=self._consume, name=f"metaq-{group}-{number}", daemon=True) for number in range(threads)
         ]
@@ -192,7 +194,6 @@ class PushConsumer(GroupConsumer):
     # -- the threads that call the listener ---------------------------------------------------------------------------
 
     def _consume(self) -> None:
-        _serving.set(threading.current_thread())
         while (turn := self._turns.get()) is not None:
             try:
                 if self._closed or turn.generation != turn.work.fetcher.generation:
@@ -310,6 +311,17 @@ class PushConsumer(GroupConsumer):
         return self._most is not None and message.reconsume_times >= self._most and self._give_back(message, TO_DEAD_LETTERS)
 
     def _call(self, messages: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:
+        """Call the listener, and return the messages that failed. What it calls knows that it belongs to this call."""
+        thread, call = threading.current_thread(), object()
+        self._calls[thread] = call
+        before = _serving.set(call)
+        try:
+            return self._consumed(messages)
+        finally:
+            _serving.reset(before)
+            del self._calls[thread]
+
+    def _consumed(self, messages: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:
         """Call the listener, and return the messages that failed. One with an ``error`` fails without a call."""
         if self._loads is not None:
             messages = [decoded(message, self._loads) for message in messages]
@@ -370,8 +382,9 @@ class PushConsumer(GroupConsumer):
         for _ in self._threads:
             self._turns.put(None)
         deadline = time.monotonic() + _DRAIN_S
+        own = _serving.get()
         for thread in self._threads:
-            if thread is not _serving.get():
+            if own is None or self._calls.get(thread) is not own:
                 thread.join(max(0.0, deadline - time.monotonic()))
 
 
