@@ -283,6 +283,25 @@ def test_a_begin_without_answer_can_be_rolled_back_at_its_broker(stack: contextl
     assert [resource.steps for resource in used] == [["BEGIN", "ROLLBACK"]]
 
 
+def test_a_begin_without_answer_keeps_its_broker_until_its_rollback_is_answered(stack: contextlib.ExitStack) -> None:
+    """MQ-076: also after tpc_recover, which lists prepared branches only."""
+    setup = Setup(stack, count=2)
+    for resource in setup.resources:
+        resource.wanted = {"BEGIN": [None], "ROLLBACK": [None, xa_error(XaCode.NOTA)]}
+    xid = setup.session.xid(1, "g", "b")
+    with pytest.raises(OutcomeUnknown):
+        setup.session.tpc_begin(xid)
+    assert setup.session.tpc_recover() == []
+    with pytest.raises(OutcomeUnknown, match=r"ROLLBACK of .*; tpc_rollback\(xid\) can be called again, and answers NOTA"):
+        setup.session.tpc_rollback(xid)
+    with pytest.raises(XaFailed, match="NOTA"):
+        setup.session.tpc_rollback(xid)
+    used = [resource for resource in setup.resources if "BEGIN" in resource.steps]
+    assert [resource.steps for resource in used] == [["BEGIN", "RECOVER", "ROLLBACK", "ROLLBACK"]]
+    with pytest.raises(ClientError, match="no broker is known to have"):
+        setup.session.tpc_rollback(xid)
+
+
 def test_a_commit_without_answer(stack: contextlib.ExitStack) -> None:
     """MQ-076: the outcome is unknown, and recover tells: what it lists can be committed again, at the same broker."""
     setup = Setup(stack, count=2)

@@ -109,7 +109,9 @@ class XaSession:
         self._brokers = brokers
         self._commands = XaCommands(self.qualifier, timeout_s, access)
         self._places: dict[Xid, str] = {}
-        """Of prepared branches, and of those that may have begun; other brokers would answer that they do not know them."""
+        """Of prepared branches; other brokers would answer that they do not know them."""
+        self._begun: dict[Xid, str] = {}
+        """The places of branches that may have begun, as no answer came; ``tpc_recover`` does not list them."""
         self._renew()
         renewed_in_children(self)
 
@@ -183,7 +185,7 @@ class XaSession:
             try:
                 self._commands.step(branch.address, xid, "BEGIN", advice=advice, limit_s=self.branch_timeout_s)
             except OutcomeUnknown:
-                self._places[xid] = branch.address
+                self._begun[xid] = branch.address
                 raise
             self._branch = branch
 
@@ -265,10 +267,10 @@ class XaSession:
                 self._commands.step(branch.address, branch.xid, "COMMIT_ONE_PHASE", advice=advice)
 
     def tpc_rollback(self, xid: Xid | None = None) -> None:
-        """Roll back the session's branch, or a branch that ``tpc_recover`` has listed.
+        """Roll back the session's branch, one that ``tpc_recover`` has listed, or one whose ``tpc_begin`` got no answer.
 
         Args:
-            xid: a branch that ``tpc_recover`` has listed; by default the session's.
+            xid: a branch that the session is not in; by default the session's.
 
         Raises:
             XaFailed: the broker answered with a code of XA.
@@ -278,6 +280,9 @@ class XaSession:
         with self._alone():
             if xid is not None:
                 self._check_outside(xid)
+                if xid in self._begun and xid not in self._places:
+                    self._roll_back_begun(xid)
+                    return
                 self._commands.step(self._place(xid), xid, "ROLLBACK", advice="tpc_recover() lists it if it is still there")
                 self._places.pop(xid, None)
                 return
@@ -384,6 +389,16 @@ class XaSession:
             if error.code != XaCode.NOTA:  # NOTA: it has timed out, or the broker refused to prepare it
                 raise
         self._places.pop(branch.xid, None)
+
+    def _roll_back_begun(self, xid: Xid) -> None:
+        advice = "tpc_rollback(xid) can be called again, and answers NOTA when the branch is over"
+        try:
+            self._commands.step(self._begun[xid], xid, "ROLLBACK", advice=advice)
+        except XaFailed as error:
+            if error.code == XaCode.NOTA:
+                del self._begun[xid]
+            raise
+        del self._begun[xid]
 
     def _place(self, xid: Xid) -> str:
         """Return the broker's address of a branch that the session is not in; ``ClientError`` when it is not known."""
