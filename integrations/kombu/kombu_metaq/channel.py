@@ -103,10 +103,11 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         if queue not in self._terms and not self._has_queue(queue):
             host = self.connection.virtual_host
             raise ChannelError(f"NOT_FOUND - no queue {queue!r} in vhost {host!r}", (50, 10), "Channel.queue_declare", "404")
-        if self._is_temporary(queue):
-            self._shared.temporary(queue)
+        terms = self._terms.get(queue, _UNDECLARED)
+        if terms.is_temporary:
+            self._shared.use(queue, terms)
         else:
-            self._broker.make_queue(self._topic(queue), self._terms.get(queue, _UNDECLARED))
+            self._broker.make_queue(self._topic(queue), terms)
 
     def _has_queue(self, queue: str, **_: Any) -> bool:
         return self._is_temporary(queue) or self._broker.has_topic(self._topic(queue))
@@ -125,7 +126,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         self._broker.make_log(topic)
         is_default = exchange == DEFAULT_EXCHANGE
         deliver = self._shared.temporary(queue).put if is_default else partial(self._shared.route, exchange)
-        self._shared.read(topic, tag, deliver)
+        self._shared.read(queue, topic, tag, deliver)
 
     def _place(self, exchange: str, routing_key: str) -> tuple[str, str]:
         """Return the topic of an exchange, and the tag of what a binding matches, if that is one routing key."""
@@ -166,19 +167,14 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         """
         if (if_unused and self._is_used(queue)) or (if_empty and not self._is_empty(queue)):
             return
-        bindings = list(self.state.queue_bindings(queue))
-        for exchange, routing_key, arguments in bindings:
+        for exchange, routing_key, arguments in list(self.state.queue_bindings(queue)):
             self.queue_unbind(queue, exchange, routing_key, arguments)
         self.state.queue_bindings_delete(queue)
-        terms = self._terms.pop(queue, _UNDECLARED)
-        if terms.is_temporary:
-            self._shared.temporaries.pop(queue, None)
-            self._shared.leave_log(*self._place(DEFAULT_EXCHANGE, queue))
-            for exchange, routing_key, _ in bindings:
-                place = self._place(exchange, routing_key)
-                if place not in {self._place(exchange, key) for key, _, _ in self.get_table(exchange)}:
-                    self._shared.leave_log(*place)
-        elif self._broker.has_topic(self._topic(queue)):
+        if self._is_temporary(queue):
+            self._shared.end(queue)
+            return
+        self._terms.pop(queue, None)
+        if self._broker.has_topic(self._topic(queue)):
             self._broker.delete_queue(self._topic(queue))
 
     def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:

@@ -1,15 +1,18 @@
 """State that the connections of a process to one virtual host share: queues as declared, bindings, temporary queues.
 
 An AMQP broker would know these. Celery declares a reply queue on one connection and consumes it on another one. What was
-declared stays known to the process after its last connection; temporary queues end then, or when they have expired.
+declared stays known to the process after its last connection; temporary queues end then, or when they have expired unless
+they are declared or consumed before.
 """
 
+import contextlib
 import logging
 import os
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kombu.transport import virtual
 
@@ -35,18 +38,16 @@ class SharedKey(NamedTuple):
     virtual_host: str
 
 
-class Reader(Protocol):
-    """What reads for temporary queues."""
-
-    def close(self) -> None: ...
-
-
 class Temporary:
     """The messages of a temporary queue, and the connection that consumes it."""
 
     def __init__(self) -> None:
         self.waiting: deque[Raw] = deque(maxlen=MOST_WAITING)
         self.bell: Bell | None = None
+        self.logs: set[tuple[str, str]] = set()
+        """The topics and tags that are read for it."""
+        self.ends_at: float | None = None
+        """When it ends, on the monotonic clock; ``None`` while connections use it."""
         self._is_full = False
 
     def put(self, raw: Raw) -> None:
@@ -65,11 +66,11 @@ class Shared:
     def __init__(self, connect: "Callable[[], Client]") -> None:
         self.connect = connect
         self.connections = 0
-        self.ending: threading.Timer | None = None
         self.terms: dict[str, QueueTerms] = {}
         self.state = virtual.base.BrokerState()
         self.temporaries: dict[str, Temporary] = {}
         self._client: Client | None = None
+        self._ending: threading.Timer | None = None
         self._guard = threading.Lock()
         self._logs: dict[tuple[str, str], LogReader] = {}
 
@@ -77,20 +78,20 @@ class Shared:
         """Return a temporary queue, which is made with the first call."""
         return self.temporaries.setdefault(queue, Temporary())
 
-    def read(self, topic: str, tag: str, deliver: Callable[[Raw], None]) -> None:
-        """Have what is sent to an exchange from now on delivered: all of it, or what has a tag."""
+    def use(self, queue: str, terms: QueueTerms) -> None:
+        """Have a temporary queue that is declared or consumed now, at least until no connection is left."""
+        with self._guard:  # it may be ending, with its terms
+            self.terms.setdefault(queue, terms)
+            self.temporary(queue).ends_at = None
+
+    def read(self, queue: str, topic: str, tag: str, deliver: Callable[[Raw], None]) -> None:
+        """Have what is sent to an exchange from now on delivered for a temporary queue: all of it, or what has a tag."""
         with self._guard:
             if (topic, tag) not in self._logs:
                 if self._client is None:
                     self._client = self.connect()
                 self._logs[topic, tag] = LogReader(self._client, topic, tag, deliver)
-
-    def leave_log(self, topic: str, tag: str) -> None:
-        """Read no more what was sent to an exchange, all of it or what has a tag."""
-        with self._guard:
-            log = self._logs.pop((topic, tag), None)
-        if log is not None:
-            log.close()
+            self.temporary(queue).logs.add((topic, tag))
 
     def route(self, exchange: str, raw: Raw) -> None:
         """Take what was sent to an exchange, on the thread that reads its topic, for the temporary queues bound to it."""
@@ -103,25 +104,50 @@ class Shared:
             if temporary is not None:
                 temporary.put(raw)
 
-    def expires_s(self) -> float:
-        """Return how long a temporary queue waits for the next connection, at most; 0 when there is none that waits."""
-        return max((self.terms[queue].expires_s for queue in self.temporaries), default=0.0)
+    def begin_waiting(self) -> None:
+        """Have the temporary queues wait for the next connection from now on, if they do not wait for it already."""
+        now = time.monotonic()
+        with self._guard:
+            for queue, temporary in self.temporaries.items():
+                if temporary.ends_at is None:
+                    temporary.ends_at = now + self.terms[queue].expires_s
 
-    def end_temporaries(self) -> list[Reader]:
-        """Forget all temporary queues and their bindings, and return what has read for them and is to be closed."""
-        for queue in self.temporaries:
+    def end_expired(self) -> None:
+        """End the temporary queues whose time is over, and come back for the next one."""
+        with contextlib.ExitStack() as closing, self._guard:
+            now = time.monotonic()
+            deadlines = [(at, queue) for queue, temporary in self.temporaries.items() if (at := temporary.ends_at) is not None]
+            self._end([queue for at, queue in deadlines if at <= now], closing)
+            if self._ending is not None:
+                self._ending.cancel()
+                self._ending = None
+            next_at = min((at for at, _ in deadlines if at > now), default=None)
+            if next_at is not None:
+                self._ending = threading.Timer(next_at - now, self.end_expired)
+                self._ending.daemon = True
+                self._ending.start()
+
+    def end(self, queue: str) -> None:
+        """End a temporary queue."""
+        with contextlib.ExitStack() as closing, self._guard:
+            self._end([queue], closing)
+
+    def _end(self, queues: Sequence[str], closing: contextlib.ExitStack) -> None:
+        """Forget temporary queues and their bindings, and have closed what has read for them alone."""
+        for queue in queues:
             for exchange, _, _ in self.state.queue_bindings(queue):
                 table = self.state.exchanges[exchange]["table"]
                 table[:] = [binding for binding in table if binding[-1] != queue]
             self.state.queue_bindings_delete(queue)
-            del self.terms[queue]
-        self.temporaries.clear()
-        readers: list[Reader] = [*self._logs.values()]
-        self._logs.clear()
-        if self._client is not None:
-            readers.append(self._client)
+            self.terms.pop(queue, None)
+            self.temporaries.pop(queue, None)
+        read = {place for temporary in self.temporaries.values() for place in temporary.logs}
+        unread = self._logs.keys() - read
+        if not self.connections and not read and self._client is not None:
+            closing.callback(self._client.close)  # the first one is called last
             self._client = None
-        return readers
+        for place in unread:
+            closing.callback(self._logs.pop(place).close)
 
 
 _guard = threading.Lock()
@@ -134,14 +160,11 @@ def join(key: SharedKey, connect: "Callable[[], Client]") -> Shared:
         shared = _shared.setdefault(key, Shared(connect))
         shared.connect = connect
         shared.connections += 1
-        if shared.ending is not None:
-            shared.ending.cancel()
-            shared.ending = None
         return shared
 
 
 def leave(shared: Shared) -> None:
-    """Leave what a connection has joined. With the last one temporary queues end, or when the last of them has expired.
+    """Leave what a connection has joined. With the last one temporary queues end, or when they have expired.
 
     A reply queue is declared on the connection that sends a task, and consumed later on another one.
     """
@@ -149,23 +172,8 @@ def leave(shared: Shared) -> None:
         shared.connections -= 1
         if shared.connections:
             return
-        expires_s = shared.expires_s()
-        if expires_s:
-            shared.ending = threading.Timer(expires_s, _end, (shared,))
-            shared.ending.daemon = True
-            shared.ending.start()
-            return
-    _end(shared)
-
-
-def _end(shared: Shared) -> None:
-    """End the temporary queues, if no connection has joined meanwhile."""
-    with _guard:
-        if shared.connections:
-            return
-        readers = shared.end_temporaries()
-    for reader in readers:
-        reader.close()
+        shared.begin_waiting()
+    shared.end_expired()
 
 
 def _forget() -> None:

@@ -281,9 +281,9 @@ def test_a_reply_queue_gets_what_is_sent_to_its_name_before_it_is_consumed(conne
     assert got.wait_for(1) == ["result"]
 
 
-def readers(url: str) -> list[threading.Thread]:
-    """The threads that read the default exchange of a virtual host."""
-    name = f"metaq-{exchange_topic(url.rpartition('/')[2], '')}"
+def readers(url: str, exchange: str = "") -> list[threading.Thread]:
+    """The threads that read an exchange of a virtual host, by default the default one."""
+    name = f"metaq-{exchange_topic(url.rpartition('/')[2], exchange)}"
     return [thread for thread in threading.enumerate() if thread.name == name]
 
 
@@ -307,6 +307,26 @@ def test_a_reply_queue_that_no_connection_consumes_expires(url: str, connect: Ca
     connection.release()
     assert readers(url)
     wait_until(lambda: not readers(url), COME_S, "nothing is read for it any more")
+
+
+def test_a_reply_queue_expires_whatever_connections_come_and_others_wait_on(
+    url: str, connect: Callable[..., Connection]
+) -> None:
+    first = connect()
+    for name, expires_s in (("unused", 1), ("waiting", 3600)):
+        Queue(name, durable=True, auto_delete=True, expires=expires_s)(first.default_channel).declare()
+    Queue("own", Exchange("news", type="fanout"), exclusive=True, durable=False)(first.default_channel).declare()
+    first.release()
+    wait_until(lambda: not readers(url, "news"), COME_S, "an exclusive one does not wait")
+
+    def is_over() -> bool:
+        with Connection(url) as another:
+            another.default_channel.exchange_declare("jobs")
+        return len(readers(url)) == 1
+
+    wait_until(is_over, COME_S, "nothing is read for the one that nobody uses")
+    Producer(connect().default_channel).publish("result", exchange="", routing_key="waiting")
+    assert Got(connect(), Queue("waiting", durable=True, auto_delete=True, expires=3600), no_ack=True).wait_for(1) == ["result"]
 
 
 def test_temporary_queues_leave_no_topic_behind(process: BrokerProcess, connect: Callable[..., Connection]) -> None:

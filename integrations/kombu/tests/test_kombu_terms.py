@@ -7,16 +7,18 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kombu import Connection
+from kombu_metaq import shared
 from kombu_metaq.bell import Bell
 from kombu_metaq.names import MOST_CHARACTERS, exchange_topic, queue_topic, tag_of
 from kombu_metaq.terms import MOST_DELIVERIES, due_of, terms_of
 from kombu_metaq.transport import _tls
 
-from metaq.client import checks
+from metaq.client import Client, checks
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -173,3 +175,35 @@ def test_a_bell_that_is_closed_meanwhile_rings_in_no_other_file() -> None:
             for end in other:
                 os.close(end)
             assert heard == []
+
+
+def test_temporary_queues_end_when_they_were_not_used_for_as_long_as_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(shared, "time", SimpleNamespace(monotonic=lambda: now))
+    waits = {
+        name: terms_of(durable=True, exclusive=not expires_ms, auto_delete=True, arguments={"x-expires": expires_ms})
+        for name, expires_ms in (("unused", 100_000), ("used", 100_000), ("longer", 1_000_000), ("exclusive", 0))
+    }
+
+    def connection(*used: str) -> set[str]:
+        """Connect, use some queues, and return the queues that are left when the connection is closed."""
+        state = shared.join(shared.SharedKey("a", "", "/"), nothing_is_read)
+        for queue in used:
+            state.use(queue, waits[queue])
+        shared.leave(state)
+        assert state.terms.keys() == state.temporaries.keys()
+        return set(state.temporaries)
+
+    assert connection(*waits) == {"unused", "used", "longer"}
+    now = 60.0
+    assert connection("used") == {"unused", "used", "longer"}
+    now = 120.0
+    assert connection() == {"used", "longer"}
+    now = 170.0
+    assert connection() == {"longer"}
+    now = 1000.0
+    assert connection() == set()
+
+
+def nothing_is_read() -> Client:
+    raise AssertionError
