@@ -50,6 +50,30 @@ def test_the_program_decides_where_it_reads(client: Client) -> None:
         assert read(consumer, 1) == [10]
 
 
+def test_a_queue_may_be_added_while_another_thread_closes(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SG-120: closing goes on, and closing again stops that queue, too."""
+    make(client, 0, partitions=2)
+    consumer = client.pull_consumer("orders")
+    for queue in consumer.partitions():
+        consumer.read_from(queue, 0)
+    added, late = consumer._fetchers.popitem()
+
+    class Meanwhile:
+        """The lock for which closing waits while the other thread adds the queue."""
+
+        def __enter__(self) -> None:
+            consumer._fetchers[added] = late
+
+        def __exit__(self, *_: object) -> None: ...
+
+    (first,) = consumer._fetchers.values()
+    monkeypatch.setattr(first, "_guard", Meanwhile())
+    consumer.close()
+    assert first.stopped
+    consumer.close()
+    assert late.stopped
+
+
 def test_a_queue_that_is_read_already_continues_elsewhere(client: Client) -> None:
     """SG-120: what was fetched for the earlier place does not come beside it."""
     make(client, 5)

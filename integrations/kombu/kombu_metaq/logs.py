@@ -50,12 +50,13 @@ class LogReader:
                     follow_s = time.monotonic() + FOLLOW_S
                 messages = self._consumer.poll(POLL_S)
             except ClientClosed:
-                return
+                break
             for message in messages:
                 try:
                     self._deliver(read(message.body))
                 except Exception as error:  # noqa: BLE001 - whatever it is, replies and remote control must go on
                     logger.warning("message dropped topic=%s message=%s reason=%r", self._topic, message.id, error)
+        self._consumer.close()  # again, as ``_follow`` may have added a partition meanwhile
 
     def _follow(self) -> None:
         """Read partitions, too, that have appeared since the exchange was bound: what was stored there since then."""

@@ -14,11 +14,17 @@ import pytest
 from kombu import Connection
 from kombu_metaq import shared
 from kombu_metaq.bell import Bell
+from kombu_metaq.delivery import Raw
+from kombu_metaq.logs import LogReader
 from kombu_metaq.names import MOST_CHARACTERS, exchange_topic, queue_topic, tag_of
 from kombu_metaq.terms import MOST_DELIVERIES, due_of, terms_of
 from kombu_metaq.transport import _tls
+from kombu_programs import COME_S
 
-from metaq.client import Client, checks
+from metaq.client import Client, ReceivedMessage, checks
+from metaq.errors import ClientClosed, ConnectionFailed
+from metaq.message import MessageQueue
+from tests.support.broker import wait_until
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -205,5 +211,53 @@ def test_temporary_queues_end_when_they_were_not_used_for_as_long_as_they_wait(m
     assert connection() == set()
 
 
+class Closable:
+    """A client, or what reads for temporary queues, that counts how often it is closed, and may fail then."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+        if self.error is not None:
+            raise self.error
+
+
+def test_all_that_reads_for_temporary_queues_is_closed_also_when_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    client: Any = Closable()
+    readers = [Closable(ConnectionFailed("it is gone")), Closable(ConnectionFailed("it is gone"))]
+    unused = iter(readers)
+    monkeypatch.setattr(shared, "LogReader", lambda *_: next(unused))
+    state = shared.join(shared.SharedKey("b", "", "/"), lambda: client)
+    state.use("news", terms_of(durable=False, exclusive=True, auto_delete=False, arguments=None))
+    for tag in "ab":
+        state.read("news", "exchange", tag, nothing_comes)
+    with pytest.raises(ConnectionFailed):
+        shared.leave(state)
+    assert [closable.closed for closable in [*readers, client]] == [1, 1, 1]
+
+
+class Consumer(Closable):
+    """A consumer that another thread has closed."""
+
+    def partitions(self) -> list[MessageQueue]:
+        return []
+
+    def poll(self, timeout_s: float) -> list[ReceivedMessage]:
+        raise ClientClosed("this consumer was closed")
+
+
+def test_a_reader_closes_its_consumer_again_as_it_may_have_added_a_partition_meanwhile() -> None:
+    consumer = Consumer()
+    client: Any = SimpleNamespace(pull_consumer=lambda *_, **__: consumer)
+    LogReader(client, "exchange", "", nothing_comes)
+    wait_until(lambda: consumer.closed == 1, COME_S, "its thread has closed it")
+
+
 def nothing_is_read() -> Client:
     raise AssertionError
+
+
+def nothing_comes(raw: Raw) -> None:
+    raise AssertionError(raw)

@@ -382,6 +382,6 @@ class PullConsumer:
     def close(self) -> None:
         """Stop reading. The client stays open."""
         self._closed = True
-        for fetcher in self._fetchers.values():
+        for fetcher in list(self._fetchers.values()):  # a thread that reads may add one while another one closes
             fetcher.stop()
         self._inbox.close()
