@@ -1,6 +1,7 @@
 """The offsets of a group at brokers that cannot all be reached, and of queues that other members have taken over."""
 
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -9,7 +10,8 @@ from metaq.client.consuming.offsets import BrokerOffsets
 from metaq.errors import ConnectionFailed
 from metaq.message import MessageQueue, QueueOffset
 from metaq.testing import InMemoryBroker
-from tests.client.test_consumers import FIRST, send, take
+from tests.client.test_consumers import FIRST, Heard, send, take
+from tests.support.broker import BrokerProcess, wait_until
 
 DEADLINE_S = 60.0
 LOST, HERE = MessageQueue("orders", "lost", 0), MessageQueue("orders", "memory", 0)
@@ -77,3 +79,34 @@ def test_commits_of_before_a_reset_are_ignored(memory: InMemoryBroker, taken_up:
             memory.advance(60)
         consumer.commit({queue: 4})
         assert memory.committed("billing", "orders") == {0: 4}
+
+
+def test_a_reset_to_the_offset_that_is_known_is_taken_up_in_memory(
+    memory: InMemoryBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connect(memory.address) as client:
+        client.admin().create_topic("orders", 1)
+        consume_after_reset(client, lambda: memory.reset_offsets("billing", "orders"), caplog)
+        assert memory.committed("billing", "orders") == {0: 1}
+
+
+def test_a_reset_to_the_offset_that_is_known_is_taken_up(process: BrokerProcess, caplog: pytest.LogCaptureFixture) -> None:
+    with connect(process.registry, timeout_s=DEADLINE_S) as client:
+        admin = client.admin()
+        admin.create_topic("orders", 1)
+        consume_after_reset(client, lambda: admin.reset_offset("billing", "orders", 0, apply=True), caplog)
+        assert list(admin.offsets("billing", "orders").values()) == [1]
+
+
+def consume_after_reset(client: Client, reset: Callable[[], object], caplog: pytest.LogCaptureFixture) -> None:
+    """Consume one message of a topic that was empty when a member of billing, which knew offset 0, was reset to it."""
+    with client.pull_consumer("orders", group="billing") as consumer:
+        (queue,) = consumer.partitions()
+        consumer.commit({queue: 0})
+    heard = Heard()
+    with client.listen("orders", "billing", heard) as member:
+        wait_until(lambda: queue in member.assignment(), DEADLINE_S, "the member has the queue")
+        reset()
+        wait_until(lambda: "offset set by command" in caplog.text, DEADLINE_S, "the member has the reset")
+        send(client, 1)
+        heard.wait(1)

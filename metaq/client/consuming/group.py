@@ -369,7 +369,9 @@ class GroupConsumer:
         if fetcher is not None:
             self._gained(fetcher, offset)
         with self._remembering:
+            self._offsets.forget(queue)  # a known offset is saved again: the broker ignores others until it gets this one
             self._offsets.update(queue, offset)
+        self._save_in_background()
         if fetcher is not None:
             fetcher.pull()
         logger.warning("offset set by command group=%s queue=%s offset=%s", self.group, queue, offset)
@@ -382,7 +384,6 @@ class GroupConsumer:
         if request.code == Request.RESET_CONSUMER_CLIENT_OFFSET:
             for queue, offset in decode_offsets(request.body).items():
                 self._reset(queue, QueueOffset(offset))
-            self._save_in_background()
             return ClientAnswer()
         if request.code == Request.GET_CONSUMER_STATUS_FROM_CLIENT:
             table = {queue: self._offsets.known(queue) or 0 for queue in self.assignment() if queue.topic == topic}
