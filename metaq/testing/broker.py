@@ -106,14 +106,15 @@ class InMemoryBroker(RequestHandlers):
         Args:
             group: the name of the group.
             topic: the name of the topic.
-            offset: where all partitions continue.
+            offset: where all partitions continue. An offset that a partition does not have becomes its nearer end.
         """
         with self._guard:
             table = {}
-            for partition in range(len(self._log.topics.get(topic, ()))):
-                self._offsets.reset(GroupPartition(group, topic, partition), offset)
-                self._leases.reset(group, topic, partition)
-                table[MessageQueue(topic, BROKER_NAME, partition)] = offset
+            for number, partition in enumerate(self._log.topics.get(topic, ())):
+                there = min(max(offset, partition.first), partition.end)
+                self._offsets.reset(GroupPartition(group, topic, number), there)
+                self._leases.reset(group, topic, number)
+                table[MessageQueue(topic, BROKER_NAME, number)] = there
             for session in self._group(group):
                 session.ask(Request.RESET_CONSUMER_CLIENT_OFFSET, headers.ResetOffset(topic, group, 0), encode_offsets(table))
             self._wake()

@@ -66,6 +66,7 @@ def test_commits_of_before_a_reset_are_ignored(memory: InMemoryBroker, taken_up:
     """Until a member has read or committed the new offset, or a minute has passed."""
     memory.create_topic("orders", 1)
     with connect(memory.address) as client, client.pull_consumer("orders", group="billing") as consumer:
+        send(client, 5)
         (queue,) = consumer.partitions()
         consumer.commit({queue: 3})
         memory.reset_offsets("billing", "orders", 1)
@@ -96,6 +97,29 @@ def test_a_reset_to_the_offset_that_is_known_is_taken_up(process: BrokerProcess,
         admin.create_topic("orders", 1)
         consume_after_reset(client, lambda: admin.reset_offset("billing", "orders", 0, apply=True), caplog)
         assert list(admin.offsets("billing", "orders").values()) == [1]
+
+
+@pytest.mark.parametrize(("offset", "there"), [(9, 3), (0, 2), (-1, 2)])
+def test_a_reset_in_memory_to_an_offset_that_a_partition_does_not_have(
+    memory: InMemoryBroker, caplog: pytest.LogCaptureFixture, offset: int, there: int
+) -> None:
+    """It goes to the nearer end, as with ``Admin.reset_offset``, and members go on from there."""
+    heard = Heard()
+    with connect(memory.address) as client:
+        memory.create_topic("orders", 1)
+        send(client, 2)
+        client.admin().delete_topic("orders")
+        memory.create_topic("orders", 1)  # goes on at the offsets of the one before
+        send(client, 1)
+        with client.listen("orders", "billing", heard, consume_from=FIRST):
+            heard.wait(1)
+            memory.reset_offsets("billing", "orders", offset)
+            assert memory.committed("billing", "orders") == {0: there}
+            wait_until(lambda: "offset set by command" in caplog.text, DEADLINE_S, "the member has the reset")
+            send(client, 1)
+            offsets = [2, *range(there, 4)]
+            assert [message.queue_offset for message in heard.wait(len(offsets))] == offsets
+        assert memory.committed("billing", "orders") == {0: 4}
 
 
 def consume_after_reset(client: Client, reset: Callable[[], object], caplog: pytest.LogCaptureFixture) -> None:
