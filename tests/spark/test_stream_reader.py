@@ -1,17 +1,19 @@
 """The reader of a stream, asked as Spark asks it, over real brokers."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from pyspark.sql.types import StructType
 
 from metaq.client import Client, TextClient, connect
-from metaq.errors import ConfigError, DataLost
-from metaq.message import TopicPartition
+from metaq.errors import ConfigError, DataLost, RequestTimeout
+from metaq.message import MessageQueue, TopicPartition
+from metaq.spark.login import NOBODY
+from metaq.spark.reading import brokers as brokers_module
 from metaq.spark.reading import stream as stream_module
 from metaq.spark.reading.brokers import Brokers
 from metaq.spark.reading.limitedstream import LOST, LimitedStreamReader
@@ -425,6 +427,24 @@ def test_a_topic_that_is_gone_keeps_no_other_offsets_from_the_group(
         with client.pull_consumer(TOPIC, "g") as consumer:
             assert [consumer.committed(queue) for queue in consumer.partitions()] == [5, 0]
     assert "offsets not committed group=g reason=the broker refused: the topic gone does not exist" in caplog.text
+
+
+def test_a_silent_broker_is_not_waited_for_once_more_for_each_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P47: the next batch commits what is left out now."""
+    brokers = Brokers("127.0.0.1:1", NOBODY)
+    asked = []
+
+    class Silent:
+        def pull_consumer(self, topic: str, group: str) -> NoReturn:
+            asked.append((topic, group))
+            raise RequestTimeout("no answer")
+
+    with closing(brokers._client), monkeypatch.context() as patched:
+        patched.setattr(brokers, "_client", Silent())
+        patched.setattr(brokers_module, "TIMEOUT_S", 0.0)
+        with pytest.raises(RequestTimeout):
+            brokers.commit("g", {MessageQueue("t", "m", 0): 1, MessageQueue("u", "m", 0): 1})
+    assert asked == [("t", "g")]
 
 
 @pytest.mark.parametrize(

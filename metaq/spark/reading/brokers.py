@@ -114,7 +114,12 @@ class Brokers:
         return self._asked(lambda: self._client.pull_consumer(queue.topic).offset_at(queue, when))
 
     def commit(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
-        """Commit next offsets of a group to the brokers. ``ClientError`` of the first topic that failed, after all others."""
+        """Commit next offsets of a group to the brokers, topic by topic.
+
+        Raise the ``ClientError`` of the first topic that failed, after all others; but once ``TIMEOUT_S`` have passed, no topic
+        is tried after one that failed.
+        """
+        deadline = time.monotonic() + TIMEOUT_S
         errors = []
         for topic in sorted({queue.topic for queue in offsets}):
             try:
@@ -123,6 +128,8 @@ class Brokers:
                     consumer.commit({queue: offset for queue, offset in offsets.items() if queue.topic == topic})
             except ClientError as error:
                 errors.append(error)
+                if time.monotonic() >= deadline:  # a silent broker, which would take as long for each topic that it has
+                    break
         if errors:
             raise errors[0]
 
