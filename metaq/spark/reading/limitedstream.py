@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from metaq.spark.reading.ranges import Position
-from metaq.spark.reading.stream import StreamReader, clipped
+from metaq.spark.reading.stream import StreamReader
 from metaq.spark.reading.tasks import plain_errors
 
 LOST: Final = "#lost"
@@ -56,13 +56,12 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the tasks of a micro-batch.
 
-        If a query's first batch is planned again after a crash, the query may begin elsewhere, after the end of the batch. Then
-        what follows the end is left to the next batch.
+        If a query's first batch is planned again after a crash, the query may begin elsewhere by now, or a broker may be away.
         """
         self._first = self._first or end
         with plain_errors():
-            if end == self._first and self._moves(start):
-                start = clipped(start, end)
+            if start != end == self._first and self._moves(start):
+                start = self._begun(end)
         return super().partitions(start, end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:

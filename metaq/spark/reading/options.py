@@ -85,6 +85,11 @@ class Place(NamedTuple):
         return not self.by_time and LATEST not in self.numbers
 
     @property
+    def is_latest(self) -> bool:
+        """True when it is the end of every partition."""
+        return not self.by_time and self.numbers <= {None, LATEST}
+
+    @property
     def numbers(self) -> set[int | None]:
         """All numbers of the place."""
         return {self.everywhere, *(number for row in self.table.values() for number in row.values())}

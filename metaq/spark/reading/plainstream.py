@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql.datasource import InputPartition
 
 from metaq.spark.reading.ranges import Position, encode_position, limited
-from metaq.spark.reading.stream import StreamReader, clipped
+from metaq.spark.reading.stream import StreamReader
 from metaq.spark.reading.tasks import plain_errors
 
 
@@ -28,16 +28,16 @@ class PlainStreamReader(StreamReader):
                 self._end = self._next(self._end, least=self.options.min_offsets, most=self.options.max_offsets)
             return self._end
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the tasks of a micro-batch.
-
-        Spark does not record where a query begins. If its first batch is planned again after a crash, the place may be another
-        one, after the end; then what follows the end is left to the next batch.
-        """
-        self._end = end
-        if start == self._initial:
+    def initialOffset(self) -> dict[str, Any]:
+        """Return where a new query begins. After a restart, Spark asks for that to plan the first batch again."""
+        if self._initial is None and self._end is not None:
             with plain_errors():
-                start = clipped(start, end)
+                self._initial = self._begun(self._end)
+        return super().initialOffset()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Return the tasks of a micro-batch."""
+        self._end = end
         return super().partitions(start, end)
 
     def _first_end(self) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class PlainStreamReader(StreamReader):
 
         So ``latest`` is the same place in both, and stays in the checkpoint as the end of an empty batch.
         """
-        begins, spans = self._beginning()
+        begins, spans = self._beginning({})
         self._initial = encode_position(begins)
         ends = {key: spans[key].most for key in begins.offsets}
         if self.options.max_offsets is not None:

@@ -79,7 +79,7 @@ class StreamReader(DataSourceStreamReader):
         """Return where a new query begins. Spark asks again when it plans the first batch, and gets the same place."""
         with plain_errors():
             if self._initial is None:
-                self._initial = encode_position(self._beginning()[0])
+                self._initial = encode_position(self._beginning({})[0])
             return self._initial
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -120,11 +120,11 @@ class StreamReader(DataSourceStreamReader):
 
     # -- where micro-batches begin and end ----------------------------------------------------------------------------
 
-    def _beginning(self) -> tuple[Position, Spans]:
-        """Return where a new query begins, and what the partitions hold."""
+    def _beginning(self, known: Layout) -> tuple[Position, Spans]:
+        """Return where a new query begins, and what the partitions hold; queues that are known keep their numbers."""
         place = self.options.starting
         assert place is not None
-        layout = self._layout({})
+        layout = self._layout(known)
         found = self._spans(layout)
         begins = resolve_offsets(place, found, lambda key, time_ms: self._brokers.at_time(_queue(layout, key), time_ms))
         spans = reached(place, begins, found)
@@ -132,6 +132,21 @@ class StreamReader(DataSourceStreamReader):
             refuse_late(place, begins, spans)
         report_losses(beyond(begins, spans), fail=self.options.fail_on_data_loss)
         return Position({key: min(begin, spans[key].most) for key, begin in begins.items()}, layout), spans
+
+    def _begun(self, end: dict[str, Any]) -> dict[str, Any]:
+        """Return where a query's first batch begins that is planned again after a crash: Spark does not record it.
+
+        A batch that began at the latest offsets was empty. Other places are looked up again, in the partitions of the batch, as
+        soon as their brokers are there. Where a place is after the end by now, what follows the end is left to the next batch.
+        """
+        assert self.options.starting is not None
+        if self.options.starting.is_latest:
+            return end
+        after = decode_position(end)
+        self._brokers.await_brokers({queue.broker_name for queues in after.layout.values() for queue in queues})
+        begins, _ = self._beginning(after.layout)
+        offsets = {key: min(offset, after.offsets.get(key, offset)) for key, offset in begins.offsets.items()}
+        return encode_position(begins._replace(offsets=offsets))
 
     def _next(self, start: dict[str, Any], *, least: int | None, most: int | None) -> dict[str, Any]:
         """Return where the next micro-batch ends; ``start`` when none begins within ``HOLD_S``.
@@ -237,13 +252,6 @@ class StreamReader(DataSourceStreamReader):
     def _remember(self, losses: list[Loss]) -> None:
         """Count losses, each once, however often a batch is planned."""
         self._lost.update({(loss.partition, loss.begin): loss.end - loss.begin for loss in losses})
-
-
-def clipped(start: dict[str, Any], end: dict[str, Any]) -> dict[str, Any]:
-    """Return a start of which no offset is after that of the end."""
-    before, after = decode_position(start), decode_position(end)
-    begins = {key: min(offset, after.offsets.get(key, offset)) for key, offset in before.offsets.items()}
-    return encode_position(Position(begins, before.layout))
 
 
 def _between(start: Position, end: Position) -> list[Range]:
