@@ -17,7 +17,7 @@ from metaq.store.files.filecache import Read, read_around
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.log.segments import SMALLEST_RECORD
 from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT, UNIT_SIZE, ConsumeQueue
-from metaq.store.runs import all_units, last_kept, leading_intact, leading_near, next_kept
+from metaq.store.runs import all_units, are_fillers, kept_back, kept_from, leading_intact, leading_near
 
 logger = logging.getLogger(__name__)
 
@@ -284,20 +284,17 @@ class Reader:
                 high = middle
         if not upper:
             return self._next_stored(queue, low, queue.readable, read)[0]
-        ordinal = low - 1
-        while ordinal >= oldest:
+        for ordinal in kept_back(queue, low - 1, oldest, read):
             if self.record(queue, ordinal, read) is not None:
                 return ordinal
-            ordinal = last_kept(queue, ordinal - 1, oldest, read)
         return oldest
 
     def _next_stored(self, queue: ConsumeQueue, ordinal: int, high: int, read: Read) -> tuple[int, int]:
         """Return ordinal and store time of the first intact message at or after ``ordinal``; ``high`` and 0 without one."""
-        while ordinal < high:
-            stored_ms = self.store_time(queue, ordinal, read)
+        for found in kept_from(queue, ordinal, high, read):
+            stored_ms = self.store_time(queue, found, read)
             if stored_ms is not None:
-                return ordinal, stored_ms
-            ordinal = next_kept(queue, ordinal + 1, high, read)
+                return found, stored_ms
         return high, 0
 
     # -- positions ----------------------------------------------------------------------------------------------------
@@ -330,21 +327,20 @@ class Reader:
         """Return whether the log still reaches back to an ordinal; ``low`` is the first one that may be kept.
 
         A filler has no log offset, so the unit before it decides. A single unit may be damaged, so two must show that their
-        records have aged out: a wrong answer would hide every message before this one.
+        records have aged out: a wrong answer would hide every message before this one. Where some cannot be read, and no other
+        one shows that its record has aged out, their records may be kept: the disk may give them the next time.
         """
-        aged = 0
-        while ordinal >= max(low, queue.base):  # those before the base were dropped while this waited for the disk
-            offset, size, _ = queue.unit(ordinal, read)
-            ordinal -= 1
+        low, aged = max(low, queue.base), 0  # those before the base were dropped while this waited for the disk
+        for before in kept_back(queue, ordinal, low, read):
+            offset, size, _ = queue.unit(before, read)
             if not SMALLEST_RECORD <= size < FILLER_SIZE:
-                ordinal = last_kept(queue, ordinal, low, read)
                 continue
             if offset >= self._log.begin:
                 return True
             aged += 1
             if aged == 2:
                 break
-        return False
+        return not aged and not are_fillers(queue, low, ordinal + 1, read)
 
     def locate(self, queue: ConsumeQueue, position: int, read: Read) -> tuple[int, TextPosition]:
         """Return ordinal and text position of the message that contains ``position``, of the first after it, or of the next."""
@@ -387,9 +383,8 @@ class Reader:
         message, return that ordinal and the end of the readable text.
         """
         end = queue.readable if high < 0 else high
-        while ordinal < end:
-            stored = self.record(queue, ordinal, read)
+        for found in kept_from(queue, ordinal, end, read):
+            stored = self.record(queue, found, read)
             if stored is not None:
-                return ordinal, identity(stored.buffer[stored.at :]).text_position
-            ordinal = next_kept(queue, ordinal + 1, end, read)
+                return found, identity(stored.buffer[stored.at :]).text_position
         return end, queue.readable_text_end

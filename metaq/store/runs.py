@@ -1,5 +1,6 @@
 """Stretches of a queue: which records lie next to one another in the log, and are intact, and where lost messages end."""
 
+from collections.abc import Iterator
 from typing import Final
 
 from librt.strings import read_i32_be, read_i64_be
@@ -16,7 +17,7 @@ Found = tuple[list[Run], int, int]
 
 _SIZE_AT: Final = 8
 _PASSED_AT_ONCE: Final = 4096
-"""Fillers that one read passes over, where there may be a million."""
+"""Units that one read looks at where there may be a million that lead to no record: fillers, and those that cannot be read."""
 _FILLERS: Final = FILLER * _PASSED_AT_ONCE
 
 
@@ -118,30 +119,43 @@ def all_units(queue: ConsumeQueue, ordinal: int, count: int, read: Read) -> byte
     return units
 
 
-def next_kept(queue: ConsumeQueue, ordinal: int, end: int, read: Read) -> int:
-    """Return the first ordinal from ``ordinal`` on whose unit is no filler; ``end`` without one before that."""
+def kept_from(queue: ConsumeQueue, ordinal: int, end: int, read: Read) -> Iterator[int]:
+    """Yield ``ordinal``, and each one after it and before ``end`` whose unit leads to a record."""
+    if ordinal < end:
+        yield ordinal
+    ordinal += 1
     while ordinal < end:
         units = all_units(queue, ordinal, min(_PASSED_AT_ONCE, end - ordinal), read)
         if not units:  # the queue was cut while this waited
             break
         if units != _FILLERS[: len(units)]:
-            at = 0
-            while at < len(units) and read_i32_be(units, at + _SIZE_AT) == FILLER_SIZE:
-                at += UNIT_SIZE
-            return ordinal + at // UNIT_SIZE
+            for at in range(0, len(units), UNIT_SIZE):
+                if SMALLEST_RECORD <= read_i32_be(units, at + _SIZE_AT) < FILLER_SIZE:
+                    yield ordinal + at // UNIT_SIZE
         ordinal += len(units) // UNIT_SIZE
-    return end
 
 
-def last_kept(queue: ConsumeQueue, ordinal: int, low: int, read: Read) -> int:
-    """Return the last ordinal up to ``ordinal`` whose unit is no filler; ``low`` − 1 without one from ``low`` on."""
-    while ordinal >= low:
-        begin = max(low, ordinal + 1 - _PASSED_AT_ONCE)
-        units = all_units(queue, begin, ordinal + 1 - begin, read)
+def kept_back(queue: ConsumeQueue, ordinal: int, low: int, read: Read) -> Iterator[int]:
+    """Yield ``ordinal``, and each one before it down to ``low`` whose unit leads to a record, the last one first."""
+    if ordinal >= low:
+        yield ordinal
+    while ordinal > low:
+        begin = max(low, ordinal - _PASSED_AT_ONCE)
+        units = all_units(queue, begin, ordinal - begin, read)
         if units != _FILLERS[: len(units)]:
-            at = len(units)
-            while at and read_i32_be(units, at - UNIT_SIZE + _SIZE_AT) == FILLER_SIZE:
-                at -= UNIT_SIZE
-            return begin + at // UNIT_SIZE - 1
-        ordinal = begin - 1
-    return low - 1
+            for at in range(len(units) - UNIT_SIZE, -1, -UNIT_SIZE):
+                if SMALLEST_RECORD <= read_i32_be(units, at + _SIZE_AT) < FILLER_SIZE:
+                    yield begin + at // UNIT_SIZE
+        ordinal = begin
+
+
+def are_fillers(queue: ConsumeQueue, ordinal: int, end: int, read: Read) -> bool:
+    """Return whether all units from ``ordinal`` on and before ``end`` are those of lost messages."""
+    while ordinal < end:
+        units = all_units(queue, ordinal, min(_PASSED_AT_ONCE, end - ordinal), read)
+        if not units:  # the queue was cut while this waited
+            break
+        if units != _FILLERS[: len(units)]:
+            return False
+        ordinal += len(units) // UNIT_SIZE
+    return True

@@ -2,6 +2,7 @@
 
 import os
 import random
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from metaq.message import OFFSETS_TOPIC, GroupPartition
 from metaq.store.bulk import BulkReader
 from metaq.store.copies.snapshots import ordinal_at
 from metaq.store.expiry import delete_expired
-from metaq.store.files.disk import RealDisk, RealFile
+from metaq.store.files.disk import File, RealDisk, RealFile
 from metaq.store.files.filecache import read_here
 from metaq.store.log.segments import segment_name
 from metaq.store.messagestore import MessageStore
@@ -24,7 +25,7 @@ from metaq.store.queues.consumequeue import UNIT_SIZE
 from metaq.store.recovery.recovery import open_store
 from metaq.timers.fold import place_of
 from metaq.timers.records import PARKS
-from tests.store.test_store_features import SETTINGS, bodies, put
+from tests.store.test_store_features import SEGMENT, SETTINGS, bodies, put
 from tests.support.faultydisk import DATA, SECTOR, FaultyDisk
 from tests.support.manualclock import ManualClock
 from tests.support.served import Served
@@ -36,6 +37,8 @@ BAD: Final = 2
 """The number of the sector that cannot be read."""
 LOST: Final = range(BAD * SECTOR // UNIT_SIZE, (BAD + 1) * SECTOR // UNIT_SIZE)
 ALL: Final = 1 << 20
+MOST_FAILED: Final = 1 + 8 + 2 * 8
+"""Reads that fail where one unit is looked at and then a block with 8 bad sectors: each of these, and the larger reads."""
 
 
 class Folder:
@@ -131,6 +134,116 @@ def test_segments_expire(folder: Folder) -> None:
     assert delete_expired(store, needed_from=folder.places[LOST.stop - 1]).delete
     assert folder.places[LOST.start] < store.log.begin < folder.places[LOST.stop - 1]
     assert store.first(store.queue(TOPIC, 0), read_here)[0] == LOST.stop
+    store.close()
+
+
+class Page:
+    """A store of whose queue 8 neighbouring sectors cannot be read, and a ``Read`` that counts the reads that fail."""
+
+    def __init__(self) -> None:
+        self.clock, self.disk = ManualClock(), FaultyDisk(random.Random(1))
+        settings = replace(SETTINGS, segment_bytes=1 << 20, queue_file_bytes=1 << 20)
+        self.store, _ = open_store(DATA, settings, self.clock, self.disk)
+        self.lost = range(BAD * SECTOR // UNIT_SIZE, (BAD + 8) * SECTOR // UNIT_SIZE)
+        self.places = []
+        for number in range(COUNT + self.lost.stop):
+            self.places.append(put(self.store, TOPIC, b"%03d" % number))
+            self.clock.advance(0.001)
+        self.queue = self.store.queue(TOPIC, 0)
+        self.store.sync()
+        self.store.sweep()
+        self.disk.unreadable[self.queue.directory / segment_name(0)] = set(range(BAD, BAD + 8))
+        self.failed = 0
+
+    def read(self, file: File, size: int, offset: int) -> bytes:
+        try:
+            return read_here(file, size, offset)
+        except ReadFailed:
+            self.failed += 1
+            raise
+
+
+def next_message(page: Page) -> None:
+    assert page.store.reader.next_intact(page.queue, page.lost.start, page.read)[0] == page.lost.stop
+
+
+def text_position(page: Page) -> None:
+    middle = page.queue.readable_text_end * page.lost[len(page.lost) // 2] // page.queue.readable
+    assert page.store.locate(page.queue, middle, page.read)[0] == page.lost.stop
+
+
+def time(page: Page, *, upper: bool = False) -> None:
+    time_ms = page.clock.now_ms() - page.queue.readable + page.lost[len(page.lost) // 2]
+    found = page.store.reader.at_time(page.queue, time_ms, page.read, upper=upper)
+    assert found == (page.lost.start - 1 if upper else page.lost.stop)
+
+
+def time_before(page: Page) -> None:
+    time(page, upper=True)
+
+
+def place(page: Page) -> None:
+    assert place_of(page.store, page.places[page.lost.stop], page.read).parks == page.lost.start
+
+
+def oldest(page: Page) -> None:
+    assert page.store.reader.oldest(page.queue, page.lost.start, page.read) == page.lost.start
+
+
+@pytest.mark.parametrize("search", [next_message, text_position, time, time_before, place, oldest])
+def test_a_search_reads_bad_sectors_once_at_each_step(search: Callable[[Page], None]) -> None:
+    """SG-018: a disk may try for seconds before a read fails, and nothing else may run meanwhile."""
+    page = Page()
+    search(page)
+    assert 0 < page.failed < 12 * MOST_FAILED
+    page.store.close()
+
+
+def test_the_way_to_the_next_message_reads_bad_sectors_once() -> None:
+    page = Page()
+    next_message(page)
+    assert 8 <= page.failed <= MOST_FAILED
+    page.store.close()
+
+
+def test_messages_are_kept_whose_units_cannot_be_read_for_a_time() -> None:
+    """SG-047: retention does not take them for those of deleted segments."""
+    clock, disk, count = ManualClock(), FaultyDisk(random.Random(1)), 20 * SECTOR // UNIT_SIZE
+    store, _ = open_store(DATA, replace(SETTINGS, queue_file_bytes=8 * SECTOR), clock, disk)
+    put(store, "other", bytes(SEGMENT // 2))
+    put(store, "other", bytes(SEGMENT // 2))
+    places = [put(store, TOPIC, b"%03d" % number) for number in range(count)]
+    store.sync()
+    store.sweep()
+    for _ in range(2):
+        store.checkpoint()
+    queue = store.queue(TOPIC, 0)
+    paths = [queue.directory / segment_name(number * 8 * SECTOR) for number in range(2)]
+    for path in paths:
+        disk.unreadable[path] = set(range(8))
+    clock.advance(10)
+    assert delete_expired(store, needed_from=places[0]).delete
+    for path in paths:
+        disk.unreadable[path].clear()
+    assert [store.reader.record(queue, number, read_here) is None for number in range(count)].count(True) == 0
+    store.close()
+
+
+def test_a_queue_file_expires_whose_units_cannot_be_read() -> None:
+    """SG-047: when units after them lead to deleted segments."""
+    clock, disk, count = ManualClock(), FaultyDisk(random.Random(1)), 20 * SECTOR // UNIT_SIZE
+    store, _ = open_store(DATA, replace(SETTINGS, queue_file_bytes=8 * SECTOR), clock, disk)
+    places = [put(store, TOPIC, b"%03d" % number) for number in range(count)]
+    store.sync()
+    store.sweep()
+    for _ in range(2):
+        store.checkpoint()
+    queue = store.queue(TOPIC, 0)
+    path = queue.directory / segment_name(0)
+    disk.unreadable[path] = set(range(8))
+    clock.advance(10)
+    assert delete_expired(store, needed_from=places[-1]).delete
+    assert path.name not in disk.list_directory(queue.directory)
     store.close()
 
 

@@ -20,7 +20,7 @@ from metaq.store.files.documents import read_document
 from metaq.store.files.filecache import Read, read_here
 from metaq.store.log.segments import SMALLEST_RECORD
 from metaq.store.queues.consumequeue import FILLER_SIZE, ConsumeQueue
-from metaq.store.runs import next_kept
+from metaq.store.runs import kept_from
 
 logger = logging.getLogger(__name__)
 
@@ -77,9 +77,8 @@ def ordinal_at(queue: ConsumeQueue, log_offset: int) -> int:
 
 def offset_from(queue: ConsumeQueue, ordinal: int, end: int, read: Read) -> int:
     """Return the log offset of the first message from an ordinal on that is not lost; a very high one without one."""
-    while ordinal < end:
-        offset, size, _ = queue.unit(ordinal, read)
+    for found in kept_from(queue, ordinal, end, read):
+        offset, size, _ = queue.unit(found, read)
         if SMALLEST_RECORD <= size < FILLER_SIZE:
             return offset
-        ordinal = next_kept(queue, ordinal + 1, end, read)
     return 1 << 62
