@@ -11,6 +11,8 @@ from typing import Final
 import pytest
 
 from metaq.engine.offsets.offsetlog import OFFSETS
+from metaq.engine.reading.collecting import collect_messages
+from metaq.engine.reading.filters import tag_filter
 from metaq.engine.tables.topics import FOLDER
 from metaq.errors import ReadFailed
 from metaq.message import OFFSETS_TOPIC, GroupPartition
@@ -106,6 +108,9 @@ def test_all_other_messages_are_read(folder: Folder) -> None:
         for way in (bulk.hot, bulk.raw):
             piece = way(queue, number, 1, ALL, read_here)
             assert piece is None or (checked is not None and piece.units == checked.units)
+    damaged = store.reader.damaged
+    assert collect_messages(store, queue, 0, COUNT, tag_filter("another"), read_here) == ([], [], COUNT)
+    assert store.reader.damaged - damaged == len(LOST)  # they may have had that tag
     store.close()
 
 

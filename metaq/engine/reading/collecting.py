@@ -9,6 +9,7 @@ from metaq.protocol import properties
 from metaq.protocol.record import TAGS, decode_record, property_of
 from metaq.protocol.text.messages import Stored
 from metaq.store.files.filecache import Read
+from metaq.store.log.segments import SMALLEST_RECORD
 from metaq.store.messagestore import MessageStore
 from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT, ConsumeQueue
 
@@ -85,7 +86,11 @@ def _compare(
     ordinals: list[int] = []
     size, passed, end = 0, 0, min(queue.readable, ordinal + max(MOST_SCANNED, most))
     while ordinal < end:
-        for _, _, code in UNIT.iter_unpack(queue.units(ordinal, end - ordinal, read)):
+        for log_offset, record_size, code in UNIT.iter_unpack(queue.units(ordinal, end - ordinal, read)):
+            if record_size < SMALLEST_RECORD:  # the disk cannot give the unit: the message may have such a tag
+                store.reader.report(queue, ordinal, (log_offset, record_size, code))
+                ordinal += 1
+                continue
             stored = store.reader.record(queue, ordinal, read) if code in codes else None
             record = None if stored is None else stored.buffer[stored.at : stored.at + stored.size]
             if record is not None and tags is not None and property_of(record, _TAG) not in tags:
