@@ -1,19 +1,24 @@
 """Long stretches of lost messages in a queue: a search passes over many at a time, since nothing else runs meanwhile."""
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 import pytest
 
+from metaq.protocol.text.messages import HEADER_SIZE_TEXT
+from metaq.store.copies.applying import end_before
 from metaq.store.files.disk import File
 from metaq.store.files.filecache import read_here
+from metaq.store.log.segments import segment_name
 from metaq.store.messagestore import MessageStore
+from metaq.store.queues.consumequeue import UNIT, UNIT_SIZE
 from metaq.store.recovery.recovery import open_store
 from metaq.timers.fold import place_of
 from metaq.timers.records import PARKS
 from tests.store.test_store_features import SEGMENT, SETTINGS, put
+from tests.support.faultydisk import DATA, FaultyDisk
 from tests.support.manualclock import ManualClock
 
 TOPIC: Final = PARKS.topic
@@ -42,10 +47,15 @@ def read() -> Iterator[Counting]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[MessageStore]:
+def disk() -> FaultyDisk:
+    return FaultyDisk(random.Random(1))
+
+
+@pytest.fixture
+def store(disk: FaultyDisk) -> Iterator[MessageStore]:
     """Make one with a first message, a last one a second later in another segment, and lost ones between them."""
     clock = ManualClock()
-    opened, _ = open_store(tmp_path, replace(SETTINGS, queue_file_bytes=1 << 20), clock)
+    opened, _ = open_store(DATA, replace(SETTINGS, queue_file_bytes=1 << 20), clock, disk)
     put(opened, TOPIC, b"first")
     for _ in range(2):
         put(opened, "other", bytes(SEGMENT // 2))
@@ -85,3 +95,25 @@ def test_the_first_message(store: MessageStore, read: Counting, *, is_there: boo
 def test_the_message_at_a_place_of_the_log(store: MessageStore, read: Counting) -> None:
     """SG-018: a lost message counts as having the log offset of the next one."""
     assert place_of(store, store.log.segments[1].base, read).parks == 1
+
+
+@pytest.mark.parametrize("is_between", [True, False])
+def test_where_a_queue_ends_before_a_place_of_the_log(store: MessageStore, disk: FaultyDisk, *, is_between: bool) -> None:
+    """Between the two messages, and after both."""
+    queue, before = store.queue(TOPIC, 0), disk.reads
+    position = queue.text_end - HEADER_SIZE_TEXT - len("last")
+    expected = (1, position) if is_between else (LAST + 1, queue.text_end)
+    assert end_before(store, queue, store.log.segments[1].base if is_between else store.log.end) == expected
+    assert 0 < disk.reads - before < MOST
+
+
+def test_where_a_queue_ends_of_which_a_unit_is_damaged(store: MessageStore, disk: FaultyDisk) -> None:
+    """The unit of the first message seems to lead to the end of the log, and its record says nothing else."""
+    queue = store.queue(TOPIC, 0)
+    path = queue.directory / segment_name(0)
+    content = bytearray(disk.content(path))
+    content[:UNIT_SIZE] = UNIT.pack(store.log.end - 1, queue.unit(0, read_here)[1], 0)
+    disk.set_content(path, bytes(content))
+    before = disk.reads
+    assert end_before(store, queue, store.log.end - 1) == (LAST + 1, queue.text_end)
+    assert 0 < disk.reads - before < MOST

@@ -29,6 +29,7 @@ from metaq.store.messagestore import MessageStore
 from metaq.store.queues.consumequeue import FILLER_SIZE, ConsumeQueue
 from metaq.store.queues.dispatch import enter
 from metaq.store.recordgroups import group_end
+from metaq.store.runs import kept_back, kept_from
 
 _HEAD: Final = struct.Struct(">ii4xi4xqq40xqi")
 """Fields of a record's header: size, magic, partition, queue offset, log offset, text position, body length."""
@@ -197,9 +198,8 @@ def hide_from(store: MessageStore, log_offset: int) -> None:
 def end_before(store: MessageStore, queue: ConsumeQueue, log_offset: int) -> tuple[int, int]:
     """Return ordinal and text position of the first message of a queue whose record begins at or after a log offset."""
     count = _count_before(store.log, queue, log_offset)
-    for ordinal in range(count, queue.next):  # the first intact one holds its text position
-        offset = _offset_of(queue, ordinal)
-        stored = None if offset < 0 else store.log.record_at(offset)
+    for _, offset in _offsets(queue, kept_from(queue, count, queue.next, read_here)):  # the first intact one has its position
+        stored = store.log.record_at(offset)
         if stored is not None:
             return count, identity(stored.buffer[stored.at :]).text_position
     return count, queue.text_end
@@ -208,12 +208,12 @@ def end_before(store: MessageStore, queue: ConsumeQueue, log_offset: int) -> tup
 def _count_before(log: CommitLog, queue: ConsumeQueue, log_offset: int) -> int:
     """Return the ordinal after the last message of a queue whose record begins before a log offset."""
     count = _search(queue, log_offset)
-    before = islice(_offsets(queue, range(count - 1, queue.base - 1, -1)), 2)
-    after = islice(_offsets(queue, range(count, queue.next)), 2)
+    before = islice(_offsets(queue, kept_back(queue, count - 1, queue.base, read_here)), 2)
+    after = islice(_offsets(queue, kept_from(queue, count, queue.next, read_here)), 2)
     if all(offset < log_offset for _, offset in before) and all(offset >= log_offset for _, offset in after):
         return count
     # a damaged unit has led the search astray: walk back to the first one that its record confirms
-    for ordinal, offset in _offsets(queue, range(queue.next - 1, queue.base - 1, -1)):
+    for ordinal, offset in _offsets(queue, kept_back(queue, queue.next - 1, queue.base, read_here)):
         stored = log.record_at(offset) if offset < log_offset else None
         if stored is not None and identity(stored.buffer)[:3] == (queue.topic, queue.partition, ordinal):
             return ordinal + 1
@@ -221,17 +221,11 @@ def _count_before(log: CommitLog, queue: ConsumeQueue, log_offset: int) -> int:
 
 
 def _offsets(queue: ConsumeQueue, ordinals: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield ordinal and log offset of messages that are not lost."""
+    """Yield ordinal and log offset of the messages that are not lost, and whose units can be read."""
     for ordinal in ordinals:
-        offset = _offset_of(queue, ordinal)
-        if offset >= 0:
+        offset, size, _ = queue.unit(ordinal, read_here)
+        if SMALLEST_RECORD <= size < FILLER_SIZE:
             yield ordinal, offset
-
-
-def _offset_of(queue: ConsumeQueue, ordinal: int) -> int:
-    """Return the log offset of a message; −1 when it is lost, or its unit is in a sector that cannot be read."""
-    offset, size, _ = queue.unit(ordinal, read_here)
-    return offset if SMALLEST_RECORD <= size < FILLER_SIZE else -1
 
 
 def _search(queue: ConsumeQueue, log_offset: int) -> int:
@@ -239,13 +233,10 @@ def _search(queue: ConsumeQueue, log_offset: int) -> int:
     low = count = queue.base
     high = queue.next
     while low < high:
-        place = middle = (low + high) // 2
-        while place >= low:
-            offset = _offset_of(queue, place)
-            if offset >= 0:
-                break
-            place -= 1  # a lost message has no log offset: the unit before it decides
-        if place >= low and offset >= log_offset:
+        middle = (low + high) // 2
+        # a lost message has no log offset: the unit before it decides
+        place, offset = next(_offsets(queue, kept_back(queue, middle, low, read_here)), (low - 1, -1))
+        if offset >= log_offset:
             high = place
             continue
         if place >= low:
