@@ -6,7 +6,6 @@ it, but the index is not asked for what memory can answer: so the queue ends, ho
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 import gevent
@@ -33,6 +32,8 @@ class ColdIds(Exception):
         super().__init__()
         self.keys = keys
         self.touch = touch
+        self.failure: StoreError | None = None
+        """Why that cannot be read: who asked must not ask again, as it would without end."""
 
 
 class Asking:
@@ -85,8 +86,10 @@ class Asking:
                 portion = [self._asked.popleft() for _ in range(min(len(self._asked), ASKED_AT_ONCE))]
                 for cold, _ in portion:
                     if cold.touch is not None:
-                        with suppress(StoreError):  # who asks again meets it
+                        try:
                             cold.touch(self._read)
+                        except StoreError as error:
+                            cold.failure = error
                 keys = list(dict.fromkeys(key for cold, _ in portion for key in cold.keys))
                 found = self._find(keys) if keys else None
                 if found is not None:

@@ -1,5 +1,6 @@
 """Batches whose header is known: they are stored, answered and refused as those of which the header is parsed."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from metaq.engine.dedupe.dedupe import Dedupe
 from metaq.engine.halfmessages import HalfMessages
 from metaq.engine.timers.timers import Timers
+from metaq.errors import ReadFailed
 from metaq.message import TopicPartition
 from metaq.protocol.properties import DEDUPE_ID, DELAY
 from metaq.protocol.record import Record, decode_record
@@ -22,6 +24,7 @@ from metaq.protocol.remoting.sending.batch import BatchItem, encode_batch
 from metaq.server.remoting.sending.partitions import Partitions
 from metaq.server.remoting.sending.send import SendHandler
 from metaq.server.wire.session import Session
+from metaq.store.files.disk import Disk, RealDisk, RealFile
 from metaq.store.files.filecache import read_here, run_here
 from metaq.tx.halves import Halves
 from tests.support.broker import wait_until
@@ -50,9 +53,9 @@ BODIES: Final[dict[str, bytes]] = {
 class Sends:
     """A broker in this process that takes batches, and the number of those that its run handler has taken."""
 
-    def __init__(self, data: Path, *, has_runs: bool) -> None:
+    def __init__(self, data: Path, *, has_runs: bool, disk: Disk | None = None) -> None:
         topics = {TOPIC: {"partitions": 1, "dedupe_window_ms": WINDOW}}
-        self.parts = parts = Parts(data, topics=topics, max_message_bytes=65_536)
+        self.parts = parts = Parts(data, topics=topics, disk=disk, max_message_bytes=65_536)
         self._timers = Timers(parts.context, parts.turns, run_here)
         self._dedupe = Dedupe(parts.context, parts.turns, self._timers.parked_handle, run_here)
         self._dedupe.start()
@@ -98,8 +101,8 @@ class Sends:
 
 
 @contextmanager
-def sends(data: Path, *, has_runs: bool) -> Iterator[Sends]:
-    made = Sends(data, has_runs=has_runs)
+def sends(data: Path, *, has_runs: bool, disk: Disk | None = None) -> Iterator[Sends]:
+    made = Sends(data, has_runs=has_runs, disk=disk)
     yield made
     made.close()
 
@@ -114,6 +117,48 @@ def test_known_headers_change_nothing(tmp_path: Path) -> None:
         assert refused == [False] * 5 + [True] * 4 + [False]
         assert answers[3].fields == answers[4].fields  # of the same ids: nothing is stored again
         assert (short.taken, len(short.records())) == (4, 2 + 5 + 3 + 1)  # a header with the opaque 0 is not kept
+
+
+class BadFile(RealFile):
+    """A file that cannot be read."""
+
+    def read(self, size: int, offset: int) -> bytes:
+        raise ReadFailed("cannot read: input/output error")
+
+    def read_cached(self, size: int, offset: int) -> bytes | None:
+        return None
+
+
+class BadDisk(RealDisk):
+    """A real one on which the queue of the topic cannot be read."""
+
+    def open(self, path: Path) -> RealFile:
+        plain = super().open(path)
+        is_bad = path.parent.parent.name == TOPIC
+        return BadFile(path, os.dup(plain._fd)) if is_bad else plain  # the plain one closes its own descriptor
+
+
+def test_a_batch_sent_again_whose_units_cannot_be_read(tmp_path: Path) -> None:
+    """SG-018, D-2: it is refused, since nobody can say where its messages are; it does not wait without end either."""
+    with sends(tmp_path / "data", has_runs=False, disk=BadDisk()) as broker:
+        client, fields = Remoting(broker.parts), with_letters(encode_header(send_header(TOPIC)._replace(batch=True)))
+        answers: list[RemotingCommand] = []
+
+        def has_answer() -> bool:
+            gevent.sleep(0)
+            broker.parts.end_turn()
+            answers.extend(client.answers())
+            return bool(answers)
+
+        for code in (Response.SUCCESS, Response.SERVICE_NOT_AVAILABLE):
+            client.send_fields(Request.SEND_BATCH_MESSAGE, fields, IDS)
+            wait_until(has_answer, DEADLINE_S, "the answer")
+            assert [answer.code for answer in answers] == [code]
+            answers.clear()
+            queue = broker.parts.store.queue(TOPIC, 0)
+            queue.write()
+        assert queue.next == 3
+        assert broker.parts.context.topic_counters(TOPIC).put_failed.count == 1
 
 
 @pytest.mark.parametrize("code", [Request.SEND_MESSAGE_V2, Request.SEND_BATCH_MESSAGE])

@@ -6,6 +6,7 @@ from typing import Final
 
 import pytest
 
+from metaq.engine.role import NoReplicas
 from metaq.errors import Overloaded
 from metaq.message import TopicPartition
 from metaq.protocol.remoting.bulk import BulkFetch
@@ -18,6 +19,8 @@ from metaq.server.text.get import GetHandler
 from metaq.server.text.put import PutHandler
 from metaq.store.copies.applying import hide_from
 from metaq.store.files.filecache import read_here
+from metaq.store.log.segments import segment_name
+from metaq.store.queues.consumequeue import UNIT_SIZE
 from tests.server.remoting.test_pops import GROUP, INVISIBLE_MS, TOPIC, Consumer, dead_letters, ordered_by_key
 from tests.support.inprocess import Text
 
@@ -75,6 +78,30 @@ def test_a_pull_of_what_is_hidden_is_not_moved_back(consumer: Consumer, readable
     publish(consumer)
     (answer,) = consumer.client.answers()
     assert (answer.code, answer.fields["nextBeginOffset"]) == (Response.SUCCESS, str(MESSAGES))
+
+
+class Asked(NoReplicas):
+    """Replicas that keep what they are asked."""
+
+    behind_bytes = -1
+
+    def reader_goes_to(self, standby: int, preferred: int, behind_bytes: int) -> int:
+        self.behind_bytes = behind_bytes
+        return super().reader_goes_to(standby, preferred, behind_bytes)
+
+
+def test_a_pull_of_a_message_whose_unit_cannot_be_read(consumer: Consumer) -> None:
+    """ES-009, SG-018: nobody knows how far its reader is from the end, so it is not sent to a slave."""
+    parts, asked = consumer.parts, Asked()
+    parts.context.replicas = asked
+    queue = parts.store.queues[TopicPartition(TOPIC, 0)]
+    queue.write()
+    with (queue.directory / segment_name(0)).open("r+b") as file:
+        file.seek(UNIT_SIZE)
+        file.write(bytes(UNIT_SIZE))
+    for offset, behind in ((0, parts.store.log.end), (1, 0)):
+        assert consumer.ask(Request.PULL_MESSAGE, pull(offset)) is not None
+        assert asked.behind_bytes == behind
 
 
 @pytest.mark.parametrize("readable", [0, 1])

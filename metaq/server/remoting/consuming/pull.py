@@ -23,7 +23,9 @@ from metaq.server.remoting.session import Answer, Kept, RemotingSession, Request
 from metaq.server.wire.reads import StoreReads
 from metaq.server.wire.session import Buffer
 from metaq.store.files.filecache import Read
+from metaq.store.log.segments import SMALLEST_RECORD
 from metaq.store.messagestore import MessageStore
+from metaq.store.queues.consumequeue import FILLER_SIZE
 
 MOST_MESSAGES: Final = 1024
 """Messages in one answer, whatever the client asks for."""
@@ -156,8 +158,9 @@ class _Pull(RemotingRead):
             # This slave has yet to copy what the reader has already read from the master: moving it back would repeat messages.
             return found._replace(code=Response.PULL_NOT_FOUND, next=self._offset)
         if found.least <= self._offset < found.most:
-            log_offset = store.queues[key].unit(self._offset, read)[0]
-            return found._replace(behind_bytes=store.log.end - log_offset)
+            log_offset, size, _ = store.queues[key].unit(self._offset, read)
+            if SMALLEST_RECORD <= size < FILLER_SIZE:  # else nobody knows where its message is
+                return found._replace(behind_bytes=store.log.end - log_offset)
         return found
 
     def found(self, result: Found) -> None:

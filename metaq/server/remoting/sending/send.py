@@ -18,7 +18,7 @@ from metaq.engine.timers.staged import short_to_park
 from metaq.engine.timers.timers import Timers
 from metaq.engine.turn import Turns
 from metaq.engine.writing import CLEARED, Placed
-from metaq.errors import MessageIllegal, MetaqError
+from metaq.errors import MessageIllegal, MetaqError, ReadFailed
 from metaq.message import HALF_TOPIC, RETRY_PREFIX
 from metaq.protocol import properties
 from metaq.protocol.delays import MAY_DELAY, as_delayed, due_ms
@@ -40,7 +40,8 @@ from metaq.server.remoting.sending.tags import NO_TAG, Tag, Tags
 from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler, RunHandler, failure
 from metaq.server.wire.session import Session
 from metaq.store.files.filecache import ColdRead, Read, read_cached
-from metaq.store.queues.consumequeue import ConsumeQueue
+from metaq.store.log.segments import SMALLEST_RECORD
+from metaq.store.queues.consumequeue import FILLER_SIZE, ConsumeQueue
 from metaq.timers.handles import Handle
 from metaq.timers.records import PARKS
 
@@ -108,9 +109,13 @@ class SendHandler:
         """Return what stages runs of plain sends and batches, by code."""
         return {Request.SEND_MESSAGE_V2: self.sends, Request.SEND_BATCH_MESSAGE: self.batches}
 
-    def _counted(self, handle: RequestHandler, session: RemotingSession, request: RemotingCommand) -> Answer | None:
-        """Handle a send, and count it as a failed put when it is refused at once."""
+    def _counted(
+        self, handle: RequestHandler, session: RemotingSession, request: RemotingCommand, failed: MetaqError | None = None
+    ) -> Answer | None:
+        """Handle a send, and count it as a failed put when it is refused at once, or because of ``failed``."""
         try:
+            if failed is not None:
+                raise failed
             try:
                 return handle(session, request)
             except ColdIds as cold:
@@ -129,7 +134,7 @@ class SendHandler:
         def handle_again() -> Callable[[], None]:
             try:
                 try:
-                    answer = self._counted(handle, session, request)
+                    answer = self._counted(handle, session, request, cold.failure)
                 except MetaqError as error:
                     answer = failure(error)
                 if answer is not None:
@@ -424,12 +429,21 @@ class SendHandler:
             position += tags[at].text_size + len(batch.bodies[at])
 
     def _places(self, topic: str, first: First, count: int) -> list[int]:
-        """Return the log offsets of a batch that was stored before. Raise ``ColdIds`` when they must be read from the disk."""
+        """Return the log offsets of a batch that was stored before.
+
+        Raise ``ColdIds`` when they must be read from the disk, and ``ReadFailed`` when that cannot give them.
+        """
         queue = self._store.queue(topic, first.partition)
         ordinals = range(first.ordinal + 1, min(first.ordinal + count, queue.next))
 
         def read_places(read: Read) -> list[int]:
-            return [queue.unit(ordinal, read)[0] for ordinal in ordinals]
+            units = [queue.unit(ordinal, read) for ordinal in ordinals]
+            if not all(SMALLEST_RECORD <= size < FILLER_SIZE for _, size, _ in units):
+                raise ReadFailed(
+                    f"this batch of {count} is stored from offset {first.ordinal} of {topic}, partition {first.partition}, on, "
+                    "but its places in the log cannot be read: send it later, or with other ids to store it again"
+                )
+            return [offset for offset, _, _ in units]
 
         try:
             return [first.log_offset, *read_places(read_cached)]
