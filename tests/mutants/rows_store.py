@@ -25,8 +25,8 @@ STORE: Final = [
     M(
         "ids",
         "engine/dedupe/asking.py",
-        "answers = [again() for _, again in portion]",
-        "answers: list[Callable[[], None]] = []\n            for _, again in portion:\n                again()()",
+        "answers.append(again())",
+        "again()()",
         "engine/test_dedupe_order.py::test_what_comes_with_an_answer_comes_last",
     ),
     M(

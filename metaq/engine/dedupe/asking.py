@@ -47,6 +47,8 @@ class Asking:
         self._greenlet: Any = None
         self.is_again = False
         """True while a request is handled again."""
+        self.has_read = False
+        """True while one is handled again for which the disk was read: what was read then is in the page cache."""
         self._found: dict[bytes, First] = {}  # what the index has of what it was asked for
         self._absent: frozenset[bytes] = frozenset()  # and what it lacks
 
@@ -107,9 +109,12 @@ class Asking:
         later, self._asked = self._asked, deque()
         self.is_again = True
         try:
-            answers = [again() for _, again in portion]
+            answers = []
+            for cold, again in portion:
+                self.has_read = cold.touch is not None
+                answers.append(again())
         finally:
             self._asked += later
-            self.is_again, self._found, self._absent = False, {}, frozenset()
+            self.is_again, self.has_read, self._found, self._absent = False, False, {}, frozenset()
         for answer in answers:
             answer()

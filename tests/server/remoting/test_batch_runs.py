@@ -119,28 +119,36 @@ def test_known_headers_change_nothing(tmp_path: Path) -> None:
         assert (short.taken, len(short.records())) == (4, 2 + 5 + 3 + 1)  # a header with the opaque 0 is not kept
 
 
-class BadFile(RealFile):
-    """A file that cannot be read."""
-
-    def read(self, size: int, offset: int) -> bytes:
-        raise ReadFailed("cannot read: input/output error")
+class UncachedFile(RealFile):
+    """A file of a file system that does not say what its page cache has."""
 
     def read_cached(self, size: int, offset: int) -> bytes | None:
         return None
 
 
-class BadDisk(RealDisk):
-    """A real one on which the queue of the topic cannot be read."""
+class BadFile(UncachedFile):
+    """One that cannot be read."""
+
+    def read(self, size: int, offset: int) -> bytes:
+        raise ReadFailed("cannot read: input/output error")
+
+
+class QueueDisk(RealDisk):
+    """A real one on which the queue of the topic has such files."""
+
+    def __init__(self, make: type[UncachedFile]) -> None:
+        self._make = make
 
     def open(self, path: Path) -> RealFile:
         plain = super().open(path)
-        is_bad = path.parent.parent.name == TOPIC
-        return BadFile(path, os.dup(plain._fd)) if is_bad else plain  # the plain one closes its own descriptor
+        is_of_queue = path.parent.parent.name == TOPIC
+        return self._make(path, os.dup(plain._fd)) if is_of_queue else plain  # the plain one closes its own descriptor
 
 
-def test_a_batch_sent_again_whose_units_cannot_be_read(tmp_path: Path) -> None:
-    """SG-018, D-2: it is refused, since nobody can say where its messages are; it does not wait without end either."""
-    with sends(tmp_path / "data", has_runs=False, disk=BadDisk()) as broker:
+@pytest.mark.parametrize(("make", "code"), [(BadFile, Response.SERVICE_NOT_AVAILABLE), (UncachedFile, Response.SUCCESS)])
+def test_a_batch_sent_again_whose_units_are_read_from_the_disk(tmp_path: Path, make: type[UncachedFile], code: int) -> None:
+    """SG-018, D-2: it is answered, or refused when nobody can say where its messages are; it does not wait without end."""
+    with sends(tmp_path / "data", has_runs=False, disk=QueueDisk(make)) as broker:
         client, fields = Remoting(broker.parts), with_letters(encode_header(send_header(TOPIC)._replace(batch=True)))
         answers: list[RemotingCommand] = []
 
@@ -150,15 +158,15 @@ def test_a_batch_sent_again_whose_units_cannot_be_read(tmp_path: Path) -> None:
             answers.extend(client.answers())
             return bool(answers)
 
-        for code in (Response.SUCCESS, Response.SERVICE_NOT_AVAILABLE):
+        for expected in (Response.SUCCESS, code):
             client.send_fields(Request.SEND_BATCH_MESSAGE, fields, IDS)
             wait_until(has_answer, DEADLINE_S, "the answer")
-            assert [answer.code for answer in answers] == [code]
+            assert [answer.code for answer in answers] == [expected]
             answers.clear()
             queue = broker.parts.store.queue(TOPIC, 0)
             queue.write()
         assert queue.next == 3
-        assert broker.parts.context.topic_counters(TOPIC).put_failed.count == 1
+        assert broker.parts.context.topic_counters(TOPIC).put_failed.count == (code != Response.SUCCESS)
 
 
 @pytest.mark.parametrize("code", [Request.SEND_MESSAGE_V2, Request.SEND_BATCH_MESSAGE])

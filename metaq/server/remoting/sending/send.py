@@ -39,7 +39,7 @@ from metaq.server.remoting.sending.partitions import Partitions
 from metaq.server.remoting.sending.tags import NO_TAG, Tag, Tags
 from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler, RunHandler, failure
 from metaq.server.wire.session import Session
-from metaq.store.files.filecache import ColdRead, Read, read_cached
+from metaq.store.files.filecache import ColdRead, Read, read_cached, read_here
 from metaq.store.log.segments import SMALLEST_RECORD
 from metaq.store.queues.consumequeue import FILLER_SIZE, ConsumeQueue
 from metaq.timers.handles import Handle
@@ -445,8 +445,10 @@ class SendHandler:
                 )
             return [offset for offset, _, _ in units]
 
+        # after the disk was read for them, a read that may wait: not each file system says what its page cache has
+        read = read_here if self._dedupe.asking.has_read else read_cached
         try:
-            return [first.log_offset, *read_places(read_cached)]
+            return [first.log_offset, *read_places(read)]
         except ColdRead:
             raise ColdIds([], read_places) from None
 
