@@ -111,6 +111,10 @@ class Dedupe(IdIndex):
         seen.meet(topic, name, now_ms)
         return seen.key(topic, name, now_ms)
 
+    def keys(self, topic: str, ident: str, now_ms: int) -> list[bytes]:
+        """Return the keys under which the index may know an id of a topic with a window."""
+        return self._ready().keys(topic, name_of(topic, ident), now_ms)
+
     def stage(self, key: bytes, value: bytes, now_ms: int) -> None:
         """Take the id of a message that was just staged, which is known as ``value`` (``value_of``) from now on.
 

@@ -18,7 +18,7 @@ from metaq.engine.timers.staged import short_to_park
 from metaq.engine.timers.timers import Timers
 from metaq.engine.turn import Turns
 from metaq.engine.writing import CLEARED, Placed
-from metaq.errors import MessageIllegal, MetaqError, ReadFailed
+from metaq.errors import MessageIllegal, MetaqError
 from metaq.message import HALF_TOPIC, RETRY_PREFIX
 from metaq.protocol import properties
 from metaq.protocol.delays import MAY_DELAY, as_delayed, due_ms
@@ -391,7 +391,7 @@ class SendHandler:
             first = First(StoredAs.PLAIN, queue.partition, ordinal, places[0], position)
             self._stage_ids(ids, first, places, batch, filled.tags, now_ms)
         else:
-            places = self._places(queue.topic, first, len(batch.bodies))
+            places = self._places(batch, queue.topic, first, now_ms)
         return Sent(opaque, serialization, first.partition, first.ordinal, first.log_offset, places[1:])
 
     def _put_batch(self, queue: ConsumeQueue, middle: bytes, batch: BatchColumns, filled: FilledBatch) -> list[int]:
@@ -428,29 +428,26 @@ class SendHandler:
                 self._dedupe.stage(key, value, now_ms)
             position += tags[at].text_size + len(batch.bodies[at])
 
-    def _places(self, topic: str, first: First, count: int) -> list[int]:
-        """Return the log offsets of a batch that was stored before.
+    def _places(self, batch: BatchColumns, topic: str, first: First, now_ms: int) -> list[int]:
+        """Return the log offsets of a batch that was stored before: that of its first message where one has none any more.
 
-        Raise ``ColdIds`` when they must be read from the disk, and ``ReadFailed`` when that cannot give them.
+        Raise ``ColdIds`` when they must be read from the disk.
         """
         queue = self._store.queue(topic, first.partition)
-        ordinals = range(first.ordinal + 1, min(first.ordinal + count, queue.next))
+        ordinals = range(first.ordinal + 1, min(first.ordinal + len(batch.bodies), queue.next))
 
         def read_places(read: Read) -> list[int]:
             units = [queue.unit(ordinal, read) for ordinal in ordinals]
-            if not all(SMALLEST_RECORD <= size < FILLER_SIZE for _, size, _ in units):
-                raise ReadFailed(
-                    f"this batch of {count} is stored from offset {first.ordinal} of {topic}, partition {first.partition}, on, "
-                    "but its places in the log cannot be read: send it later, or with other ids to store it again"
-                )
-            return [offset for offset, _, _ in units]
+            return [offset if SMALLEST_RECORD <= size < FILLER_SIZE else first.log_offset for offset, size, _ in units]
 
         # after the disk was read for them, a read that may wait: not each file system says what its page cache has
         read = read_here if self._dedupe.asking.has_read else read_cached
         try:
             return [first.log_offset, *read_places(read)]
         except ColdRead:
-            raise ColdIds([], read_places) from None
+            ident = id_in(batch.properties[0])
+            keys = [] if ident is None else self._dedupe.keys(topic, ident, now_ms)  # the index has to be asked again, too
+            raise ColdIds(keys, read_places) from None
 
     def _fill_batch(self, queue: ConsumeQueue, batch: BatchColumns) -> FilledBatch:
         """Return what the properties of a batch become in its records. Raise ``MessageIllegal``."""
