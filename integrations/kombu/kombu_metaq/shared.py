@@ -74,6 +74,15 @@ class Shared:
         self._guard = threading.Lock()
         self._logs: dict[tuple[str, str], LogReader] = {}
 
+    def renew(self) -> None:
+        """Let connections that a child of a fork has inherited go on there: with a new lock, timer and readers of its own.
+
+        Those of the parent may have been held or waited for by its threads, which the child does not have.
+        """
+        self._guard = threading.Lock()
+        self._ending = None
+        self._logs = {}
+
     def temporary(self, queue: str) -> Temporary:
         """Return a temporary queue, which is made with the first call."""
         return self.temporaries.setdefault(queue, Temporary())
@@ -180,6 +189,8 @@ def _forget() -> None:
     """Begin anew in a child of a fork: threads that read, and their positions, are the parent's."""
     global _guard  # noqa: PLW0603 - a thread of the parent may have held it
     _guard = threading.Lock()
+    for shared in _shared.values():
+        shared.renew()
     _shared.clear()
 
 

@@ -2,13 +2,14 @@
 
 import os
 import select
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from kombu import Connection
@@ -24,6 +25,7 @@ from kombu_programs import COME_S
 from metaq.client import Client, ReceivedMessage, checks
 from metaq.errors import ClientClosed, ConnectionFailed
 from metaq.message import MessageQueue
+from tests.packaging.built import clean_environment
 from tests.support.broker import wait_until
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -236,6 +238,67 @@ def test_all_that_reads_for_temporary_queues_is_closed_also_when_one_fails(monke
     with pytest.raises(ConnectionFailed):
         shared.leave(state)
     assert [closable.closed for closable in [*readers, client]] == [1, 1, 1]
+
+
+FORKING: Final = f"""
+import os, signal, threading
+from kombu_metaq import shared
+from kombu_metaq.terms import terms_of
+
+signal.alarm({COME_S:.0f})  # one that hangs ends
+readers, is_held, may_end = [], threading.Event(), threading.Event()
+
+class Reader:
+    def __init__(self, client, topic, tag, deliver):
+        readers.append((os.getpid(), tag))
+        if tag == "slow":
+            is_held.set()
+            may_end.wait()
+
+    def close(self):
+        pass
+
+class Client:
+    def close(self):
+        pass
+
+def connection():
+    return shared.join(shared.SharedKey("c", "", "/"), Client)
+
+shared.LogReader = Reader
+terms = terms_of(durable=True, exclusive=False, auto_delete=True, arguments={{"x-expires": 3_600_000}})
+state = connection()
+state.use("news", terms)
+state.read("news", "exchange", "quick", print)
+shared.leave(state)
+connection()
+held = threading.Thread(target=state.read, args=("news", "exchange", "slow", print))
+held.start()
+is_held.wait()
+timer = state._ending.finished._cond
+timer.acquire()  # as its thread does for a moment
+child = os.fork()
+if child == 0:
+    signal.alarm({COME_S:.0f})
+    state.use("news", terms)
+    state.read("news", "exchange", "quick", print)
+    assert readers[-1] == (os.getpid(), "quick"), readers
+    shared.leave(state)
+    assert connection() is not state
+    state.end("news")
+    os._exit(0)
+timer.release()
+may_end.set()
+held.join()
+assert os.waitpid(child, 0)[1] == 0, "the child has failed"
+"""
+
+
+def test_a_child_of_a_fork_uses_and_closes_a_connection_while_threads_of_its_parent_are_busy() -> None:
+    """A program of its own: a test that forks itself would copy what other tests have left."""
+    environment = clean_environment(PYTHONPATH=":".join(sys.path))
+    done = subprocess.run([sys.executable, "-c", FORKING], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 class Consumer(Closable):
