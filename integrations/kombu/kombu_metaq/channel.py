@@ -125,7 +125,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         topic, tag = self._place(exchange, routing_key)
         self._broker.make_log(topic)
         is_default = exchange == DEFAULT_EXCHANGE
-        deliver = self._shared.temporary(queue).put if is_default else partial(self._shared.route, exchange)
+        deliver = partial(self._shared.put, queue) if is_default else partial(self._shared.route, exchange)
         self._shared.read(queue, topic, tag, deliver)
 
     def _place(self, exchange: str, routing_key: str) -> tuple[str, str]:

@@ -84,23 +84,35 @@ class Shared:
         self._logs = {}
 
     def temporary(self, queue: str) -> Temporary:
-        """Return a temporary queue, which is made with the first call."""
-        return self.temporaries.setdefault(queue, Temporary())
+        """Return a temporary queue; for one that another connection has ended an empty one, which gets nothing."""
+        return self.temporaries.get(queue) or Temporary()
 
     def use(self, queue: str, terms: QueueTerms) -> None:
         """Have a temporary queue that is declared or consumed now, at least until no connection is left."""
         with self._guard:  # it may be ending, with its terms
             self.terms.setdefault(queue, terms)
-            self.temporary(queue).ends_at = None
+            self.temporaries.setdefault(queue, Temporary()).ends_at = None
 
     def read(self, queue: str, topic: str, tag: str, deliver: Callable[[Raw], None]) -> None:
-        """Have what is sent to an exchange from now on delivered for a temporary queue: all of it, or what has a tag."""
+        """Have what is sent to an exchange from now on delivered for a temporary queue: all of it, or what has a tag.
+
+        Nothing is read for a queue that another connection has ended.
+        """
         with self._guard:
+            temporary = self.temporaries.get(queue)
+            if temporary is None:
+                return
             if (topic, tag) not in self._logs:
                 if self._client is None:
                     self._client = self.connect()
                 self._logs[topic, tag] = LogReader(self._client, topic, tag, deliver)
-            self.temporary(queue).logs.add((topic, tag))
+            temporary.logs.add((topic, tag))
+
+    def put(self, queue: str, raw: Raw) -> None:
+        """Take a message for a temporary queue, on any thread; it is dropped when the queue has ended."""
+        temporary = self.temporaries.get(queue)
+        if temporary is not None:
+            temporary.put(raw)
 
     def route(self, exchange: str, raw: Raw) -> None:
         """Take what was sent to an exchange, on the thread that reads its topic, for the temporary queues bound to it."""
@@ -109,9 +121,7 @@ class Shared:
             return
         kind = virtual.Channel.exchange_types[declared["type"]](None)
         for queue in kind.lookup(list(declared["table"]), exchange, raw["properties"]["delivery_info"]["routing_key"], None):
-            temporary = self.temporaries.get(queue)
-            if temporary is not None:
-                temporary.put(raw)
+            self.put(queue, raw)
 
     def begin_waiting(self) -> None:
         """Have the temporary queues wait for the next connection from now on, if they do not wait for it already."""

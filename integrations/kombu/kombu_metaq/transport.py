@@ -122,8 +122,8 @@ class Transport(virtual.Transport):  # type: ignore[misc]
             self._broker.close()
             self._broker = None
         if self._shared is not None:
-            leave(self._shared)
-            self._shared = None
+            shared, self._shared = self._shared, None  # it has left, also when a reader cannot be closed
+            leave(shared)
         if self._loop is not None:
             self.unregister_from_event_loop(connection, self._loop)
         self.bell.close()

@@ -10,6 +10,7 @@ import pytest
 from celery.contrib.migrate import republish
 from kombu import Connection, Exchange, Producer, Queue
 from kombu.exceptions import ChannelError, OperationalError
+from kombu_metaq.broker import Broker
 from kombu_metaq.names import exchange_topic, queue_topic
 from kombu_programs import COME_S, LEASE_S, Got, connect, in_an_hour, publish
 from kombu_support import url
@@ -327,6 +328,30 @@ def test_a_reply_queue_expires_whatever_connections_come_and_others_wait_on(
     wait_until(is_over, COME_S, "nothing is read for the one that nobody uses")
     Producer(connect().default_channel).publish("result", exchange="", routing_key="waiting")
     assert Got(connect(), Queue("waiting", durable=True, auto_delete=True, expires=3600), no_ack=True).wait_for(1) == ["result"]
+
+
+def test_a_reply_queue_that_another_connection_deletes_while_it_is_declared_is_gone(
+    url: str, connect: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection, another = connect(), connect()
+    replies = Queue("replies-1", durable=True, auto_delete=True, expires=60)
+    make_log = Broker.make_log
+
+    def make_and_delete(broker: Broker, topic: str) -> None:
+        make_log(broker, topic)
+        another.default_channel.queue_delete("replies-1")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Broker, "make_log", make_and_delete)
+        replies(connection.default_channel).declare()
+    assert not readers(url)
+    got = Got(another, replies, no_ack=True)
+    Producer(connection.default_channel).publish("result", exchange="", routing_key="replies-1")
+    assert got.wait_for(1) == ["result"]
+    shared = connection.transport.shared
+    for each in (connection, another):
+        each.release()
+    assert shared.connections == 0
 
 
 def test_temporary_queues_leave_no_topic_behind(process: BrokerProcess, connect: Callable[..., Connection]) -> None:

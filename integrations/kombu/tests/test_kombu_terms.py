@@ -240,6 +240,28 @@ def test_all_that_reads_for_temporary_queues_is_closed_also_when_one_fails(monke
     assert [closable.closed for closable in [*readers, client]] == [1, 1, 1]
 
 
+def test_nothing_is_read_for_a_temporary_queue_that_another_connection_has_ended() -> None:
+    state = shared.join(shared.SharedKey("d", "", "/"), nothing_is_read)
+    state.use("news", terms_of(durable=False, exclusive=True, auto_delete=False, arguments=None))
+    state.end("news")
+    assert state.temporary("news").bell is None
+    state.read("news", "exchange", "", nothing_comes)
+    shared.leave(state)
+    assert state.terms.keys() == state.temporaries.keys() == set()
+
+
+def test_a_connection_that_fails_to_close_has_left_its_process_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "LogReader", lambda *_: Closable(ConnectionFailed("it is gone")))
+    transport = Connection("metaq://127.0.0.1:1/e").create_transport()
+    state = transport.shared
+    state.use("news", terms_of(durable=False, exclusive=True, auto_delete=False, arguments=None))
+    state.read("news", "exchange", "", nothing_comes)
+    with pytest.raises(ConnectionFailed):
+        transport.close_connection(transport)
+    transport.close_connection(transport)
+    assert state.connections == 0
+
+
 FORKING: Final = f"""
 import os, signal, threading
 from kombu_metaq import shared
