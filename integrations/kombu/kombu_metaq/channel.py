@@ -167,12 +167,12 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         """
         if (if_unused and self._is_used(queue)) or (if_empty and not self._is_empty(queue)):
             return
-        for exchange, routing_key, arguments in list(self.state.queue_bindings(queue)):
-            self.queue_unbind(queue, exchange, routing_key, arguments)
-        self.state.queue_bindings_delete(queue)
         if self._is_temporary(queue):
             self._shared.end(queue)
             return
+        for exchange, routing_key, arguments in list(self.state.queue_bindings(queue)):
+            self.queue_unbind(queue, exchange, routing_key, arguments)
+        self.state.queue_bindings_delete(queue)
         self._terms.pop(queue, None)
         if self._broker.has_topic(self._topic(queue)):
             self._broker.delete_queue(self._topic(queue))

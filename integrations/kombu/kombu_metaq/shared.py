@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Set
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kombu.transport import virtual
@@ -136,7 +136,7 @@ class Shared:
         with contextlib.ExitStack() as closing, self._guard:
             now = time.monotonic()
             deadlines = [(at, queue) for queue, temporary in self.temporaries.items() if (at := temporary.ends_at) is not None]
-            self._end([queue for at, queue in deadlines if at <= now], closing)
+            self._end({queue for at, queue in deadlines if at <= now}, closing)
             if self._ending is not None:
                 self._ending.cancel()
                 self._ending = None
@@ -149,14 +149,16 @@ class Shared:
     def end(self, queue: str) -> None:
         """End a temporary queue."""
         with contextlib.ExitStack() as closing, self._guard:
-            self._end([queue], closing)
+            self._end({queue}, closing)
 
-    def _end(self, queues: Sequence[str], closing: contextlib.ExitStack) -> None:
+    def _end(self, queues: Set[str], closing: contextlib.ExitStack) -> None:
         """Forget temporary queues and their bindings, and have closed what has read for them alone."""
+        for declared in list(self.state.exchanges.values()):
+            table = declared["table"]  # kombu changes it on other threads meanwhile, without the lock
+            for binding in [binding for binding in list(table) if binding[-1] in queues]:
+                with contextlib.suppress(ValueError):
+                    table.remove(binding)
         for queue in queues:
-            for exchange, _, _ in self.state.queue_bindings(queue):
-                table = self.state.exchanges[exchange]["table"]
-                table[:] = [binding for binding in table if binding[-1] != queue]
             self.state.queue_bindings_delete(queue)
             self.terms.pop(queue, None)
             self.temporaries.pop(queue, None)

@@ -250,6 +250,34 @@ def test_nothing_is_read_for_a_temporary_queue_that_another_connection_has_ended
     assert state.terms.keys() == state.temporaries.keys() == set()
 
 
+class Busy(list[Any]):
+    """The bindings of an exchange, of which another thread makes one and deletes one when they have been read."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.copy()
+        self.append(("new", None, "other"))
+        self.pop(0)
+
+
+def test_a_temporary_queue_that_ends_takes_along_no_binding_that_another_thread_makes() -> None:
+    state = shared.join(shared.SharedKey("e", "", "/"), nothing_is_read)
+    state.use("news", terms_of(durable=False, exclusive=True, auto_delete=False, arguments=None))
+    table = Busy([("a", None, "news"), ("b", None, "other"), ("c", None, "news"), ("d", None, "news")])
+    state.state.exchanges["exchange"] = {"type": "direct", "table": table}
+    for key in "acd":
+        state.state.binding_declare("news", "exchange", key, None)
+    shared.leave(state)
+    assert table.copy() == [("b", None, "other"), ("new", None, "other")]
+
+
+def test_a_temporary_queue_expires_whatever_exchanges_and_bindings_are_deleted_meanwhile() -> None:
+    state = shared.join(shared.SharedKey("f", "", "/"), nothing_is_read)
+    state.use("news", terms_of(durable=False, exclusive=True, auto_delete=False, arguments=None))
+    state.state.binding_declare("news", "deleted", "a", None)
+    shared.leave(state)
+    assert state.terms.keys() == state.temporaries.keys() == set()
+
+
 def test_a_connection_that_fails_to_close_has_left_its_process_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared, "LogReader", lambda *_: Closable(ConnectionFailed("it is gone")))
     transport = Connection("metaq://127.0.0.1:1/e").create_transport()
