@@ -305,8 +305,8 @@ def test_a_reply_queue_waits_for_the_next_connection_of_its_process(url: str, co
 def test_a_reply_queue_that_no_connection_consumes_expires(url: str, connect: Callable[..., Connection]) -> None:
     connection = connect()
     Queue("replies-1", durable=True, auto_delete=True, expires=1)(connection.default_channel).declare()
-    connection.release()
     assert readers(url)
+    connection.release()
     wait_until(lambda: not readers(url), COME_S, "nothing is read for it any more")
 
 
