@@ -2,22 +2,20 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from metaq.client import Client, TextClient, connect
+from metaq.client import TextClient, connect
 from metaq.errors import ConnectionFailed
 from metaq.spark.reading import brokers as brokers_module
 from metaq.spark.reading import stream as stream_module
 from metaq.spark.reading.options import read_options
 from metaq.spark.reading.plainstream import PlainStreamReader
-from metaq.spark.reading.tasks import Task
+from tests.spark.readers import masters, offsets, ranges
 from tests.spark.topics import DEADLINE_S, clients
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 
 TOPIC = "t"
-Ranges = list[tuple[int, int, int]]
 
 
 @pytest.fixture
@@ -51,19 +49,6 @@ def put(broker: BrokerProcess, partition: int, count: int) -> None:
     with clients(broker) as (client, text):
         client.admin().create_topic(TOPIC, 2)
         text.put_many(TOPIC, [b"x"] * count, partition=partition)
-
-
-def masters(client: Client) -> set[str]:
-    return {broker.name for broker in client.admin().masters()}
-
-
-def offsets(position: dict[str, Any]) -> list[int]:
-    return list(position[TOPIC].values())
-
-
-def ranges(reader: PlainStreamReader, start: dict[str, Any], end: dict[str, Any]) -> Ranges:
-    tasks = [task for task in reader.partitions(start, end) if isinstance(task, Task)]
-    return [(part.range.partition.partition, part.range.begin, part.range.end) for task in tasks for part in task.parts]
 
 
 def test_a_new_query_is_asked_for_an_end_first(broker: BrokerProcess, new_reader: MakeReader) -> None:

@@ -3,23 +3,24 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from pyspark.sql.types import StructType
 
-from metaq.client import Client, TextClient, connect
+from metaq.client import TextClient, connect
 from metaq.errors import ConfigError, DataLost, RequestTimeout
-from metaq.message import MessageQueue, TopicPartition
+from metaq.message import MessageQueue
 from metaq.spark.login import NOBODY
 from metaq.spark.reading import brokers as brokers_module
 from metaq.spark.reading import stream as stream_module
 from metaq.spark.reading.brokers import Brokers
 from metaq.spark.reading.limitedstream import LOST, LimitedStreamReader
-from metaq.spark.reading.ranges import QUEUES, Layout, Span
+from metaq.spark.reading.ranges import QUEUES
 from metaq.spark.reading.tasks import Task
 from metaq.spark.source import COLUMNS, MetaqDataSource
+from tests.spark.readers import NewMaster, masters, offsets, ranges
 from tests.spark.topics import AGING, DEADLINE_S, age, clients
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 
@@ -56,41 +57,10 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
         yield broker
 
 
-class NewMaster(Brokers):
-    """Brokers of which one hides messages: it shows 3 of each partition at the first looks, and all at later ones."""
-
-    def __init__(self, reader: LimitedStreamReader, looks: int) -> None:
-        super().__init__(reader.options.servers, reader.options.login)
-        self._looks = looks
-        reader._connected = self
-
-    def spans(self, layout: Layout) -> dict[TopicPartition, Span]:
-        self._looks -= 1
-        found = super().spans(layout)
-        return found if self._looks < 0 else {key: Span(span.least, min(span.most, 3)) for key, span in found.items()}
-
-
 def put(broker: BrokerProcess, partition: int, count: int, body: bytes = b"x") -> None:
     with clients(broker) as (client, text):
         client.admin().create_topic(TOPIC, 2)
         text.put_many(TOPIC, [body] * count, partition=partition)
-
-
-def masters(client: Client) -> set[str]:
-    return {broker.name for broker in client.admin().masters()}
-
-
-def offsets(position: dict[str, Any]) -> list[int]:
-    """Return the offset of each partition, in order."""
-    return list(position[TOPIC].values())
-
-
-def ranges(reader: LimitedStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[int, int, int]]:
-    found = []
-    for task in reader.partitions(start, end):
-        assert isinstance(task, Task)
-        found += [(part.range.partition.partition, part.range.begin, part.range.end) for part in task.parts]
-    return found
 
 
 def test_where_a_query_begins_is_kept_before_it_moves(broker: BrokerProcess, new_reader: MakeReader) -> None:

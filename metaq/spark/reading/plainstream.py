@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql.datasource import InputPartition
 
 from metaq.spark.reading.ranges import Position, encode_position, limited
-from metaq.spark.reading.stream import StreamReader
+from metaq.spark.reading.stream import NOWHERE, StreamReader
 from metaq.spark.reading.tasks import plain_errors
 
 
@@ -45,7 +45,7 @@ class PlainStreamReader(StreamReader):
 
         So ``latest`` is the same place in both, and stays in the checkpoint as the end of an empty batch.
         """
-        begins, spans = self._beginning({})
+        begins, spans = self._beginning(NOWHERE)
         self._initial = encode_position(begins)
         ends = {key: spans[key].most for key in begins.offsets}
         if self.options.max_offsets is not None:

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -22,6 +23,7 @@ from metaq.spark.reading.planning import chosen_topics, is_chosen, refuse_absent
 from metaq.spark.reading.ranges import (
     Layout,
     Loss,
+    Offsets,
     Position,
     Range,
     Span,
@@ -50,6 +52,8 @@ LOOK_S: Final = 0.1
 """Time between two looks for news during ``HOLD_S``."""
 ROUTES_S: Final = 10.0
 """Time between two looks for new topics and partitions."""
+NOWHERE: Final = Position({}, {})
+"""The progress of a query of which nothing is known."""
 
 
 class StreamReader(DataSourceStreamReader):
@@ -79,7 +83,7 @@ class StreamReader(DataSourceStreamReader):
         """Return where a new query begins. Spark asks again when it plans the first batch, and gets the same place."""
         with plain_errors():
             if self._initial is None:
-                self._initial = encode_position(self._beginning({})[0])
+                self._initial = encode_position(self._beginning(NOWHERE)[0])
             return self._initial
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -120,14 +124,24 @@ class StreamReader(DataSourceStreamReader):
 
     # -- where micro-batches begin and end ----------------------------------------------------------------------------
 
-    def _beginning(self, known: Layout) -> tuple[Position, Spans]:
-        """Return where a new query begins, and what the partitions hold; queues that are known keep their numbers."""
+    def _beginning(self, known: Position) -> tuple[Position, Spans]:
+        """Return where a new query begins, and what the partitions hold, once they show all before that and what is known.
+
+        Queues that are known keep their numbers.
+        """
         place = self.options.starting
         assert place is not None
-        layout = self._layout(known)
-        found = self._spans(layout)
-        begins = resolve_offsets(place, found, lambda key, time_ms: self._brokers.at_time(_queue(layout, key), time_ms))
+        layout = self._layout(known.layout)
+
+        def at_time(partition: TopicPartition, time_ms: int) -> int:
+            return self._brokers.at_time(_queue(layout, partition), time_ms)
+
+        found = self._spans(layout, known.offsets)
+        begins = resolve_offsets(place, found, at_time)
         spans = reached(place, begins, found)
+        if beyond(begins, spans):
+            spans = self._spans(layout, begins)
+            begins = resolve_offsets(place, spans, at_time)
         if place.by_time and not self.options.latest_if_late:
             refuse_late(place, begins, spans)
         report_losses(beyond(begins, spans), fail=self.options.fail_on_data_loss)
@@ -137,14 +151,15 @@ class StreamReader(DataSourceStreamReader):
         """Return where a query's first batch begins that is planned again after a crash: Spark does not record it.
 
         A batch that began at the latest offsets was empty. Other places are looked up again, in the partitions of the batch, as
-        soon as their brokers are there. Where a place is after the end by now, what follows the end is left to the next batch.
+        soon as their brokers are there and show its end. Where a place is after the end by now, what follows the end is left to
+        the next batch.
         """
         assert self.options.starting is not None
         if self.options.starting.is_latest:
             return end
         after = decode_position(end)
         self._brokers.await_brokers({queue.broker_name for queues in after.layout.values() for queue in queues})
-        begins, _ = self._beginning(after.layout)
+        begins, _ = self._beginning(after)
         offsets = {key: min(offset, after.offsets.get(key, offset)) for key, offset in begins.offsets.items()}
         return encode_position(begins._replace(offsets=offsets))
 
@@ -209,8 +224,8 @@ class StreamReader(DataSourceStreamReader):
         if planned - {(name, broker) for name, topic in self._topics.items() for broker in topic.addresses}:
             self._refresh()
 
-    def _spans(self, layout: Layout) -> dict[TopicPartition, Span]:
-        found = self._brokers.spans(layout)
+    def _spans(self, layout: Layout, least: Offsets = MappingProxyType({})) -> dict[TopicPartition, Span]:
+        found = self._shown([Range(key, 0, offset) for key, offset in least.items()], layout)
         return {key: span for key, span in found.items() if is_chosen(self.options.topics, key)}
 
     def _shown(self, wanted: list[Range], layout: Layout) -> Spans:

@@ -1,0 +1,47 @@
+"""Readers of a stream, asked for their ranges; brokers that hide messages from them."""
+
+from typing import Any
+
+from metaq.client import Client
+from metaq.message import MessageQueue, TopicPartition
+from metaq.spark.reading.brokers import Brokers
+from metaq.spark.reading.ranges import Layout, Span
+from metaq.spark.reading.stream import StreamReader
+from metaq.spark.reading.tasks import Task
+
+
+class NewMaster(Brokers):
+    """Brokers of which one hides messages: it shows 3 of each partition at the first looks, and all at later ones.
+
+    Messages come between the last of these looks and a search by time.
+    """
+
+    def __init__(self, reader: StreamReader, looks: int) -> None:
+        super().__init__(reader.options.servers, reader.options.login)
+        self._looks = looks
+        reader._connected = self
+
+    def spans(self, layout: Layout) -> dict[TopicPartition, Span]:
+        self._looks -= 1
+        found = super().spans(layout)
+        return found if self._looks < 0 else {key: Span(span.least, min(span.most, 3)) for key, span in found.items()}
+
+    def at_time(self, queue: MessageQueue, time_ms: int) -> int:
+        found = super().at_time(queue, time_ms)
+        return found if self._looks <= 0 else min(found, 3)
+
+
+def masters(client: Client) -> set[str]:
+    return {broker.name for broker in client.admin().masters()}
+
+
+def offsets(position: dict[str, Any]) -> list[int]:
+    """Return the offset of each partition of the only topic, in order."""
+    (row,) = (row for name, row in position.items() if not name.startswith("#"))
+    return list(row.values())
+
+
+def ranges(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[int, int, int]]:
+    """Return the partition, the begin and the end of all parts of a batch."""
+    tasks = [task for task in reader.partitions(start, end) if isinstance(task, Task)]
+    return [(part.range.partition.partition, part.range.begin, part.range.end) for task in tasks for part in task.parts]
