@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from metaq.client import TextClient
+from metaq.client import TextClient, connect
 from metaq.spark.reading import stream as stream_module
 from metaq.spark.reading.limitedstream import LimitedStreamReader
 from metaq.spark.reading.options import read_options
 from metaq.spark.reading.plainstream import PlainStreamReader
 from metaq.spark.reading.stream import StreamReader
-from tests.spark.readers import NewMaster, ranges
-from tests.spark.topics import clients
-from tests.support.broker import BrokerProcess
+from tests.spark.readers import NewMaster, masters, ranges
+from tests.spark.topics import DEADLINE_S, clients
+from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 
 TOPIC = "t"
 LATER = {"startingTimestamp": "9999999999999", "startingOffsetsByTimestampStrategy": "latest"}
@@ -81,3 +81,27 @@ def test_what_a_new_master_hides_moves_no_beginning(tmp_path: Path, new_reader: 
         start, end = first_batch(reader)
         NewMaster(again, 3)
         assert ranges(again, begun_again(again, end), end) == ranges(reader, start, end)
+
+
+def test_a_broker_that_was_away_moves_no_beginning(tmp_path: Path, new_reader: MakeReader) -> None:
+    """P47: each partition begins where it began, and not where another does, also when Spark asks for that too early."""
+    with RegistryProcess(tmp_path / "registry") as registry, connect(registry.address, timeout_s=60) as client:
+        flags = ("--registries", registry.address, "--broker-name")
+        with BrokerProcess(tmp_path / "m", *flags, "m") as broker, BrokerProcess(tmp_path / "n", *flags, "n") as other:
+            wait_until(lambda: masters(client) == {"m", "n"}, DEADLINE_S, "both are registered")
+            client.admin().create_topic(TOPIC, 1, broker_names=("n",))
+            fill(other)
+            client.admin().delete_topic(TOPIC)
+            client.admin().create_topic(TOPIC, 1)
+            fill(broker)
+            fill(other)
+            reader, again = (new_reader(registry.address, startingOffsets="earliest") for _ in range(2))
+            start, end = first_batch(reader)
+            batch = ranges(reader, start, end)
+            assert batch == [(0, 0, 8), (1, 8, 16)]
+            broker.terminate()
+            wait_until(lambda: masters(client) == {"n"}, DEADLINE_S, "one has left")
+            early = again.initialOffset() if isinstance(again, LimitedStreamReader) else None
+            broker.restart()
+            wait_until(lambda: masters(client) == {"m", "n"}, DEADLINE_S, "it is back")
+            assert ranges(again, early or begun_again(again, end), end) == batch

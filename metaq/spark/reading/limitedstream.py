@@ -22,8 +22,10 @@ LOST: Final = "#lost"
 class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
     """A streaming read. The methods stand in the order in which Spark calls them."""
 
-    _first: dict[str, Any] | None = None
-    """The end of the first batch that this reader gave or planned."""
+    _new = True
+    """Whether this reader has neither given nor planned a batch."""
+    _again: dict[str, Any] | None = None
+    """The end of a batch that this reader planned before it gave one: an earlier reader gave it, before a crash."""
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end of the query: messages that come later are not read."""
@@ -46,8 +48,9 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
         Trigger.Once asks for all, and Trigger.AvailableNow for what is there now: neither waits for more.
         """
         with plain_errors():
-            if self._first is None and self._moves(start):
-                self._first = start
+            assert self.options.starting is not None
+            new, self._new = self._new, False
+            if new and start == self._initial and not self.options.starting.stands:
                 return start
             waits = self._target is None and not isinstance(limit, ReadAllAvailable)
             least = self.options.min_offsets if waits else None
@@ -56,11 +59,13 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the tasks of a micro-batch.
 
-        If a query's first batch is planned again after a crash, the query may begin elsewhere by now, or a broker may be away.
+        If a query's first batch is planned again after a crash, the query may begin elsewhere by now, or a broker may have been
+        away as Spark asked where.
         """
-        self._first = self._first or end
+        if self._new:
+            self._new, self._again = False, end
         with plain_errors():
-            if start != end == self._first and self._moves(start):
+            if start != end == self._again and start == self._initial:
                 start = self._begun(end)
         return super().partitions(start, end)
 
@@ -73,8 +78,3 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
             row = lost.setdefault(topic, {})
             row[str(partition)] = row.get(str(partition), 0) + count
         return {**self._latest, LOST: lost}
-
-    def _moves(self, start: dict[str, Any]) -> bool:
-        """Return whether this is where a new query begins, and that would be another place later."""
-        assert self.options.starting is not None
-        return start == self._initial and not self.options.starting.stands
