@@ -167,8 +167,9 @@ def copies(path: Path) -> Iterator[str]:
 
 def test_no_part_keeps_a_copy_of_a_setting_that_can_change() -> None:
     """E-29: what copies one does it in `configure`, which a reload calls."""
-    found = {copy for path in (ROOT / "metaq" / "server").rglob("*.py") for copy in copies(path)}
+    rooms = ROOT / "metaq" / "engine", ROOT / "metaq" / "server"
+    found = {copy for room in rooms for path in room.rglob("*.py") for copy in copies(path)}
     assert found == {
-        "broker.py: check_after_ms",  # told to a part that does not know the settings; `Broker.configure` tells it again
+        "engine.py: check_after_ms",  # told to a part that does not know the settings; `Engine.configure` tells it again
         "pull.py: max_hold_ms",  # of one question, which is made anew for each pull
     }
