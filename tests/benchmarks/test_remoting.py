@@ -166,6 +166,7 @@ def test_of_two_starts_the_worse_counts() -> None:
     assert verdicts == [[True, True, True], [False, True, True], [True, False, False]]
 
 
+@pytest.mark.slow
 def test_held_pulls_are_woken_one_by_one(tmp_path: Path) -> None:
     with holder(SMALL).running(tmp_path / "server") as server:
         found = measure_holding(server, pulls=40, wakes=50)
@@ -173,6 +174,7 @@ def test_held_pulls_are_woken_one_by_one(tmp_path: Path) -> None:
     assert min(found.wakes_us) > 0
 
 
+@pytest.mark.slow
 def test_many_topics_are_there_after_a_stop_and_a_kill(tmp_path: Path) -> None:
     found = measure_topics(metaq(Level.MEMORY, SMALL), tmp_path / "server", topics=3)
     topics = {folder.name for folder in (tmp_path / "server" / "data" / "consumequeue").iterdir()}

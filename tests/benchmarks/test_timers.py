@@ -133,12 +133,14 @@ def test_pushes_to_an_idle_subscriber(server: Server) -> None:
     assert len(found) == 10 and min(found) > 0
 
 
+@pytest.mark.slow
 def test_held_pops_are_woken_one_by_one(tmp_path: Path) -> None:
     with holder(SMALL).running(tmp_path / "server") as server:
         found = measure_holding(server, pulls=20, wakes=25, leased=True)
     assert len(found.wakes_us) == 25 and found.each_bytes > 0
 
 
+@pytest.mark.slow
 def test_open_messages_and_the_start_with_them(tmp_path: Path) -> None:
     system = metaq(Level.MEMORY, SMALL)
     server = system.start(tmp_path / "server")

@@ -48,6 +48,7 @@ def complete(*words: str, **variables: str) -> set[str]:
     return {line.partition(",")[2] for line in done.stdout.splitlines() if line}
 
 
+@pytest.mark.slow
 def test_topics_and_groups_are_completed(broker: BrokerProcess) -> None:
     """19.1: asked of the broker or of the registry that the command would use."""
     at = {"METAQ_REGISTRY": broker.registry, "METAQ_BROKER": broker.address}
@@ -70,6 +71,7 @@ def test_names_of_the_context_in_use_are_completed(broker: BrokerProcess, tmp_pa
     assert complete("group", "lag", "b", XDG_CONFIG_HOME=home) == {"billing"}
 
 
+@pytest.mark.slow
 def test_levels_and_paths_are_completed() -> None:
     """19.1: without a broker."""
     assert complete("serve", "--log-level", "W") == {"WARNING"}

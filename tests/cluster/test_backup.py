@@ -41,6 +41,7 @@ def test_the_copy_of_a_folder(tmp_path: Path) -> None:
             assert client.put("orders", b"later").position == later.position
 
 
+@pytest.mark.slow
 def test_the_copy_of_a_slave(tmp_path: Path) -> None:
     """P39: which is stopped for it while its master goes on; without the others it starts as a broker alone."""
     with Cluster(tmp_path) as cluster:

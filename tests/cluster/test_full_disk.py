@@ -132,6 +132,7 @@ def use_up(master: Member) -> None:
     assert master.status()["end"] % SEGMENT_BYTES == SEGMENT_BYTES - TOO_LITTLE
 
 
+@pytest.mark.slow
 @pytest.mark.partner("java")
 def test_one_that_is_elected_while_its_disk_is_full_hands_over(tmp_path: Path) -> None:
     """F-FULL, MQ-070: it cannot begin its epoch; without an order the group would have no master until there is room."""

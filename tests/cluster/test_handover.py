@@ -35,6 +35,7 @@ def bodies(member: Member) -> list[bytes]:
     return list(dict.fromkeys(message.body for message in read_all(member)))
 
 
+@pytest.mark.slow
 def test_there_and_back(tmp_path: Path) -> None:
     """MQ-070: once it is in sync the old master takes over again, with what was put meanwhile; nobody has to buffer."""
     with ZooKeeperProcess(tmp_path / "zookeeper") as server, Group(tmp_path, server.address) as group:

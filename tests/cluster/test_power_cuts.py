@@ -132,6 +132,7 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperPro
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.partner("java")
 def test_an_elected_master_that_lost_power_is_not_elected_again(tmp_path: Path, zookeeper: ZooKeeperProcess) -> None:
     """F-FAIL: although it is back before its session ends. Then all but one lose power, and wait for that one."""
@@ -160,6 +161,7 @@ def test_an_elected_master_that_lost_power_is_not_elected_again(tmp_path: Path, 
         wait_read(whole, bodies)
 
 
+@pytest.mark.slow
 @pytest.mark.partner("java")
 def test_when_all_have_lost_power_the_longest_log_goes_on(tmp_path: Path, zookeeper: ZooKeeperProcess) -> None:
     """F-FAIL: nobody waits for one that has more when all are there; at `disk+replica` nothing is lost by that."""

@@ -119,6 +119,7 @@ def offset_on(replica: ReplicaProcess, partition: int) -> int | None:
         return int(answer.fields["offset"]) if answer.code == Response.SUCCESS else None
 
 
+@pytest.mark.slow
 def test_a_put_waits_for_a_slave_that_is_stopped(tmp_path: Path) -> None:
     """MQ-065, P08: 12 while it is in sync, 11 when it is no longer; what was hidden is readable when it is back."""
     with Cluster(tmp_path, *SOONER) as cluster:
@@ -144,6 +145,7 @@ def test_a_put_waits_for_a_slave_that_is_stopped(tmp_path: Path) -> None:
         check_prefix(master, slave)
 
 
+@pytest.mark.slow
 def test_one_replica_may_be_enough(tmp_path: Path) -> None:
     """MQ-065: at min_in_sync 1 puts wait for a slave as long as it is in sync, and no longer."""
     with Cluster(tmp_path, *SOONER, "--min-in-sync", "1") as cluster:

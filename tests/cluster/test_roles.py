@@ -305,6 +305,7 @@ class Cramped(ReplicaProcess):
     program = (nospace.__name__,)
 
 
+@pytest.mark.slow
 def test_a_slave_whose_disk_is_full_says_so_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
     """P24: it is no longer in sync, puts go on without it, and nothing that was acknowledged is lost."""
     with Cluster(tmp_path, *SMALL, *ALONE) as cluster:
@@ -327,6 +328,7 @@ def test_a_slave_whose_disk_is_full_says_so_and_goes_on_when_there_is_room(tmp_p
         assert read_all(slave) == read_all(master)
 
 
+@pytest.mark.slow
 def test_who_does_not_fit_is_told_why(tmp_path: Path) -> None:
     """P08: another broker's slave, one with the master's own number, one with segments of another size."""
     with Cluster(tmp_path, *ALONE) as cluster:

@@ -40,6 +40,7 @@ public class Compress {
 """
 
 
+@pytest.mark.slow
 @pytest.mark.partner("java")
 def test_what_java_compresses_is_inflated(tmp_path: Path) -> None:
     """SG-098: LZ4 frames and Zstandard streams of all sizes, which do not say how large they will be."""

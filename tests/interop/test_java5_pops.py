@@ -259,6 +259,7 @@ def test_a_held_pop(java5: Java5, broker: BrokerProcess, name: str) -> None:
     assert min(late_ms) <= WAKE_MS, late_ms
 
 
+@pytest.mark.slow
 def test_a_broker_is_killed(java5: Java5, start5: Start5, tmp_path: Path, name: str) -> None:
     """A-01, F-9: after a SIGKILL of the broker what was acked stays done, what was leased stays leased until its time is over,
     and members go on by themselves."""

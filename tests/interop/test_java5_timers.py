@@ -89,6 +89,7 @@ def test_delays(java5: Java5, broker: BrokerProcess, name: str) -> None:
         assert (got[body].topic, got[body].reconsumed) == (name, 0)
 
 
+@pytest.mark.slow
 def test_a_delay_of_forty_days(controlled: ControlledBroker, start5: Start5, name: str) -> None:
     """A-11: a message is delivered after 40 days, not a day before; its broker was restarted meanwhile."""
     with controlled as broker:
@@ -188,6 +189,7 @@ def pop_ms(message: Received) -> int:
     return int(receipt_of(message).split()[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ahead_s", "works"), [(50, True), (70, False), (-3600, True)])
 def test_clocks_that_differ(controlled: ControlledBroker, start5: Start5, name: str, ahead_s: int, works: bool) -> None:
     """A-15: a client whose clock is ahead by less than its invisible time consumes, and one behind as well; one that is further
@@ -215,6 +217,7 @@ def given(broker: BrokerProcess, group: str) -> int:
         return sum(row["pullOffset"] for row in table.values())
 
 
+@pytest.mark.slow
 def test_sends_that_the_client_repeats(tmp_path: Path, start5: Start5, name: str) -> None:
     """E-07, D-1: a broker that cannot answer in time gets the same message again from the client, and stores it once."""
     with ControlledBroker(tmp_path / "data", durability="disk") as broker, ThreadPoolExecutor() as threads:

@@ -123,6 +123,7 @@ def scene(class_path: str, tmp_path: Path) -> Iterator[Scene]:
         yield scene
 
 
+@pytest.mark.slow
 def test_metaq_clients_read_from_the_slave(scene: Scene, tmp_path: Path) -> None:
     """MQ-045, F-COMPAT: while there is no master, readers that run and those that come get everything from the slave; then the
     master is back, and producers go on."""

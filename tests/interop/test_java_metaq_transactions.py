@@ -115,6 +115,7 @@ def test_local_transactions(client: JavaClient, relay: Relay, talk: Talk) -> Non
     assert relay.connections == 1
 
 
+@pytest.mark.slow
 def test_a_local_transaction_whose_broker_was_killed(client: JavaClient, relay: Relay, broker: BrokerProcess) -> None:
     """MQ-108: the client returns to a broker that does not know it: the commit raises its text, and nothing is stored."""
     client.publish("java-late", PARTITIONS)
@@ -180,6 +181,7 @@ def test_one_phase_and_rollback(client: JavaClient, talk: Talk) -> None:
     assert stored(talk, "java-more") == committed
 
 
+@pytest.mark.slow
 def test_recovery_after_the_broker_was_killed(client: JavaClient, relay: Relay, broker: BrokerProcess) -> None:
     """MQ-071, MQ-076, MQ-107: what has voted is listed and committed, once; what has not is unknown."""
     client.publish("java-killed", PARTITIONS)

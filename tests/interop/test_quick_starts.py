@@ -63,6 +63,7 @@ def run_java(home: Path, registry: str, *properties: str) -> None:
         assert run(["java", f"-Duser.home={home}", *properties, *java_flags(), str(source)], home) == output
 
 
+@pytest.mark.slow
 @pytest.mark.partner("java", "mvn")
 def test_java(tmp_path: Path) -> None:
     """RD-016, RD-017, RD-105, SG-119, SG-131: the programs run as they stand, and print what is shown."""

@@ -54,6 +54,7 @@ class TestJava(Scenarios):
         assert bodies(client.pull("compact-pullers", topic)) == bodies(messages)
         client.kill()
 
+    @pytest.mark.slow
     def test_encrypted_connections(self, spawn: Spawn, program: tuple[str, ...], tmp_path: Path) -> None:
         """RD-024: a client that is told to speak TLS reaches registry and broker on their usual ports."""
         certificate = trustme.CA().issue_cert("127.0.0.1")

@@ -76,6 +76,7 @@ def stored(client: ClientProcess, topic: str) -> list[bytes]:
     return bodies(client.pull(f"{topic}-pullers", topic))
 
 
+@pytest.mark.slow
 def test_commit_and_rollback(client: ClientProcess, broker: BrokerProcess) -> None:
     """RD-105: what is committed comes once and as it was sent; what is rolled back, never; before, neither is seen."""
     topic = create_topic(client, broker, "decided")
@@ -97,6 +98,7 @@ def test_commit_and_rollback(client: ClientProcess, broker: BrokerProcess) -> No
     assert not {"TRAN_MSG", "REAL_TOPIC", "REAL_QID"} & first.properties.keys()
 
 
+@pytest.mark.slow
 def test_a_check_decides(client: ClientProcess, broker: BrokerProcess) -> None:
     """RD-105: a local transaction whose outcome is unknown is asked for again and again, until somebody knows."""
     topic = create_topic(client, broker, "checked")
@@ -123,6 +125,7 @@ def test_a_check_decides(client: ClientProcess, broker: BrokerProcess) -> None:
     assert event["transaction"] == event["properties"]["UNIQ_KEY"]
 
 
+@pytest.mark.slow
 def test_another_producer_answers_for_one_that_was_killed(
     client: ClientProcess, broker: BrokerProcess, spawn: Spawn, program: tuple[str, ...]
 ) -> None:

@@ -108,6 +108,7 @@ def is_fenced(replica: Election, zookeeper: ZooKeeper) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_lease_is_of_one_session(tmp_path: Path) -> None:
     """F-ZK: with a session that was closed, or is over, it ends at once; that of the next session is not the master's."""
     with leased(tmp_path) as (server, replica):

@@ -66,6 +66,7 @@ def test_samples_that_are_gone_do_not_stop_a_report(tmp_path: Path) -> None:
             reader._connected.close()
 
 
+@pytest.mark.slow
 def test_the_history_as_spark_reads_it(spark: "SparkSession", tmp_path: Path) -> None:
     """SG-055, SG-067: from the topic, from Parquet and from JSON lines: the same rows, none missing, none changed."""
     flags = ("--offset-export-interval-ms", "200")

@@ -137,6 +137,7 @@ def test_a_query_goes_on_where_its_checkpoint_says(spark: "SparkSession", tmp_pa
         assert min(second.batches) > max(first.batches)
 
 
+@pytest.mark.slow
 def test_latest_is_kept_before_anything_is_read(spark: "SparkSession", tmp_path: Path, checkpoint: str) -> None:
     """P47: Spark does not keep where a new query began; what comes after it was started the first time is read."""
     with BrokerProcess(tmp_path / "data") as broker:
@@ -178,6 +179,7 @@ def test_a_running_query_sees_new_messages_partitions_and_a_restarted_broker(
             query.stop()
 
 
+@pytest.mark.slow
 def test_a_query_waits_for_the_least_of_a_batch(spark: "SparkSession", tmp_path: Path, checkpoint: str) -> None:
     """P47: it sees fewer messages and leaves them for later; one more, and all of them are a batch."""
     idle = "spark.sql.streaming.noDataProgressEventInterval"

@@ -213,6 +213,7 @@ def test_a_disk_that_stands_still_and_then_fails(tmp_path: Path) -> None:
         assert value(broker, "metaq_puts_refused_total", reason="not_writable") == 1
 
 
+@pytest.mark.slow
 def test_replicas(tmp_path: Path) -> None:
     """E-01, E-02: both say how they stand, and are ready while they do their part."""
     with Cluster(tmp_path) as cluster:
@@ -355,6 +356,7 @@ def test_a_connection_ends_after_its_time(broker: BrokerProcess) -> None:
         assert connection.recv(1) == b""
 
 
+@pytest.mark.slow
 def test_a_scrape_of_ten_thousand_partitions_does_not_stop_the_loop(tmp_path: Path) -> None:
     """E-01: it works for some milliseconds at a time, and others are answered in between, again and again."""
     with (
