@@ -5,6 +5,7 @@ import functools
 import queue
 import random
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -270,6 +271,17 @@ def test_a_slow_connection_slows_whoever_sends() -> None:
     with pytest.raises(RequestTimeout, match="accepts no data"):
         one.soon(b"too many", later(0.01))
     stream.go_on.set()
+
+
+def test_a_writer_of_a_closed_socket_says_that_the_connection_is_lost() -> None:
+    """SG-092: also when the time limit of the write is another one than before."""
+    outgoing = socket.socket()
+    outgoing.close()
+    connection: Any = SimpleNamespace(
+        address="a:1", lost="it is over", outgoing=outgoing, failure=lambda: ConnectionFailed("it is over")
+    )
+    with pytest.raises(NotConnected, match="it is over"):
+        LinkWriter(connection).write(b"frame", later(2.0))
 
 
 def outcome_of(link: Link, *, soon: bool) -> object:

@@ -48,8 +48,7 @@ class LinkWriter:
         if not self._turn.acquire(timeout=left_s):
             raise RequestTimeout(f"{self._connection.address} accepts no data")
         try:
-            self._limit(deadline - time.monotonic())
-            self._flush(frame)
+            self._flush(deadline - time.monotonic(), frame)
         finally:
             self._turn.release()
 
@@ -78,10 +77,11 @@ class LinkWriter:
             self._limit_s = limit_s
             self._connection.outgoing.settimeout(limit_s)
 
-    def _flush(self, frame: bytes = b"") -> None:
+    def _flush(self, seconds: float, frame: bytes = b"") -> None:
         connection = self._connection
-        if connection.lost:
+        if connection.lost:  # its socket may be closed
             raise NotConnected(str(connection.failure()))
+        self._limit(seconds)
         if self._waiting:
             frames = [self._waiting.popleft() for _ in range(len(self._waiting))]
             frame = b"".join((*frames, frame))
@@ -108,5 +108,4 @@ class LinkWriter:
         while self._calls.get():
             self._is_called = False  # before the frames are taken: one that comes now calls again
             with self._turn, contextlib.suppress(ClientError):  # who waits for an answer is told by whoever reads
-                self._limit(STALL_S)
-                self._flush()
+                self._flush(STALL_S)
