@@ -16,6 +16,7 @@ from metaq.store.copies.applying import Copier, hide_from, piece
 from metaq.store.copies.discarding import begin_at_next_opening, cut_at_next_opening
 from metaq.store.copies.epochs import END_OF_NEWEST, FIRST, Epoch, Epochs, common_end, last_record
 from metaq.store.files.filecache import read_here, run_here
+from metaq.store.log.retention import RetentionRules
 from metaq.store.messagestore import LOG, QUEUES, MessageStore
 from metaq.store.newrecord import NewRecord
 from metaq.store.queues.consumequeue import FILLER_SIZE, ConsumeQueue
@@ -27,11 +28,13 @@ from tests.store.test_record_groups import MARKS, bodies, put, ready
 from tests.store.test_record_groups import SECOND as T1
 
 SEGMENT: Final = 4096
+FREE: Final = RetentionRules(ample_free_bytes=0)
+"""However full the disk is."""
 MASTER: Final = StoreSettings(
-    segment_bytes=SEGMENT, queue_file_bytes=256, index_slots=5, index_entries=40, durability=Durability.MEMORY
+    retention=FREE, segment_bytes=SEGMENT, queue_file_bytes=256, index_slots=5, index_entries=40, durability=Durability.MEMORY
 )
 SLAVE: Final = StoreSettings(
-    segment_bytes=SEGMENT, queue_file_bytes=256, index_slots=5, index_entries=40, durability=Durability.REPLICA
+    retention=FREE, segment_bytes=SEGMENT, queue_file_bytes=256, index_slots=5, index_entries=40, durability=Durability.REPLICA
 )
 
 SIZE_BYTES: Final = 4

@@ -34,7 +34,13 @@ from tests.support.manualclock import ManualClock
 
 HOST: Final = host_bytes("127.0.0.1", 10911)
 Waited = TypeVar("Waited")
-SETTINGS: Final = StoreSettings(segment_bytes=16 * 1024, queue_file_bytes=256, index_slots=7, index_entries=100)
+SETTINGS: Final = StoreSettings(
+    segment_bytes=16 * 1024,
+    queue_file_bytes=256,
+    index_slots=7,
+    index_entries=100,
+    retention=RetentionRules(ample_free_bytes=0),  # however full the disk is
+)
 ALWAYS: Final = (0, 1 << 62)
 
 
