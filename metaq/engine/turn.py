@@ -287,6 +287,11 @@ class Turns:
         """Return the log offset before which everything is as safe as promised."""
         return self._store.durable_end if self.copies is None else self.copies.held_end
 
+    def lasting_end(self) -> int:
+        """Return the log offset before which nothing can be taken back; of a master."""
+        durable = self._store.durable_end
+        return durable if self.copies is None else min(durable, self.copies.held_end)
+
     def is_copied(self, end: int) -> bool:
         """Return whether enough replicas hold the log before a log offset; always true where nothing waits for replicas."""
         return self.copies is None or self.copies.held_end >= end

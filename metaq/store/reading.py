@@ -16,7 +16,7 @@ from metaq.protocol.text.messages import Stored, text_size
 from metaq.store.files.filecache import Read, read_around
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.log.segments import SMALLEST_RECORD
-from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT, UNIT_SIZE, ConsumeQueue
+from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT, UNIT_SIZE, ConsumeQueue, has_record
 from metaq.store.runs import all_units, are_fillers, kept_back, kept_from, leading_intact, leading_near
 
 logger = logging.getLogger(__name__)
@@ -333,7 +333,7 @@ class Reader:
         low, aged = max(low, queue.base), 0  # those before the base were dropped while this waited for the disk
         for before in kept_back(queue, ordinal, low, read):
             offset, size, _ = queue.unit(before, read)
-            if not SMALLEST_RECORD <= size < FILLER_SIZE:
+            if not has_record(size):
                 continue
             if offset >= self._log.begin:
                 return True

@@ -1,6 +1,6 @@
 """Stretches of a queue: which records lie next to one another in the log, and are intact, and where lost messages end."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from librt.strings import read_i32_be, read_i64_be
@@ -8,7 +8,7 @@ from librt.strings import read_i32_be, read_i64_be
 from metaq.protocol.record import CHECKSUM_SIZE, HEADER_SIZE, MAGIC, checksum_properties
 from metaq.store.files.filecache import Read
 from metaq.store.log.segments import SMALLEST_RECORD
-from metaq.store.queues.consumequeue import FILLER, FILLER_SIZE, UNIT_SIZE, ConsumeQueue
+from metaq.store.queues.consumequeue import FILLER, FILLER_SIZE, UNIT_SIZE, ConsumeQueue, has_record
 
 Run = tuple[int, int, int]
 """Begin and end of adjacent records in the log, and their number."""
@@ -130,7 +130,7 @@ def kept_from(queue: ConsumeQueue, ordinal: int, end: int, read: Read) -> Iterat
             break
         if units != _FILLERS[: len(units)]:
             for at in range(0, len(units), UNIT_SIZE):
-                if SMALLEST_RECORD <= read_i32_be(units, at + _SIZE_AT) < FILLER_SIZE:
+                if has_record(read_i32_be(units, at + _SIZE_AT)):
                     yield ordinal + at // UNIT_SIZE
         ordinal += len(units) // UNIT_SIZE
 
@@ -144,9 +144,17 @@ def kept_back(queue: ConsumeQueue, ordinal: int, low: int, read: Read) -> Iterat
         units = all_units(queue, begin, ordinal - begin, read)
         if units != _FILLERS[: len(units)]:
             for at in range(len(units) - UNIT_SIZE, -1, -UNIT_SIZE):
-                if SMALLEST_RECORD <= read_i32_be(units, at + _SIZE_AT) < FILLER_SIZE:
+                if has_record(read_i32_be(units, at + _SIZE_AT)):
                     yield begin + at // UNIT_SIZE
         ordinal = begin
+
+
+def offsets_of(queue: ConsumeQueue, ordinals: Iterable[int], read: Read) -> Iterator[tuple[int, int]]:
+    """Yield ordinal and log offset of those messages whose units lead to a record."""
+    for ordinal in ordinals:
+        offset, size, _ = queue.unit(ordinal, read)
+        if has_record(size):
+            yield ordinal, offset
 
 
 def are_fillers(queue: ConsumeQueue, ordinal: int, end: int, read: Read) -> bool:

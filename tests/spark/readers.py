@@ -1,13 +1,18 @@
 """Readers of a stream, asked for their ranges; brokers that hide messages from them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from metaq.client import Client
+from metaq.client import Client, TextClient, connect
 from metaq.message import MessageQueue, TopicPartition
 from metaq.spark.reading.brokers import Brokers
 from metaq.spark.reading.ranges import Layout, Span
 from metaq.spark.reading.stream import StreamReader
 from metaq.spark.reading.tasks import Task
+from tests.spark.topics import DEADLINE_S
+from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 
 
 class NewMaster(Brokers):
@@ -29,6 +34,24 @@ class NewMaster(Brokers):
     def at_time(self, queue: MessageQueue, time_ms: int) -> int:
         found = super().at_time(queue, time_ms)
         return found if self._looks <= 0 else min(found, 3)
+
+
+@contextmanager
+def two_brokers(folder: Path, topic: str, count: int) -> Iterator[tuple[BrokerProcess, Client]]:
+    """Run a registry with the brokers m and n, of which each has one partition of a topic with so many messages.
+
+    Yield m, and a client of both.
+    """
+    with RegistryProcess(folder / "registry") as registry, connect(registry.address, timeout_s=60) as client:
+        flags = ("--registries", registry.address, "--broker-name")
+        with BrokerProcess(folder / "m", *flags, "m") as broker, BrokerProcess(folder / "n", *flags, "n") as other:
+            broker.registry = registry.address
+            wait_until(lambda: masters(client) == {"m", "n"}, DEADLINE_S, "both are registered")
+            client.admin().create_topic(topic, 1)
+            for one in (broker, other):
+                with TextClient(one.host, one.port, timeout_s=60) as text:
+                    text.put_many(topic, [b"x"] * count, partition=0)
+            yield broker, client
 
 
 def masters(client: Client) -> set[str]:

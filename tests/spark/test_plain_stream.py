@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from metaq.client import TextClient, connect
 from metaq.errors import ConnectionFailed
 from metaq.spark.reading import brokers as brokers_module
 from metaq.spark.reading import stream as stream_module
 from metaq.spark.reading.options import read_options
 from metaq.spark.reading.plainstream import PlainStreamReader
-from tests.spark.readers import masters, offsets, ranges
+from tests.spark.readers import masters, offsets, ranges, two_brokers
 from tests.spark.topics import DEADLINE_S, clients
-from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
+from tests.support.broker import BrokerProcess, wait_until
 
 TOPIC = "t"
 
@@ -82,27 +81,20 @@ def test_a_first_batch_that_crashed_waits_for_its_brokers(
     tmp_path: Path, new_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P47: its partitions keep their numbers, and begin where they began, although one was away at the restart."""
-    with RegistryProcess(tmp_path / "registry") as registry, connect(registry.address, timeout_s=60) as client:
-        flags = ("--registries", registry.address, "--broker-name")
-        with BrokerProcess(tmp_path / "m", *flags, "m") as broker, BrokerProcess(tmp_path / "n", *flags, "n") as other:
-            wait_until(lambda: masters(client) == {"m", "n"}, DEADLINE_S, "both are registered")
-            client.admin().create_topic(TOPIC, 1)
-            for one in (broker, other):
-                with TextClient(one.host, one.port, timeout_s=60) as text:
-                    text.put_many(TOPIC, [b"x"] * 8, partition=0)
-            options = {"metaq.bootstrap.servers": registry.address, "startingOffsets": '{"t": {"0": 4, "1": 5}}'}
-            end = new_reader(**options).latestOffset()
-            broker.terminate()
-            wait_until(lambda: masters(client) == {"n"}, DEADLINE_S, "one has left")
-            again = new_reader(**options)
-            again.partitions(end, end)
-            with monkeypatch.context() as impatient:
-                impatient.setattr(brokers_module, "PATIENCE_S", 0.0)
-                with pytest.raises(ConnectionFailed, match="broker m, which has messages to read, is not there"):
-                    again.initialOffset()
-            broker.restart()
-            wait_until(lambda: masters(client) == {"m", "n"}, DEADLINE_S, "it is back")
-            assert ranges(again, again.initialOffset(), end) == [(0, 4, 8), (1, 5, 8)]
+    with two_brokers(tmp_path, TOPIC, 8) as (broker, client):
+        options = {"metaq.bootstrap.servers": broker.registry, "startingOffsets": '{"t": {"0": 4, "1": 5}}'}
+        end = new_reader(**options).latestOffset()
+        broker.terminate()
+        wait_until(lambda: masters(client) == {"n"}, DEADLINE_S, "one has left")
+        again = new_reader(**options)
+        again.partitions(end, end)
+        with monkeypatch.context() as impatient:
+            impatient.setattr(brokers_module, "PATIENCE_S", 0.0)
+            with pytest.raises(ConnectionFailed, match="broker m, which has messages to read, is not there"):
+                again.initialOffset()
+        broker.restart()
+        wait_until(lambda: masters(client) == {"m", "n"}, DEADLINE_S, "it is back")
+        assert ranges(again, again.initialOffset(), end) == [(0, 4, 8), (1, 5, 8)]
 
 
 def test_limits_hold_after_a_restart(broker: BrokerProcess, new_reader: MakeReader) -> None:

@@ -20,7 +20,7 @@ from metaq.spark.reading.limitedstream import LOST, LimitedStreamReader
 from metaq.spark.reading.ranges import QUEUES
 from metaq.spark.reading.tasks import Task
 from metaq.spark.source import COLUMNS, MetaqDataSource
-from tests.spark.readers import NewMaster, masters, offsets, ranges
+from tests.spark.readers import NewMaster, masters, offsets, ranges, two_brokers
 from tests.spark.topics import AGING, DEADLINE_S, age, clients
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 
@@ -105,26 +105,19 @@ def test_a_beginning_that_is_recorded_is_not_recorded_again(broker: BrokerProces
 def test_an_empty_first_batch_is_empty_again(tmp_path: Path, new_reader: MakeReader, monkeypatch: pytest.MonkeyPatch) -> None:
     """P47: also when a broker is away as Spark asks again where the query begins, or hides messages."""
     monkeypatch.setattr(stream_module, "HOLD_S", 0.0)
-    with RegistryProcess(tmp_path / "registry") as registry, connect(registry.address, timeout_s=60) as client:
-        flags = ("--registries", registry.address, "--broker-name")
-        with BrokerProcess(tmp_path / "m", *flags, "m") as broker, BrokerProcess(tmp_path / "n", *flags, "n") as other:
-            wait_until(lambda: masters(client) == {"m", "n"}, DEADLINE_S, "both are registered")
-            client.admin().create_topic(TOPIC, 1)
-            for one in (broker, other):
-                with TextClient(one.host, one.port, timeout_s=60) as text:
-                    text.put_many(TOPIC, [b"x"] * 5, partition=0)
-            reader = new_reader(registry.address)
-            end = reader.latestOffset(reader.initialOffset(), ALL)
-            assert offsets(end) == [5, 5]
-            broker.terminate()
-            wait_until(lambda: masters(client) == {"n"}, DEADLINE_S, "one has left")
-            again, hiding = new_reader(registry.address), new_reader(registry.address)
-            NewMaster(hiding, 2)
-            starts = [again.initialOffset(), hiding.initialOffset()]
-            assert list(map(offsets, starts)) == [[5], [3]]
-            broker.restart()
-            wait_until(lambda: masters(client) == {"m", "n"}, DEADLINE_S, "it is back")
-            assert [ranges(again, starts[0], end), ranges(hiding, starts[1], end)] == [[], []]
+    with two_brokers(tmp_path, TOPIC, 5) as (broker, client):
+        reader = new_reader(broker.registry)
+        end = reader.latestOffset(reader.initialOffset(), ALL)
+        assert offsets(end) == [5, 5]
+        broker.terminate()
+        wait_until(lambda: masters(client) == {"n"}, DEADLINE_S, "one has left")
+        again, hiding = new_reader(broker.registry), new_reader(broker.registry)
+        NewMaster(hiding, 2)
+        starts = [again.initialOffset(), hiding.initialOffset()]
+        assert list(map(offsets, starts)) == [[5], [3]]
+        broker.restart()
+        wait_until(lambda: masters(client) == {"m", "n"}, DEADLINE_S, "it is back")
+        assert [ranges(again, starts[0], end), ranges(hiding, starts[1], end)] == [[], []]
 
 
 def test_a_limit_is_for_those_who_ask_for_it(broker: BrokerProcess, new_reader: MakeReader) -> None:

@@ -1,6 +1,7 @@
 """Administration: brokers, and what asking them is made of."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TypeVar
 
 from metaq.client.admin.views import BrokerIdentity, BrokerView, read_identity, read_lines, read_table
@@ -13,6 +14,18 @@ from metaq.protocol.remoting.codes import MASTER, Request
 from metaq.protocol.remoting.frames import RemotingCommand
 
 T = TypeVar("T")
+
+
+def do_all(calls: Iterable[Callable[[], object]]) -> None:
+    """Make all calls, whichever fails. Raise the first ``ClientError`` at the end."""
+    errors: list[ClientError] = []
+    for call in calls:
+        try:
+            call()
+        except ClientError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 class BrokerAdmin:
@@ -125,14 +138,7 @@ class BrokerAdmin:
 
     def _tell_registries(self, code: Request, header: tuple[object, ...]) -> None:
         """Send a request to every registry, because registries do not share their state. Raise the first error at the end."""
-        errors: list[ClientError] = []
-        for address in self._core.routes.registries:
-            try:
-                self._ask(address, code, header)
-            except ClientError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        do_all(partial(self._ask, address, code, header) for address in self._core.routes.registries)
 
     def _first(self, ask_one: Callable[[str], T]) -> T:
         """Return the answer of the first master that does not refuse; ``Refused`` when all do."""

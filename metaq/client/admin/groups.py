@@ -2,11 +2,13 @@
 
 from collections.abc import Collection, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
 import orjson
 
 from metaq.client import checks
+from metaq.client.admin.brokers import do_all
 from metaq.client.admin.topics import TopicAdmin
 from metaq.client.admin.views import (
     GroupMembers,
@@ -27,7 +29,7 @@ from metaq.client.admin.views import (
 from metaq.client.connecting.transport import RemotingRequest, successful
 from metaq.client.consuming.beginning import ConsumeFrom
 from metaq.client.message import unix_ms
-from metaq.errors import BadRequest, ClientError
+from metaq.errors import BadRequest
 from metaq.message import DEAD_PREFIX, RETRY_PREFIX, MessageQueue
 from metaq.protocol.remoting import headers
 from metaq.protocol.remoting.adminbodies import decode_offsets, encode_places
@@ -128,14 +130,7 @@ class GroupAdmin(TopicAdmin):
         header = headers.DeleteGroup(group, with_offsets, with_offsets)
         for broker in self._chosen(()):  # first, as a broker refuses it for its own groups
             self._ask(broker.address, Request.DELETE_SUBSCRIPTIONGROUP, header)
-        errors: list[ClientError] = []
-        for prefix in (RETRY_PREFIX, DEAD_PREFIX):
-            try:
-                self.delete_topic(f"{prefix}{group}")
-            except ClientError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        do_all(partial(self.delete_topic, f"{prefix}{group}") for prefix in (RETRY_PREFIX, DEAD_PREFIX))
 
     def topics_of_group(self, group: str) -> list[str]:
         """Return the topics that a group subscribes to or has offsets of, including its retry topic.

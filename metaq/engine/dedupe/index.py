@@ -142,7 +142,7 @@ class IdIndex:
         with self._lock:
             seen = self._seen
             try:
-                while seen is not None and seen.apply(self._safe_end()):
+                while seen is not None and seen.apply(self._lasting_end()):
                     if clock.monotonic() - began >= APPLY_S:
                         gevent.sleep(0.001)
                         began = clock.monotonic()
@@ -176,12 +176,9 @@ class IdIndex:
             remove_ordered(self._folder)
             self._failure = None
 
-    def _safe_end(self) -> int:
+    def _lasting_end(self) -> int:
         """Return the log offset before which nothing can be taken back."""
-        copies, durable = self._turns.copies, self._store.durable_end
-        if not self._is_master:
-            return min(durable, self._store.published_end)
-        return durable if copies is None else min(durable, copies.held_end)
+        return self._turns.lasting_end() if self._is_master else min(self._store.durable_end, self._store.published_end)
 
     def flush(self) -> None:
         """Write the index to the disk, so that a start reads less of the log again."""
@@ -190,7 +187,7 @@ class IdIndex:
             return
         try:
             with self._lock:
-                if self._mark <= self._safe_end():
+                if self._mark <= self._lasting_end():
                     seen.cover(self._mark)
                 now_ms, covered = self._store.clock.now_ms(), seen.covered
                 seen.drop_filters(now_ms)
@@ -209,7 +206,7 @@ class IdIndex:
         if seen is None:
             return
         try:
-            while self._failure is None and seen.apply(self._safe_end()):
+            while self._failure is None and seen.apply(self._lasting_end()):
                 pass
             seen.index.close()
         except (IndexFailed, DiskFull) as error:  # the log has everything

@@ -66,7 +66,7 @@ class TimerTable:
         self._has_recurring = False  # as the folder says
         self._handles: Handles | None = None  # known with the secret
         self._flushed = 0
-        self.upkeep = Upkeep(self._store.clock, self._safe_end)
+        self.upkeep = Upkeep(self._store.clock, turns.lasting_end)
         self._greenlets: list[Any] = []
         self._changed = Event()
         self.woken: Callable[[], None] = lambda: None
@@ -186,12 +186,6 @@ class TimerTable:
         except (IndexFailed, DiskFull) as error:
             self.failed(error)
 
-    def _safe_end(self) -> int:
-        """Return the log offset before which nothing can be taken back."""
-        copies = self.turns.copies
-        durable = self._store.durable_end
-        return durable if copies is None else min(durable, copies.held_end)
-
     def flush(self) -> None:
         """Write the index to the disk, so that a start reads less of the log again."""
         pending = self._pending
@@ -214,7 +208,7 @@ class TimerTable:
         if pending is None:
             return
         try:
-            while self._failure is None and pending.apply(self._safe_end()):
+            while self._failure is None and pending.apply(self.turns.lasting_end()):
                 self._flushed = pending.covered
             pending.index.ordered.close()
         except (IndexFailed, DiskFull) as error:  # the log has everything

@@ -27,10 +27,10 @@ PAGE_S: Final = 10.0
 class Upkeep:
     """Changes the index of timers, and reads long stretches of it; one at a time does either."""
 
-    def __init__(self, clock: Clock, safe_end: Callable[[], int]) -> None:
-        """Begin; ``safe_end`` returns the log offset before which nothing can be taken back."""
+    def __init__(self, clock: Clock, lasting_end: Callable[[], int]) -> None:
+        """Begin; ``lasting_end`` returns the log offset before which nothing can be taken back."""
         self._clock = clock
-        self._safe_end = safe_end
+        self._lasting_end = lasting_end
         self.lock = BoundedSemaphore(1)
         """Held by whoever applies changes to the index or scans it: a scan must not miss what is applied meanwhile."""
 
@@ -47,7 +47,7 @@ class Upkeep:
         """Enter events for a while; return false when there are no more."""
         began = self._clock.monotonic()
         with self.lock:
-            while table.apply(self._safe_end()):
+            while table.apply(self._lasting_end()):
                 if self._clock.monotonic() - began >= (LONG_WORK_S if table.waiting > MANY else WORK_S):
                     return True
         return False

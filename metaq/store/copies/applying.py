@@ -5,7 +5,6 @@ Received records are staged one by one, like puts, and one append adds them to t
 """
 
 import struct
-from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final
 
@@ -26,10 +25,10 @@ from metaq.store.files.filecache import Read, read_around, read_here
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.log.segments import SMALLEST_RECORD, Segment
 from metaq.store.messagestore import MessageStore
-from metaq.store.queues.consumequeue import FILLER_SIZE, ConsumeQueue
+from metaq.store.queues.consumequeue import ConsumeQueue
 from metaq.store.queues.dispatch import enter
 from metaq.store.recordgroups import group_end
-from metaq.store.runs import kept_back, kept_from
+from metaq.store.runs import kept_back, kept_from, offsets_of
 
 _HEAD: Final = struct.Struct(">ii4xi4xqq40xqi")
 """Fields of a record's header: size, magic, partition, queue offset, log offset, text position, body length."""
@@ -198,9 +197,11 @@ def hide_from(store: MessageStore, log_offset: int) -> None:
 def end_before(store: MessageStore, queue: ConsumeQueue, log_offset: int) -> tuple[int, int]:
     """Return ordinal and text position of the first message of a queue whose record begins at or after a log offset."""
     count = _count_before(store.log, queue, log_offset)
-    for _, offset in _offsets(queue, kept_from(queue, count, queue.next, read_here)):  # the first intact one has its position
+    for _, offset in offsets_of(
+        queue, kept_from(queue, count, queue.next, read_here), read_here
+    ):  # the first intact one has its position
         stored = store.log.record_at(offset)
-        if stored is not None:
+        if stored is not None:  # the first intact one has its text position
             return count, identity(stored.buffer[stored.at :]).text_position
     return count, queue.text_end
 
@@ -208,24 +209,16 @@ def end_before(store: MessageStore, queue: ConsumeQueue, log_offset: int) -> tup
 def _count_before(log: CommitLog, queue: ConsumeQueue, log_offset: int) -> int:
     """Return the ordinal after the last message of a queue whose record begins before a log offset."""
     count = _search(queue, log_offset)
-    before = islice(_offsets(queue, kept_back(queue, count - 1, queue.base, read_here)), 2)
-    after = islice(_offsets(queue, kept_from(queue, count, queue.next, read_here)), 2)
+    before = islice(offsets_of(queue, kept_back(queue, count - 1, queue.base, read_here), read_here), 2)
+    after = islice(offsets_of(queue, kept_from(queue, count, queue.next, read_here), read_here), 2)
     if all(offset < log_offset for _, offset in before) and all(offset >= log_offset for _, offset in after):
         return count
     # a damaged unit has led the search astray: walk back to the first one that its record confirms
-    for ordinal, offset in _offsets(queue, kept_back(queue, queue.next - 1, queue.base, read_here)):
+    for ordinal, offset in offsets_of(queue, kept_back(queue, queue.next - 1, queue.base, read_here), read_here):
         stored = log.record_at(offset) if offset < log_offset else None
         if stored is not None and identity(stored.buffer)[:3] == (queue.topic, queue.partition, ordinal):
             return ordinal + 1
     return queue.base
-
-
-def _offsets(queue: ConsumeQueue, ordinals: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield ordinal and log offset of the messages that are not lost, and whose units can be read."""
-    for ordinal in ordinals:
-        offset, size, _ = queue.unit(ordinal, read_here)
-        if SMALLEST_RECORD <= size < FILLER_SIZE:
-            yield ordinal, offset
 
 
 def _search(queue: ConsumeQueue, log_offset: int) -> int:
@@ -235,7 +228,7 @@ def _search(queue: ConsumeQueue, log_offset: int) -> int:
     while low < high:
         middle = (low + high) // 2
         # a lost message has no log offset: the unit before it decides
-        place, offset = next(_offsets(queue, kept_back(queue, middle, low, read_here)), (low - 1, -1))
+        place, offset = next(offsets_of(queue, kept_back(queue, middle, low, read_here), read_here), (low - 1, -1))
         if offset >= log_offset:
             high = place
             continue

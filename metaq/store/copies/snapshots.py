@@ -18,9 +18,8 @@ from metaq.store.copies.epochs import Epoch, Epochs
 from metaq.store.files.disk import Disk
 from metaq.store.files.documents import read_document
 from metaq.store.files.filecache import Read, read_here
-from metaq.store.log.segments import SMALLEST_RECORD
-from metaq.store.queues.consumequeue import FILLER_SIZE, ConsumeQueue
-from metaq.store.runs import kept_from
+from metaq.store.queues.consumequeue import ConsumeQueue
+from metaq.store.runs import kept_from, offsets_of
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +76,4 @@ def ordinal_at(queue: ConsumeQueue, log_offset: int) -> int:
 
 def offset_from(queue: ConsumeQueue, ordinal: int, end: int, read: Read) -> int:
     """Return the log offset of the first message from an ordinal on that is not lost; a very high one without one."""
-    for found in kept_from(queue, ordinal, end, read):
-        offset, size, _ = queue.unit(found, read)
-        if SMALLEST_RECORD <= size < FILLER_SIZE:
-            return offset
-    return 1 << 62
+    return next((offset for _, offset in offsets_of(queue, kept_from(queue, ordinal, end, read), read)), 1 << 62)

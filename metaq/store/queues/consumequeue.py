@@ -26,7 +26,7 @@ from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from metaq.errors import ReadFailed
 from metaq.store.files.disk import File
 from metaq.store.files.filecache import FileCache, Read, Run, read_around
-from metaq.store.log.segments import is_segment_name, segment_name
+from metaq.store.log.segments import SMALLEST_RECORD, is_segment_name, segment_name
 
 UNIT: Final = struct.Struct(">qii")
 UNIT_SIZE: Final = 16
@@ -38,6 +38,13 @@ WRITE_AT: Final = 64 * 1024
 """From this many pending bytes on, units are written before the next sweep."""
 
 assert UNIT.size == UNIT_SIZE
+
+
+def has_record(size: int) -> bool:
+    """Return whether a unit with this size leads to a record: not that of a lost message, nor one that cannot be read."""
+    return SMALLEST_RECORD <= size < FILLER_SIZE
+
+
 assert 20 * 1024 * 1024 % UNIT_SIZE == 0
 
 

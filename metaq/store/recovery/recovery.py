@@ -41,7 +41,7 @@ from metaq.store.index.keyindex import NO_INDEX, IndexMark
 from metaq.store.log.segments import SMALLEST_RECORD
 from metaq.store.log.walk import Gap
 from metaq.store.messagestore import QUEUES, MessageStore
-from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT, WRITE_AT, ConsumeQueue
+from metaq.store.queues.consumequeue import FILLER_SIZE, UNIT, WRITE_AT, ConsumeQueue, has_record
 from metaq.store.queues.dispatch import enter
 from metaq.store.reading import UNITS_AT_ONCE
 from metaq.store.recordgroups import Dropped, Ranges, whole_groups
@@ -394,7 +394,7 @@ def _text_end(store: MessageStore, queue: ConsumeQueue, progress: PartitionProgr
             position = identity(stored.buffer[stored.at :]).text_position
             return position + text_size(stored, queue.overhead) + beyond
         offset, size, _ = queue.unit(ordinal, read_here)
-        if SMALLEST_RECORD <= size < FILLER_SIZE:
+        if has_record(size):
             beyond += min(size, store.settings.segment_bytes)
             aged_out += offset < store.log.begin
             if aged_out == 2:  # a single one may be a damaged unit

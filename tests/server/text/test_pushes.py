@@ -9,14 +9,26 @@ import pytest
 from metaq.server.text.session import MOST_UNREAD
 from metaq.server.wire.pops import LOOK_S
 from metaq.store.files.filecache import run_here
-from tests.server.text.test_leases import Broker, Client, reopened
+from tests.server.text.test_leases import Broker, Client, SlowReads, reopened
 from tests.server.text.test_silent_subscribers import Stuck
+
+Cold = tuple[Broker, SlowReads]
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
     broker = Broker(tmp_path / "data")
     yield broker
+    broker.parts.close()
+
+
+@pytest.fixture
+def cold(tmp_path: Path) -> Iterator[Cold]:
+    """Yield a broker that has to read its two messages from the disk, and its reads, which wait."""
+    first = Broker(tmp_path / "data")
+    first.put("a", "b")
+    broker, slow = reopened(first, tmp_path)
+    yield broker, slow
     broker.parts.close()
 
 
@@ -38,11 +50,9 @@ def stop_reading(client: Client) -> None:
 
 
 @pytest.mark.parametrize("end", [lambda client: client.say("ready 0 2"), lambda client: client.say("ready 1 2"), stop_reading])
-def test_nothing_is_leased_that_may_not_be_pushed_any_more(tmp_path: Path, end: Callable[[Client], object]) -> None:
+def test_nothing_is_leased_that_may_not_be_pushed_any_more(cold: Cold, end: Callable[[Client], object]) -> None:
     """MY-008, MY-031: although it was planned before, and only the disk was waited for."""
-    first = Broker(tmp_path / "data")
-    first.put("a", "b")
-    broker, slow = reopened(first, tmp_path)
+    broker, slow = cold
     client, other = Client(broker), Client(broker)
     client.say("subscribe orders billing ready=9 1")
     assert slow.waiting
@@ -51,14 +61,11 @@ def test_nothing_is_leased_that_may_not_be_pushed_any_more(tmp_path: Path, end: 
     broker.parts.reads._run = run_here
     assert [line for line in client.heard() if "message" in line] == []
     assert other.say("pop orders billing 2 7")[0] == "message 1 7 0-0 orders 0 0 1 0"
-    broker.parts.close()
 
 
-def test_a_lower_credit_is_used_when_the_disk_was_read(tmp_path: Path) -> None:
+def test_a_lower_credit_is_used_when_the_disk_was_read(cold: Cold) -> None:
     """MY-031: what may still be pushed is."""
-    first = Broker(tmp_path / "data")
-    first.put("a", "b")
-    broker, slow = reopened(first, tmp_path)
+    broker, slow = cold
     client = Client(broker)
     client.say("subscribe orders billing ready=9 1")
     assert slow.waiting
@@ -67,14 +74,11 @@ def test_a_lower_credit_is_used_when_the_disk_was_read(tmp_path: Path) -> None:
     broker.parts.reads._run = run_here
     broker.advance(LOOK_S)
     assert client.heard() == ["message 1 1 0-0 orders 0 0 1 0", "a"]
-    broker.parts.close()
 
 
-def test_what_a_filter_passes_over_is_done_although_nothing_may_be_pushed(tmp_path: Path) -> None:
+def test_what_a_filter_passes_over_is_done_although_nothing_may_be_pushed(cold: Cold) -> None:
     """MY-031: it needs no credit."""
-    first = Broker(tmp_path / "data")
-    first.put("a", "b")
-    broker, slow = reopened(first, tmp_path)
+    broker, slow = cold
     client = Client(broker)
     client.say("subscribe orders billing ready=9 attribute=red 1")
     assert slow.waiting
@@ -82,4 +86,3 @@ def test_what_a_filter_passes_over_is_done_although_nothing_may_be_pushed(tmp_pa
     slow.let_all()
     broker.settle()
     assert broker.parts.context.offsets.get("billing", "orders", 0) == 2
-    broker.parts.close()

@@ -23,9 +23,8 @@ from metaq.server.remoting.session import Answer, Kept, RemotingSession, Request
 from metaq.server.wire.reads import StoreReads
 from metaq.server.wire.session import Buffer
 from metaq.store.files.filecache import Read
-from metaq.store.log.segments import SMALLEST_RECORD
 from metaq.store.messagestore import MessageStore
-from metaq.store.queues.consumequeue import FILLER_SIZE
+from metaq.store.queues.consumequeue import has_record
 
 MOST_MESSAGES: Final = 1024
 """Messages in one answer, whatever the client asks for."""
@@ -159,7 +158,7 @@ class _Pull(RemotingRead):
             return found._replace(code=Response.PULL_NOT_FOUND, next=self._offset)
         if found.least <= self._offset < found.most:
             log_offset, size, _ = store.queues[key].unit(self._offset, read)
-            if SMALLEST_RECORD <= size < FILLER_SIZE:  # else nobody knows where its message is
+            if has_record(size):  # else nobody knows where its message is
                 return found._replace(behind_bytes=store.log.end - log_offset)
         return found
 

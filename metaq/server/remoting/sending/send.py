@@ -40,8 +40,7 @@ from metaq.server.remoting.sending.tags import NO_TAG, Tag, Tags
 from metaq.server.remoting.session import Answer, RemotingSession, RequestHandler, RunHandler, failure
 from metaq.server.wire.session import Session
 from metaq.store.files.filecache import ColdRead, Read, read_cached, read_here
-from metaq.store.log.segments import SMALLEST_RECORD
-from metaq.store.queues.consumequeue import FILLER_SIZE, ConsumeQueue
+from metaq.store.queues.consumequeue import ConsumeQueue, has_record
 from metaq.timers.handles import Handle
 from metaq.timers.records import PARKS
 
@@ -438,7 +437,7 @@ class SendHandler:
 
         def read_places(read: Read) -> list[int]:
             units = [queue.unit(ordinal, read) for ordinal in ordinals]
-            return [offset if SMALLEST_RECORD <= size < FILLER_SIZE else first.log_offset for offset, size, _ in units]
+            return [offset if has_record(size) else first.log_offset for offset, size, _ in units]
 
         # after the disk was read for them, a read that may wait: not each file system says what its page cache has
         read = read_here if self._dedupe.asking.has_read else read_cached
