@@ -19,7 +19,7 @@ from metaq.checksum import body_crc
 from metaq.engine.context import Context
 from metaq.engine.turn import Turns
 from metaq.errors import CorruptRecord, DiskFull, MetaqError, StoreError
-from metaq.leases.events import EVENTS, Forgotten, LeaseEvent, LeaseRecord, PlacedEvent, decode_events, encode_events
+from metaq.leases.events import EVENTS, Forgotten, LeaseEvent, LeaseRecord, Lined, PlacedEvent, decode_events, encode_events
 from metaq.message import GroupPartition
 from metaq.protocol.record import constant_middle, decode_record
 from metaq.protocol.text.messages import HEADER_SIZE_TEXT
@@ -35,7 +35,7 @@ EVENTS_A_RECORD: Final = 512
 WHOLE_EVENTS: Final = 8
 """Events of a whole state that are made at once, for one record of mostly 52 KiB."""
 RECORD_BYTES: Final = 64 * 1024
-"""Bytes of the body of a record. A single event is smaller (``metaq.leases.state.ROWS``)."""
+"""Bytes of the body of a record. A single event, or one with the ``Lined`` after it, is mostly smaller."""
 SNAPSHOT_BYTES: Final = 8 << 20
 """Bytes of records after which a snapshot is due, at least, and"""
 SNAPSHOT_SHARE: Final = 4
@@ -179,13 +179,18 @@ class LeaseLog:
         return [*others, *((place, event) for place in unkept for event in self._whole(place))]
 
     def _portions(self, events: Sequence[PlacedEvent]) -> list[bytes]:
-        """Return bodies of records for events: as few as the limit allows."""
+        """Return bodies of records for events: halves of halves, until each is within the limit.
+
+        A ``Lined`` stays in the record of the event before it, by which its messages are passed: a log that ended between the
+        two would have them done.
+        """
         secret = self.secret if self._owes_secret else None
         body = encode_events(LeaseRecord(self.since, events, secret))
-        if len(body) <= self._most_bytes or len(events) == 1:
+        breaks = [] if len(body) <= self._most_bytes else _breaks(events)
+        if not breaks:
             self._owes_secret = False
             return [body]
-        half = len(events) // 2
+        half = breaks[len(breaks) // 2]
         return self._portions(events[:half]) + self._portions(events[half:])
 
     @property
@@ -275,3 +280,8 @@ class LeaseLog:
         self._write([])
         self.snapshots += 1
         self._snapshot_bytes = self._bytes = self._bytes - self._bytes_before
+
+
+def _breaks(events: Sequence[PlacedEvent]) -> list[int]:
+    """Return where events may be parted into two records."""
+    return [at for at in range(1, len(events)) if not isinstance(events[at][1], Lined)]

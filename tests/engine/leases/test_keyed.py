@@ -9,12 +9,15 @@ import pytest
 
 from metaq.engine.leases.draining import Drain
 from metaq.engine.leases.figures import OpenMessage
-from metaq.engine.leases.keyed import MOST_LINED
+from metaq.engine.leases.keyed import MOST_LINED, MOST_LOOKED
 from metaq.engine.leases.planning import PopRequest
 from metaq.engine.reading.filters import filter_of, parse_cached
+from metaq.leases.events import EVENTS, decode_events
+from metaq.leases.state import PartitionLeases
 from metaq.message import GroupPartition, TopicPartition
-from metaq.store.files.filecache import run_here
-from tests.engine.leases.leased import GROUPS, TOPIC, LeasedBroker
+from metaq.protocol.record import decode_record
+from metaq.store.files.filecache import read_here, run_here
+from tests.engine.leases.leased import GROUPS, PARTITIONS, TOPIC, LeasedBroker
 
 PLACE: Final = GroupPartition(GROUPS[0], TOPIC, 0)
 LEASE_MS: Final = 10_000
@@ -119,3 +122,30 @@ def test_lined_messages_are_not_finished_and_were_never_given(broker: LeasedBrok
     assert pop(broker) == [1] and (counts.given, counts.again) == (2, 0)
     broker.advance(LEASE_MS / 1000)
     assert pop(broker) == [1] and (counts.given, counts.again) == (2, 1)
+
+
+def test_a_log_that_ends_after_any_record_of_a_pop_has_nothing_done(
+    broker: LeasedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E-22: a power cut or a failover may come between two records of one turn; what is in line then waits still."""
+    monkeypatch.setattr(time, "thread_time", lambda: 0.0)
+    for partition in range(PARTITIONS):
+        for key in itertools.repeat("a", MOST_LOOKED):
+            assert broker.put(TOPIC, partition, b"", key=key)
+        broker.end_turn()
+    wanted = broker.request(PLACE.group, None, MOST, LEASE_MS)
+    assert broker.take(wanted, broker.plan(wanted)) is not None
+    broker.end_turn()
+    states = {GroupPartition(PLACE.group, TOPIC, partition): PartitionLeases(0) for partition in range(PARTITIONS)}
+    bodies = bodies_of(broker, EVENTS)
+    for body in bodies:
+        for place, event in decode_events(body).events:
+            states[place].apply(event, 0, 0)
+        assert all(state.open == state.next for state in states.values())
+    assert len(bodies) > 1 and [state.open for state in states.values()] == [MOST_LOOKED] * PARTITIONS
+
+
+def bodies_of(broker: LeasedBroker, key: TopicPartition) -> list[bytes]:
+    records = list(broker.store.records(broker.store.queues[key], 0, 1 << 20, read_here))
+    found = [each for each in records if each is not None]
+    return [bytes(decode_record(each.buffer[each.at : each.at + each.size]).body) for each in found]
