@@ -123,10 +123,10 @@ class OffsetTable:
         self._set(place, offset)
 
     def lead(self, group: str, topic: str, partition: int, offset: int) -> None:
-        """Take over the offset that follows from the leases of a group: its members go on from there, also after a reset."""
+        """Take over the offset that follows from the leases of a group: once it moves on, a reset need not be protected."""
         place = GroupPartition(group, topic, partition)
-        self._resets.pop(place, None)
         if offset > self._offsets.get((group, topic), {}).get(partition, GONE):
+            self._resets.pop(place, None)
             self._set(place, offset)
 
     def taken_up(self, group: str, topic: str, partition: int) -> None:

@@ -311,6 +311,7 @@ def test_a_reset_stands_against_commits_of_members(broker: LeasedBroker) -> None
     broker.end_turn()
     offsets, now_s = broker.context.offsets, broker.clock.monotonic()
     offsets.reset(*PLACE, 0, now_s)
+    broker.end_turn()
     offsets.commit(*PLACE, 5, now_s)
     assert offset(broker) == 0
     assert pop(broker, 1)[0] == [0]
