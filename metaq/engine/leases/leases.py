@@ -112,6 +112,12 @@ class Leases:
             state.settle(self._now_ms)
         return state
 
+    def settle(self, group: str, topic: str) -> None:
+        """Let the messages of a group in a topic wait whose leases have ended, in all partitions."""
+        now_ms = self._now_ms
+        for state in self.of(group, topic).values():
+            state.settle(now_ms)
+
     def receipt_state(self, place: GroupPartition, ordinal: int, pop_ms: int) -> ReceiptState:
         """Return what has become of a delivery."""
         state = self.settled(place)

@@ -199,6 +199,7 @@ class WaitingLines:
         line = self._lines.get((group, topic))
         if line is None:
             return
+        self._leases.settle(group, topic)  # also where nobody looks: a lease that has ended sets no timer again
         for one in line.members():
             if one.waits and self._pops.is_ready(group, topic, one.partitions):
                 one.wake()

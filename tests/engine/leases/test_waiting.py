@@ -71,6 +71,18 @@ def test_nobody_is_woken_for_another_partition(line: Line) -> None:
     assert line.broker.leasing.lines.count_of(GROUP, TOPIC) == 1
 
 
+def test_a_lease_that_ended_where_nobody_looks_wakes_a_line_once(line: Line) -> None:
+    """Not again and again, for as long as its message waits."""
+    lines = line.broker.leasing.lines
+    line.wait("other", partition=1)
+    line.broker.advance(LEASE_MS / 1000)
+    wakes = lines.wakes
+    for _ in range(100):
+        line.broker.advance(0.001)
+    assert lines.wakes - wakes <= 2
+    assert line.woken == []
+
+
 def test_nobody_waits_longer_than_asked_for(line: Line) -> None:
     """E-08: nor when the broker stops."""
     line.wait("short", seconds=1)
