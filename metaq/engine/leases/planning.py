@@ -5,6 +5,7 @@ given. A message that was delivered as often as its group allows goes to the dea
 while messages of the partition are leased, except to the attempt that has them.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -27,6 +28,9 @@ _new: Final = tuple.__new__
 """Makes a named tuple at a third of the cost of its own constructor."""
 ORDER_BY_PARTITION: Final = "partition"
 ORDER_BY_KEY: Final = "key"
+SPARE: Final = 64
+"""Messages more that are looked at when some were delivered as often as allowed: those stay where they are while there is no
+room for dead letters, and must not stop the others."""
 
 
 class PopRequest(NamedTuple):
@@ -77,6 +81,11 @@ class AgainPart(NamedTuple):
     def looked_at(self) -> int:
         """The number of messages that were looked at."""
         return len(self.ordinals) + len(self.poisoned) + len(self.lost)
+
+    def before(self, ordinal: int) -> "AgainPart":
+        """Return the same part without the messages from ``ordinal`` on that it gives."""
+        count = bisect_left(self.ordinals, ordinal)
+        return self._replace(ordinals=self.ordinals[:count], records=self.records[:count], times=self.times[:count])
 
 
 NOTHING_AGAIN: Final = AgainPart([], [], [], [], [])
@@ -223,9 +232,28 @@ class Planner:
     def _again(
         self, state: PartitionLeases, queue: ConsumeQueue, group: Group, most: int, most_bytes: int, read: Read
     ) -> AgainPart:
+        """Return what is given again of what waits, at most ``most`` messages."""
+        found = self._look_at(state.first_waiting(most), state, queue, group, most, most_bytes, read)
+        if not found.poisoned:
+            return found
+        return self._look_at(state.first_waiting(most + SPARE), state, queue, group, most, most_bytes, read)
+
+    def _look_at(
+        self,
+        waiting: Sequence[int],
+        state: PartitionLeases,
+        queue: ConsumeQueue,
+        group: Group,
+        most: int,
+        most_bytes: int,
+        read: Read,
+    ) -> AgainPart:
+        """Return what is given again of some messages that wait, at most ``most`` of them."""
         again = AgainPart([], [], [], [], [])
         size = 0
-        for ordinal in state.first_waiting(most):
+        for ordinal in waiting:
+            if len(again.ordinals) == most:
+                break
             bunch = state.find(ordinal)
             if bunch is None or queue.readable <= ordinal < queue.next:
                 continue  # finished while another record was read: the plan is not taken; or hidden until replicas have it

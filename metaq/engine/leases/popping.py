@@ -192,7 +192,8 @@ class Pops:
                 pop_ms = part.state.last_pop_ms + 1
         given: list[GivenPart] = []
         rest = 0
-        for part in current:
+        for planned in current:
+            part = self._give_up(request, planned)
             self._take_part(request, part, pop_ms)
             rest += self._count_ready(part.place)
             taken = _given(part)
@@ -214,6 +215,13 @@ class Pops:
             return state is part.state and self._context.offsets.get(*place) == part.offset
         return state is part.state and state.version == part.version
 
+    def _give_up(self, request: PopRequest, part: PlanPart) -> PlanPart:
+        """Give up what was delivered as often as allowed; return the part: in order, without what comes after one left open."""
+        for ordinal, record in part.again.poisoned:
+            if not self._poison.give_up(part.place, ordinal, record, Reason.TIMES) and request.by_partition:
+                return part._replace(again=part.again.before(ordinal))
+        return part
+
     def _take_part(self, request: PopRequest, part: PlanPart, pop_ms: int) -> None:
         place, again, fresh = part.place, part.again, part.fresh
         if part.state is None:
@@ -230,8 +238,6 @@ class Pops:
             self._leases.record(place, *events)
         if part.keys is not None:
             self._take_keys(place, part.keys)
-        for ordinal, record in again.poisoned:
-            self._poison.give_up(place, ordinal, record, Reason.TIMES)
 
     def _take_keys(self, place: GroupPartition, keys: Mapping[int, str]) -> None:
         """Have the state know the keys of messages that were opened just now."""

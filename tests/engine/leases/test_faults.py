@@ -238,6 +238,42 @@ def test_a_message_that_is_finished_during_a_plan_is_no_failure(broker: LeasedBr
     assert broker.take(request, plan) is None
 
 
+# -- dead letters -----------------------------------------------------------------------------------------------------
+
+
+def with_poison(broker: LeasedBroker) -> None:
+    """Have two messages wait, of which the first one was delivered as often as allowed."""
+    put(broker, 2)
+    assert pop(broker, 1)[0] == [0]
+    broker.advance(LEASE_MS / 1000)
+    assert pop(broker, 2)[0] == [0, 1]
+    broker.advance(LEASE_MS / 1000)
+
+
+def test_a_message_that_cannot_die_stops_no_other(broker: LeasedBroker) -> None:
+    """E-08: not even for a consumer that takes one at a time. It dies when there is room for its topic."""
+    with_poison(broker)
+    broker.context.topics.max_topics = 1
+    assert pop(broker, 1)[0] == [1]
+    broker.end_turn()
+    assert open_in(broker) == [0, 1]
+    broker.context.topics.max_topics = 100
+    assert pop(broker, 1)[0] == []
+    broker.end_turn()
+    assert (open_in(broker), dead(broker)) == ([1], [b"0"])
+
+
+def test_in_order_nothing_comes_after_a_message_that_cannot_die(broker: LeasedBroker) -> None:
+    """E-08, L-10: the next one is given once it is on its way."""
+    with_poison(broker)
+    broker.context.topics.max_topics = 1
+    assert pop(broker, 2, order=True)[0] == []
+    broker.context.topics.max_topics = 100
+    assert pop(broker, 2, order=True)[0] == [1]
+    broker.end_turn()
+    assert (open_in(broker), dead(broker)) == ([1], [b"0"])
+
+
 # -- order, begin and clocks ------------------------------------------------------------------------------------------
 
 
