@@ -1,8 +1,8 @@
 """The end of leasing in a group that pulls from now on: its open messages become retries.
 
 Each open message gets a copy in the group's retry topic, which appears there when its lease ends, or at once if it was never
-given. The group's offset is then that of the first message that is neither open nor done, where its consumers go on: nothing is
-lost, and nothing that was done comes again.
+given, or if its properties have no room to say when. The group's offset is then that of the first message that is neither open
+nor done, where its consumers go on: nothing is lost, and nothing that was done comes again.
 """
 
 from typing import Any, Final
@@ -16,7 +16,7 @@ from metaq.engine.schedule import LEVEL_SECONDS
 from metaq.engine.tables.groups import Group
 from metaq.engine.tables.topics import Topic
 from metaq.engine.writing import again, delayed, new_record
-from metaq.errors import StoreError
+from metaq.errors import MessageIllegal, StoreError
 from metaq.leases.events import Dead
 from metaq.leases.redelivered import MOST_TIMES
 from metaq.message import GroupPartition
@@ -88,16 +88,20 @@ class Drain:
             self._leases.record(place, Dead(ordinal))
             return None
         message = decode_record(record)
-        pairs = properties.parse(message.properties.decode(errors="replace"))
-        pairs.setdefault(properties.RETRY_TOPIC, message.topic)
-        pairs.setdefault(properties.ORIGIN_ID, offset_id_of(message.store_host, message.log_offset))
+        own = properties.parse(message.properties.decode(errors="replace"))
+        origin = {properties.ORIGIN_ID: offset_id_of(message.store_host, message.log_offset)}
+        pairs = {properties.RETRY_TOPIC: message.topic, **origin, **own}
         level = _level_of(bunch.due_ms / 1000 - self._store.clock.monotonic()) if bunch.times else 0  # nobody has had it
         if level:
             pairs[properties.DELAY] = str(level)
         topic = self._retry_topic(group)
         draft = again(message, topic.name, ordinal % topic.partitions, pairs)
         draft.reconsume_times = min(MOST_TIMES, message.reconsume_times + bunch.times)
-        return new_record(self._context, delayed(draft))
+        try:
+            return new_record(self._context, delayed(draft))
+        except MessageIllegal:
+            draft.properties = own
+            return new_record(self._context, draft)
 
     def _retry_topic(self, group: Group) -> Topic:
         count = max(1, group.retry_queue_nums)

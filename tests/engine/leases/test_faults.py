@@ -8,6 +8,7 @@ from typing import Final
 import gevent
 import pytest
 
+from metaq.engine.leases.draining import Drain
 from metaq.engine.leases.poison import Reason
 from metaq.engine.reading import young
 from metaq.engine.tables.offsets import RESET_STANDS_S
@@ -322,19 +323,38 @@ def test_bits_that_are_far_away_finish_nothing(broker: LeasedBroker) -> None:
     assert open_in(broker) == [0]
 
 
-def test_a_message_with_properties_to_the_brim_can_die(broker: LeasedBroker) -> None:
-    """E-08: there is no room to say where it came from; it must not stand before all others for ever."""
+def put_full(broker: LeasedBroker) -> None:
+    """Put a message whose properties have no room for more."""
     draft = internal_mark(broker.context, QUEUE, b"0")
     draft.properties["a"] = "x" * (MOST_BYTES - 3)
     stage(broker.context, draft)
     note(broker.parts.turns, lambda _: None)
     broker.end_turn()
+
+
+def test_a_message_with_properties_to_the_brim_can_die(broker: LeasedBroker) -> None:
+    """E-08: there is no room to say where it came from; it must not stand before all others for ever."""
+    put_full(broker)
     pop(broker)
     reject(broker, 0)
     broker.end_turn()
     assert open_in(broker) == []
     assert broker.end_of(0) == 1
     assert broker.store.queues[TopicPartition(f"%DLQ%{GROUP}", 0)].readable == 1
+
+
+def test_a_message_with_properties_to_the_brim_becomes_a_retry(broker: LeasedBroker) -> None:
+    """E-08: at once, for there is no room to say when; else its group could never pull from now on."""
+    put_full(broker)
+    assert pop(broker)[0] == [0]
+    broker.end_turn()
+    drain = Drain(broker.context, broker.leases, broker.leasing.moves, run_here)
+    draining = gevent.spawn(drain.drain, broker.context.groups.ensure(GROUP), TOPIC)
+    for _ in range(5):
+        broker.end_turn()
+    draining.get(block=False)
+    assert open_in(broker) == []
+    assert broker.store.queues[TopicPartition(f"%RETRY%{GROUP}", 0)].readable == 1
 
 
 # -- the offset -------------------------------------------------------------------------------------------------------
