@@ -172,6 +172,13 @@ class PartitionLeases:
             return ReceiptState.AGAIN
         return ReceiptState.OVER if ordinal in self._waiting else ReceiptState.LEASED
 
+    def is_out(self, ordinal: int, pop_ms: int) -> bool:
+        """Return whether the consumer of a delivery still has its message, as of the last ``settle``."""
+        if self.receipt_state(ordinal, pop_ms) is not ReceiptState.LEASED:
+            return False
+        bunch = self.find(ordinal)
+        return bunch is not None and not bunch.given_back
+
     def ordinals(self) -> list[int]:
         """Return the open messages, in order."""
         return sorted(ordinal for bunch in (*self._wide, *self._single.values()) for ordinal in bunch.ordinals())

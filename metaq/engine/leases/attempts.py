@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from metaq.engine.leases.leases import Leases
-from metaq.leases.state import PartitionLeases, ReceiptState
 from metaq.message import GroupPartition
 
 
@@ -19,12 +18,6 @@ class _Attempt(NamedTuple):
     name: str
     pop_ms: int
     ordinals: Sequence[int]
-
-    def holds(self, state: PartitionLeases, ordinal: int) -> bool:
-        """Return whether its consumer still has a message."""
-        bunch = state.find(ordinal)
-        is_leased = state.receipt_state(ordinal, self.pop_ms) is ReceiptState.LEASED
-        return is_leased and bunch is not None and not bunch.given_back
 
 
 class Attempts:
@@ -46,7 +39,7 @@ class Attempts:
         attempt, state = self._last.get(place), self._leases.settled(place)
         if attempt is None or attempt.name != name or state is None:
             return []
-        held = [ordinal for ordinal in attempt.ordinals if attempt.holds(state, ordinal)]
+        held = [ordinal for ordinal in attempt.ordinals if state.is_out(ordinal, attempt.pop_ms)]
         return held if len(held) == state.leased else []
 
     def forget(self, *, topic: str | None, group: str | None) -> None:

@@ -13,7 +13,6 @@ from metaq.engine.leases.popping import PopResult
 from metaq.engine.leases.waiting import Waiting
 from metaq.engine.reading.filters import Filter
 from metaq.errors import AccessDenied, BadRequest, MetaqError, StoreError
-from metaq.leases.state import ReceiptState
 from metaq.message import GroupPartition
 from metaq.protocol.text.commands import Ready, Subscribe, Unsubscribe
 from metaq.protocol.text.replies import BAD_REQUEST, MOVED, NOT_FOUND, OK, write_result
@@ -219,7 +218,7 @@ class PushSubscription(StoreRead):
         self._out.pop((partition, ordinal), None)
 
     def _drop_finished(self) -> None:
-        """Find messages that are not out any more because their leases are over, or because somebody else finished them.
+        """Find messages that are not out any more: their leases are over, or somebody else finished them or gave them back.
 
         When many may be out, it is not done each time, because it looks at all of them.
         """
@@ -233,8 +232,8 @@ class PushSubscription(StoreRead):
 
     def _is_out(self, message: tuple[int, int], pop_ms: int) -> bool:
         topic, group = self.key
-        place = GroupPartition(group, topic, message[0])
-        return self._leases.leases.receipt_state(place, message[1], pop_ms) is ReceiptState.LEASED
+        state = self._leases.leases.settled(GroupPartition(group, topic, message[0]))
+        return state is not None and state.is_out(message[1], pop_ms)
 
     def _mine(self) -> tuple[int, ...] | None:
         """Return its partitions; ``None``: all."""

@@ -23,6 +23,11 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 @pytest.fixture
+def client(broker: Broker) -> Client:
+    return Client(broker)
+
+
+@pytest.fixture
 def cold(tmp_path: Path) -> Iterator[Cold]:
     """Yield a broker that has to read its two messages from the disk, and its reads, which wait."""
     first = Broker(tmp_path / "data")
@@ -42,6 +47,35 @@ def test_a_partition_that_is_added_is_dealt(broker: Broker, count: int) -> None:
     broker.settle()
     broker.put("a", partition=4)
     assert members[-1].heard() == ["message 1 1 4-0 orders 4 0 1 0", "a"]
+
+
+def nack_elsewhere(broker: Broker, client: Client, ident: str) -> None:
+    """Give a message of a client back with a delay, over another connection."""
+    other = Client(broker)
+    other.ids = client.ids
+    assert other.say(f"nack orders billing {ident} delay=5000 9") == ["result 200 1 9", "1"]
+
+
+def test_what_another_connection_gives_back_with_a_delay_takes_no_credit(broker: Broker, client: Client) -> None:
+    """MY-008, MY-031: nobody has it until the delay is over."""
+    client.say("subscribe orders billing ready=1 1")
+    broker.put("a", "b")
+    assert client.heard() == ["message 1 1 0-0 orders 0 0 1 0", "a"]
+    nack_elsewhere(broker, client, "0-0")
+    assert client.heard() == ["message 1 1 0-1 orders 0 21 1 0", "b"]
+
+
+def test_what_another_connection_gives_back_with_a_delay_keeps_no_partition(broker: Broker, client: Client) -> None:
+    """MY-010: it is not out any more, so the partition moves."""
+    client.say("subscribe orders billing assign=own ready=9 1")
+    broker.put("a", partition=1)
+    assert client.heard() == ["message 1 1 1-0 orders 1 0 1 0", "a"]
+    owner = Client(broker)
+    owner.say("subscribe orders billing assign=own ready=9 2")
+    broker.put("b", partition=1)
+    assert owner.heard() == []
+    nack_elsewhere(broker, client, "1-0")
+    assert owner.heard() == ["message 1 2 1-1 orders 1 21 1 0", "b"]
 
 
 def stop_reading(client: Client) -> None:
