@@ -341,7 +341,9 @@ class PushSubscription(StoreRead):
             self._place = None
         topic, group = self.key
         now_ms = self._leases.context.store.clock.now_ms()
-        for (number, ordinal), pop_ms in self._out.items():
-            self._leases.leases.change(GroupPartition(group, topic, number), ordinal, pop_ms, now_ms, given_back=True)
+        for message, pop_ms in self._out.items():
+            if self._is_out(message, pop_ms):
+                place = GroupPartition(group, topic, message[0])
+                self._leases.leases.change(place, message[1], pop_ms, now_ms, given_back=True)
         self._out = {}
         self._handler.left(self)

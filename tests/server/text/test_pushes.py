@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import pytest
 
@@ -13,6 +13,7 @@ from tests.server.text.test_leases import Broker, Client, SlowReads, reopened
 from tests.server.text.test_silent_subscribers import Stuck
 
 Cold = tuple[Broker, SlowReads]
+DELAY_S: Final = 5.0
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def nack_elsewhere(broker: Broker, client: Client, ident: str) -> None:
     """Give a message of a client back with a delay, over another connection."""
     other = Client(broker)
     other.ids = client.ids
-    assert other.say(f"nack orders billing {ident} delay=5000 9") == ["result 200 1 9", "1"]
+    assert other.say(f"nack orders billing {ident} delay={int(DELAY_S * 1000)} 9") == ["result 200 1 9", "1"]
 
 
 def test_what_another_connection_gives_back_with_a_delay_takes_no_credit(broker: Broker, client: Client) -> None:
@@ -76,6 +77,18 @@ def test_what_another_connection_gives_back_with_a_delay_keeps_no_partition(brok
     assert owner.heard() == []
     nack_elsewhere(broker, client, "1-0")
     assert owner.heard() == ["message 1 2 1-1 orders 1 21 1 0", "b"]
+
+
+def test_the_end_of_a_subscription_ends_no_delay(broker: Broker, client: Client) -> None:
+    """MY-008: it gives back what it has out, and what another connection gave back is that no more."""
+    client.say("subscribe orders billing ready=9 1")
+    broker.put("a")
+    client.heard()
+    nack_elsewhere(broker, client, "0-0")
+    client.say("unsubscribe orders billing 2")
+    assert client.say("pop orders billing 1 3")[0].startswith("result 404 ")
+    broker.advance(DELAY_S)
+    assert client.say("pop orders billing 1 3")[0] == "message 1 3 0-0 orders 0 0 2 0"
 
 
 def stop_reading(client: Client) -> None:
