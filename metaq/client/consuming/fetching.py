@@ -34,6 +34,8 @@ TOTAL_BYTES: Final = 64 * 1024 * 1024
 """The most bytes buffered of all queues of a consumer; beyond it, each queue buffers only the result of one pull."""
 _LEAST_PAUSE_S: Final = 0.1
 _MOST_PAUSE_S: Final = 5.0
+_MOST_EXPONENT: Final = 10
+"""A greater power of two says no more, and would be too large for a number at some time."""
 _TOO_SOON_S: Final = 0.05
 """A broker that has no messages holds a pull. When it answers an empty pull faster than this, the next one is delayed."""
 
@@ -250,8 +252,10 @@ class Fetcher:
         if not response.body and following == offset:
             if self.pulled - self._asked < _TOO_SOON_S:
                 self._pause(None)
-            else:
-                self.pull()
+                return
+            with self._guard:
+                self._failures = 0
+            self.pull()
             return
         with self._guard:
             if epoch != self._epoch:
@@ -300,7 +304,7 @@ class Fetcher:
             if self.stopped:
                 return
             self._failures += 1
-            most = min(_MOST_PAUSE_S, _LEAST_PAUSE_S * 2.0**self._failures)
+            most = min(_MOST_PAUSE_S, _LEAST_PAUSE_S * 2.0 ** min(self._failures, _MOST_EXPONENT))
         if error is not None:
             logger.log(level_of(error), "pull failed queue=%s failures=%s reason=%r", self.queue, self._failures, error)
         self._source.core.scheduler.after(random.uniform(most / 2, most), self.pull)
