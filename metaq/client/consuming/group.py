@@ -252,7 +252,8 @@ class GroupConsumer:
         """Take queues that are newly assigned; return whether all were taken."""
         with self._guard:
             free = [queue for queue in queues if queue not in self._leaving]
-        permitted = set(free if self._locks is None else self._locks.take(free))
+        locked = free if self._locks is None else self._locks.take(free)
+        permitted = set(locked)
         for queue in free:
             if queue not in permitted or self._closed:
                 continue
@@ -271,6 +272,11 @@ class GroupConsumer:
                 self._reset(queue, commanded)
             elif fetcher is not None:
                 fetcher.pull()
+        if self._locks is not None:
+            with self._guard:
+                unused = [queue for queue in locked if queue not in self._fetchers and queue not in self._leaving]
+            if unused:  # held locks are renewed, and another member may get the queue
+                self._locks.release(unused)
         return len(permitted) == len(queues)
 
     def _begin(self, queue: MessageQueue) -> Fetcher | None:
