@@ -1,6 +1,7 @@
 """The connections of the client library: sharing, deadlines, loss."""
 
 import contextlib
+import errno
 import os
 import queue
 import socket
@@ -15,7 +16,7 @@ from metaq.address import Address, parse_address
 from metaq.client.connecting.access import Access, BlockingStream
 from metaq.client.connecting.connection import STALL_S
 from metaq.client.connecting.link import Link, Links, _Place
-from metaq.client.connecting.transport import ClientAnswer, RemotingRequest
+from metaq.client.connecting.transport import ClientAnswer, Outcome, RemotingRequest
 from metaq.errors import BadRequest, ClientClosed, ConnectionFailed, NotConnected, RequestTimeout
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import RemotingCommand
@@ -171,6 +172,68 @@ def test_a_refused_connection_names_the_address(links: Links) -> None:
         address = gone.address
     with pytest.raises(ConnectionFailed, match=rf"cannot connect to {address}: .*refused"):
         links.call(address, NEVER, later())
+
+
+@pytest.mark.parametrize(("short_of", "reason"), [("descriptor", "Too many open files"), ("thread", "can't start new thread")])
+def test_a_process_that_is_short_of_something_connects_later(
+    server: FakeRemoting, links: Links, monkeypatch: pytest.MonkeyPatch, short_of: str, reason: str
+) -> None:
+    """SG-092: until then it is as if the broker could not be reached, so that all who ask try again; nothing stays open."""
+    usual_connect, usual_start, opened = Access.connect, threading.Thread.start, list[BlockingStream]()
+
+    def connect(access: Access, address: Address, timeout_s: float) -> BlockingStream:
+        opened.append(usual_connect(access, address, timeout_s))
+        return opened[-1]
+
+    def dup(self: socket.socket) -> socket.socket:
+        raise OSError(errno.EMFILE, reason)
+
+    def start(self: threading.Thread) -> None:
+        if self.name.startswith("metaq-link-"):
+            raise RuntimeError(reason)
+        usual_start(self)
+
+    with monkeypatch.context() as short:
+        short.setattr(Access, "connect", connect)
+        if short_of == "descriptor":
+            short.setattr(socket.socket, "dup", dup)
+        else:
+            short.setattr(threading.Thread, "start", start)
+        with pytest.raises(NotConnected, match=f"no {short_of} for a connection to {server.address}: {reason}; .*raise the"):
+            links.submit(server.address, NEVER, later(), lambda outcome: None)
+    assert [stream.fileno() for stream in opened] == [-1]
+    assert links.call(server.address, RemotingRequest(ECHO, body=b"x"), later()).body == b"x"
+
+
+def test_who_sends_writes_itself_while_there_is_no_thread_for_it(
+    server: FakeRemoting, links: Links, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SG-092: each time, until a thread can be started."""
+    usual, started, told = threading.Thread.start, list[str](), queue.SimpleQueue[bytes]()
+
+    def start(self: threading.Thread) -> None:
+        if self.name.startswith("metaq-write-"):
+            raise RuntimeError("can't start new thread")
+        usual(self)
+
+    def count(self: threading.Thread) -> None:
+        started.append(self.name)
+        usual(self)
+
+    def done(outcome: Outcome) -> None:
+        assert isinstance(outcome, RemotingCommand)
+        told.put(outcome.body)
+
+    def ask(body: bytes) -> bytes:
+        links.submit(server.address, RemotingRequest(ECHO, body=body), later(), done, soon=True)
+        return told.get(timeout=DEADLINE_S)
+
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", start)
+        assert [ask(b"1"), ask(b"2")] == [b"1", b"2"]
+    monkeypatch.setattr(threading.Thread, "start", count)
+    assert [ask(b"3"), ask(b"4")] == [b"3", b"4"]
+    assert started == [f"metaq-write-{server.address}"]
 
 
 def test_who_waited_while_connecting_failed_does_not_try_again(links: Links, monkeypatch: pytest.MonkeyPatch) -> None:

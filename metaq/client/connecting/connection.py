@@ -6,7 +6,8 @@ from typing import Final
 
 from metaq.address import parse_address
 from metaq.client.connecting.access import Access
-from metaq.errors import ConnectionFailed
+from metaq.errors import ConnectionFailed, NotConnected
+from metaq.reasons import reason_of
 
 STALL_S: Final = 10.0
 """The longest time that a write may take; after that the connection is given up."""
@@ -21,8 +22,13 @@ class LinkConnection:
         self.lost = ""
         """The reason why it is lost; empty while it is not known to be."""
         self.outgoing = access.connect(parse_address(address), timeout_s)
-        # A time limit belongs to the socket object, so each direction has an object of its own.
-        self.incoming = self.outgoing.dup()
+        try:
+            # A time limit belongs to the socket object, so each direction has an object of its own.
+            self.incoming = self.outgoing.dup()
+        except OSError as error:
+            self.outgoing.close()
+            advice = "close files, or raise the limit of open ones (ulimit -n)"
+            raise NotConnected(f"no descriptor for a connection to {address}: {reason_of(error)}; {advice}") from error
         self.incoming.settimeout(0.0)  # whoever reads has waited for data before
         self.outgoing.settimeout(STALL_S)
 
@@ -37,7 +43,7 @@ class LinkConnection:
         return ConnectionFailed(f"the connection to {self.address} is lost: {self.lost}")
 
     def abandon(self) -> None:
-        """Close the descriptors in a child of a fork, without shutting down the connection, which is the parent's."""
+        """Close the descriptors without shutting down the connection, which in a child of a fork is the parent's."""
         for handle in (self.incoming, self.outgoing):
             with contextlib.suppress(OSError):
                 handle.close()

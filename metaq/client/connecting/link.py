@@ -57,7 +57,12 @@ class Link:
         self._closed = False
         self._writer = LinkWriter(self._connection)
         self._reader = LinkReader(self._connection, self)
-        self._reader.start()
+        try:
+            self._reader.start()
+        except RuntimeError as error:
+            self._connection.abandon()
+            advice = "end threads, or raise the limit of them (ulimit -u, pids.max)"
+            raise NotConnected(f"no thread for a connection to {address}: {error}; {advice}") from error
 
     @property
     def alive(self) -> bool:

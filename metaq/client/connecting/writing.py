@@ -1,6 +1,7 @@
 """The writing side of a connection: frames in the order of the calls, many of them in one system call."""
 
 import contextlib
+import logging
 import math
 import queue
 import threading
@@ -10,6 +11,8 @@ from typing import Final
 
 from metaq.client.connecting.connection import STALL_S, LinkConnection
 from metaq.errors import ClientError, NotConnected, RequestTimeout
+
+logger = logging.getLogger(__name__)
 
 LARGE_BYTES: Final = 16 * 1024
 """A frame from this size on is written at once: a system call costs little beside it."""
@@ -54,14 +57,13 @@ class LinkWriter:
 
     def soon(self, frame: bytes, deadline: float) -> None:
         """Have the frame written, together with others. It raises what ``write`` raises if the caller must write it."""
-        if len(frame) >= LARGE_BYTES or len(self._waiting) >= MOST_WAITING:
+        is_own_turn = len(frame) >= LARGE_BYTES or len(self._waiting) >= MOST_WAITING
+        if is_own_turn or (self._own_thread is None and not self._start()):
             self.write(frame, deadline)
             return
         self._waiting.append(frame)
         if not self._is_called:
             self._is_called = True
-            if self._own_thread is None:
-                self._start()
             self._calls.put(True)
 
     def end(self) -> None:
@@ -97,12 +99,19 @@ class LinkWriter:
             connection.give_up("a request was interrupted in the middle")
             raise
 
-    def _start(self) -> None:
+    def _start(self) -> bool:
+        """Start the writer's own thread, unless another caller has; return false when the system has no room for one now."""
         with self._guard:
             if self._own_thread is None:
                 name = f"metaq-write-{self._connection.address}"
-                self._own_thread = threading.Thread(target=self._write_on_call, name=name, daemon=True)
-                self._own_thread.start()
+                thread = threading.Thread(target=self._write_on_call, name=name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    logger.debug("no thread to write, callers do it address=%s reason=%s", self._connection.address, error)
+                    return False
+                self._own_thread = thread
+            return True
 
     def _write_on_call(self) -> None:
         while self._calls.get():
