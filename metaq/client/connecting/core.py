@@ -21,7 +21,7 @@ from metaq.client.connecting.presence import level_of
 from metaq.client.connecting.routing import Routes
 from metaq.client.connecting.scheduler import Scheduler, Task
 from metaq.client.connecting.transport import Asked, ClientAnswer, Greet, Outcome, RemotingRequest, Transport, ask
-from metaq.errors import ClientClosed, ClientError, ConnectionFailed, MetaqError, ProtocolError, Refused
+from metaq.errors import ClientClosed, ClientError, ConnectionFailed, MetaqError, ProtocolError, Refused, RequestTimeout
 from metaq.protocol.inflating import MAX_INFLATED_BYTES
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
@@ -199,15 +199,18 @@ class Core:
         return address
 
     def call_any(self, broker_name: str, request: RemotingRequest, deadline: float) -> RemotingCommand:
-        """Ask a master, or one of its slaves while the master cannot be reached, and return the answer, whatever its code.
+        """Ask a master, or one of its slaves while the master does not answer, and return the answer, whatever its code.
 
-        For requests that every replica can answer. ``ConnectionFailed`` when no replica can be reached, ``RequestTimeout``.
+        For requests that every replica can answer; each has its share of the time. ``ConnectionFailed`` when the last replica
+        cannot be reached, ``RequestTimeout`` when it does not answer in time.
         """
-        failure = ConnectionFailed(f"no route names broker {broker_name}")
-        for address in self.routes.replicas(broker_name).values():
+        failure: ClientError = ConnectionFailed(f"no route names broker {broker_name}")
+        addresses = list(self.routes.replicas(broker_name).values())
+        for left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
+            now = time.monotonic()
             try:
-                return self.transport.call(address, request, deadline)
-            except ConnectionFailed as error:
+                return self.transport.call(address, request, now + (deadline - now) / left)
+            except (ConnectionFailed, RequestTimeout) as error:
                 failure = error
                 self.look_for_masters()
         raise failure

@@ -6,11 +6,12 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
 from metaq.client.connecting.core import CONTROL_TIMEOUT_S, Core
-from metaq.client.connecting.transport import Outcome, RemotingRequest, refusal, successful
+from metaq.client.connecting.transport import Outcome, RemotingRequest, Waiter, refusal, successful
 from metaq.errors import BadRequest, ClientError, Refused
 from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol.remoting.adminbodies import decode_offsets, encode_offsets
@@ -19,6 +20,8 @@ from metaq.protocol.remoting.headers import Int32, QueryConsumerOffset, QueueOnl
 
 logger = logging.getLogger(__name__)
 
+_LEAST_S: Final = 1.0
+"""The time that each broker has at least to take offsets, when connecting to others has taken it all."""
 OFFSETS_FOLDER: Final = Path.home() / ".metaq_offsets"
 
 
@@ -101,24 +104,48 @@ class BrokerOffsets:
             with self._guard:
                 unsaved, self._changed = self._changed, set()
                 offsets = {queue: self._offsets[queue] for queue in sorted(unsaved)}
-            failure: ClientError | None = None
-            silent: set[str] = set()
             try:
-                for queue, offset in offsets.items():
-                    if queue.broker_name in silent:
-                        continue  # another attempt would take the time of the other brokers
-                    try:
-                        self._tell(queue, offset, deadline)
-                    except ClientError as error:
-                        failure = failure or error
-                        if not isinstance(error, Refused):
-                            silent.add(queue.broker_name)
-                    else:
-                        unsaved.discard(queue)
+                failures = self._tell_all(offsets, unsaved, deadline)
             finally:
                 self._save_again(unsaved)
-            if failure is not None:
-                raise failure
+            if failures:
+                raise failures[0]
+
+    def _tell_all(
+        self, offsets: dict[MessageQueue, QueueOffset], unsaved: set[MessageQueue], deadline: float | None
+    ) -> list[ClientError]:
+        """Tell offsets to their brokers, and with a deadline wait for the answers; take what is saved out of ``unsaved``.
+
+        Return the errors. Only the last answer is waited for at once, so that no broker waits for the answer of another one.
+        """
+        failures: list[ClientError] = []
+        silent: set[str] = set()
+        told: dict[MessageQueue, Callable[[], object]] = {}
+        last = None if deadline is None else next(reversed(offsets), None)
+        limit_s = CONTROL_TIMEOUT_S if deadline is None else deadline - time.monotonic()
+        for queue, offset in offsets.items():
+            if queue.broker_name in silent:
+                continue  # another attempt would take the time of the other brokers
+            now = time.monotonic()
+            until = now + limit_s if deadline is None else max(deadline, now + min(limit_s, _LEAST_S))
+            try:
+                if queue == last:
+                    self._core.ask_broker(queue.broker_name, self._update_of(queue, offset), until)
+                else:
+                    told[queue] = self._tell(queue, offset, until)
+            except ClientError as error:
+                failures.append(error)
+                if not isinstance(error, Refused):
+                    silent.add(queue.broker_name)
+            else:
+                unsaved.discard(queue)
+        for queue, answer in told.items() if deadline is not None else ():
+            try:
+                answer()
+            except ClientError as error:
+                failures.append(error)
+                unsaved.add(queue)
+        return failures
 
     def forget(self, queue: MessageQueue) -> None:
         with self._guard:
@@ -129,24 +156,28 @@ class BrokerOffsets:
         with self._guard:
             self._changed |= queues & self._offsets.keys()
 
-    def _tell(self, queue: MessageQueue, offset: QueueOffset, deadline: float | None) -> None:
+    def _update_of(self, queue: MessageQueue, offset: QueueOffset) -> RemotingRequest:
         header = UpdateConsumerOffset(self._group, queue.topic, Int32(queue.partition), offset)
-        request = RemotingRequest.of(Request.UPDATE_CONSUMER_OFFSET, header)
-        if deadline is not None:
-            self._core.ask_broker(queue.broker_name, request, deadline)
-            return
+        return RemotingRequest.of(Request.UPDATE_CONSUMER_OFFSET, header)
 
-        def told(outcome: Outcome) -> None:
+    def _tell(self, queue: MessageQueue, offset: QueueOffset, deadline: float) -> Callable[[], object]:
+        """Tell an offset to its broker, and return a function that waits for the answer and raises if it is not saved."""
+        waiter = Waiter()
+
+        def answered(outcome: Outcome) -> None:
             if isinstance(outcome, ClientError) or outcome.code != Response.SUCCESS:  # a former master refuses
                 self._core.look_for_masters()
                 self._save_again({queue})
+            waiter.set(outcome)
 
+        request = self._update_of(queue, offset)
         try:
             address = self._core.master(queue.broker_name)
-            self._core.transport.submit(address, request, time.monotonic() + CONTROL_TIMEOUT_S, told)
+            self._core.transport.submit(address, request, deadline, answered)
         except ClientError:
             self._core.look_for_masters()
             raise
+        return lambda: successful(waiter.wait(deadline, request, address))
 
 
 class LocalOffsets:

@@ -4,7 +4,7 @@ import enum
 import logging
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import orjson
 
@@ -18,6 +18,9 @@ from metaq.protocol.remoting.headers import ConsumerGroupOnly
 from metaq.registry.assign import Assign
 
 logger = logging.getLogger(__name__)
+
+_MOST_ASKED: Final = 3
+"""The most brokers that are asked for the members at one time; the next time begins with others, should these be silent."""
 
 
 class Model(enum.Enum):
@@ -46,13 +49,14 @@ class Sharing:
         self._group = group
         self._model = model
         self._assign = assign
+        self._failed_at: dict[str, float] = {}
+        """The brokers that did not tell the members when they were last asked, with the readings of ``time.monotonic``."""
 
     def share(self, topic: str) -> Share:
         """Return this member's queues of a topic. Failures are logged."""
-        deadline = time.monotonic() + CONTROL_TIMEOUT_S
         try:
-            queues = self._core.routes.readable(topic, deadline)
-            members = self._members(queues, deadline) if self._model is Model.CLUSTERING else [self._core.id]
+            queues = self._core.routes.readable(topic, time.monotonic() + CONTROL_TIMEOUT_S)
+            members = self._members(queues) if self._model is Model.CLUSTERING else [self._core.id]
         except RouteNotFound as error:
             logger.debug("no route group=%s reason=%s", self._group, error)
             return Share(None, error.reason is RouteProblem.NO_PERMISSION)
@@ -65,16 +69,24 @@ class Sharing:
             return Share(None, is_final=False)
         return Share(queues if self._model is Model.BROADCASTING else self._assign(self._core.id, queues, members))
 
-    def _members(self, queues: Sequence[MessageQueue], deadline: float) -> list[str]:
-        """Return the ids of the members, from the first broker that answers; all brokers know the same members."""
+    def _members(self, queues: Sequence[MessageQueue]) -> list[str]:
+        """Return the ids of the members, from the first broker that answers; all brokers know the same members.
+
+        Each broker has a time limit of its own. Those that did not answer before are asked last, the latest of them at the end.
+        """
         request = RemotingRequest.of(Request.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupOnly(self._group))
         failure: ClientError = ClientError(f"no broker of {queues[0].topic} has an address")
-        for broker_name in sorted({queue.broker_name for queue in queues}):
+        names = {queue.broker_name for queue in queues}
+        for name in sorted(names, key=lambda name: (self._failed_at.get(name, 0.0), name))[:_MOST_ASKED]:
             try:
-                response = successful(self._core.call_any(broker_name, request, deadline))
-                return list(map(str, orjson.loads(response.body)["consumerIdList"]))
+                response = successful(self._core.call_any(name, request, time.monotonic() + CONTROL_TIMEOUT_S))
+                members = list(map(str, orjson.loads(response.body)["consumerIdList"]))
             except ClientError as error:
                 failure = error
             except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-                failure = ClientError(f"{broker_name} answered {response.body[:80]!r} where members are due: {error!r}")
+                failure = ClientError(f"{name} answered {response.body[:80]!r} where members are due: {error!r}")
+            else:
+                self._failed_at.pop(name, None)
+                return members
+            self._failed_at[name] = time.monotonic()
         raise failure
