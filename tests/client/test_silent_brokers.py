@@ -132,3 +132,45 @@ def test_a_commit_reaches_the_brokers_that_answer(monkeypatch: pytest.MonkeyPatc
     getattr(brokers, how).clear()
     assert brokers.took(lambda: offsets.save(deadline=brokers.now + CONTROL_TIMEOUT_S)) == 0
     assert brokers.asked == ["a:0"]
+
+
+def test_a_commit_returns_only_when_a_broker_has_stored_the_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SG-118: what was sent before in the background is told again while it has no answer."""
+    brokers = Brokers(monkeypatch)
+    brokers.silent.add("a:0")
+    offsets, queue = BrokerOffsets(brokers.core, "billing"), MessageQueue("orders", "a", 0)
+    offsets.update(queue, QueueOffset(7))
+    offsets.save()
+    with pytest.raises(RequestTimeout):
+        offsets.save(deadline=brokers.now + CONTROL_TIMEOUT_S)
+    brokers.silent.clear()
+    offsets.save(deadline=brokers.now + CONTROL_TIMEOUT_S)
+    assert brokers.asked == ["a:0"] * 3
+    brokers.later.pop()(RequestTimeout("no answer"))
+    offsets.save(deadline=brokers.now + CONTROL_TIMEOUT_S)
+    assert brokers.asked == ["a:0"] * 3, "what is stored is told once"
+
+
+def test_an_answer_to_an_earlier_offset_says_nothing_about_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SG-118: and a failure of the later one has it told again."""
+    brokers = Brokers(monkeypatch)
+    brokers.silent.add("a:0")
+    offsets, queue = BrokerOffsets(brokers.core, "billing"), MessageQueue("orders", "a", 0)
+    for number in (7, 8):
+        offsets.update(queue, QueueOffset(number))
+        offsets.save()
+    first, second = brokers.later
+    first(brokers.answer({}))
+    brokers.silent.clear()
+    offsets.save(deadline=brokers.now + CONTROL_TIMEOUT_S)
+    assert brokers.asked == ["a:0"] * 3
+    offsets.update(queue, QueueOffset(9))
+    brokers.silent.add("a:0")
+    offsets.save()
+    brokers.later[-1](RequestTimeout("no answer"))
+    brokers.silent.clear()
+    offsets.save()
+    assert brokers.asked == ["a:0"] * 5
+    second(RequestTimeout("no answer"))
+    offsets.save()
+    assert brokers.asked == ["a:0"] * 5

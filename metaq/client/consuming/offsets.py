@@ -70,6 +70,8 @@ class BrokerOffsets:
         self._guard = threading.Lock()  # guards what follows
         self._offsets: dict[MessageQueue, QueueOffset] = {}
         self._changed: set[MessageQueue] = set()
+        self._unanswered: dict[MessageQueue, Waiter] = {}
+        """The queues of which a broker was told an offset that it has not yet answered, with the last such request."""
 
     def open(self) -> None:
         """Do nothing: the members of a group share the offsets."""
@@ -103,6 +105,8 @@ class BrokerOffsets:
         with self._saving:
             with self._guard:
                 unsaved, self._changed = self._changed, set()
+                if deadline is not None:  # what no broker has answered may never reach one
+                    unsaved |= self._unanswered.keys() & self._offsets.keys()
                 offsets = {queue: self._offsets[queue] for queue in sorted(unsaved)}
             try:
                 failures = self._tell_all(offsets, unsaved, deadline)
@@ -131,6 +135,8 @@ class BrokerOffsets:
             try:
                 if queue == last:
                     self._core.ask_broker(queue.broker_name, self._update_of(queue, offset), until)
+                    with self._guard:
+                        self._unanswered.pop(queue, None)
                 else:
                     told[queue] = self._tell(queue, offset, until)
             except ClientError as error:
@@ -151,6 +157,7 @@ class BrokerOffsets:
         with self._guard:
             self._offsets.pop(queue, None)
             self._changed.discard(queue)
+            self._unanswered.pop(queue, None)
 
     def _save_again(self, queues: set[MessageQueue]) -> None:
         with self._guard:
@@ -165,19 +172,32 @@ class BrokerOffsets:
         waiter = Waiter()
 
         def answered(outcome: Outcome) -> None:
+            counts = self._answered(queue, waiter)
             if isinstance(outcome, ClientError) or outcome.code != Response.SUCCESS:  # a former master refuses
                 self._core.look_for_masters()
-                self._save_again({queue})
+                if counts:
+                    self._save_again({queue})
             waiter.set(outcome)
 
         request = self._update_of(queue, offset)
         try:
             address = self._core.master(queue.broker_name)
+            with self._guard:
+                self._unanswered[queue] = waiter
             self._core.transport.submit(address, request, deadline, answered)
         except ClientError:
+            self._answered(queue, waiter)
             self._core.look_for_masters()
             raise
         return lambda: successful(waiter.wait(deadline, request, address))
+
+    def _answered(self, queue: MessageQueue, waiter: Waiter) -> bool:
+        """Note that a request is answered; return false when another one has told a later offset, or the queue is forgotten."""
+        with self._guard:
+            if self._unanswered.get(queue) is not waiter:
+                return False
+            del self._unanswered[queue]
+            return True
 
 
 class LocalOffsets:
