@@ -110,7 +110,7 @@ class Scripted:
 
     def __init__(self) -> None:
         self.timeout_s = DEADLINE_S
-        self.closed = False
+        self.is_closing = False
         self.looked = 0
         self.sent: deque[tuple[RemotingRequest, Done]] = deque()
         self.planned: list[Callable[[], None]] = []
@@ -248,7 +248,7 @@ def test_after_the_end_of_the_client_nothing_is_told() -> None:
     core = Scripted()
     first, second = leases(2)
     hanging = core.settling.ack(first)
-    core.closed = True
+    core.is_closing = True
     core.settling.leave(0.0)
     for told in (hanging, core.settling.ack(second), core.settling.change(second, 0)):
         assert isinstance(error_of(told), ClientClosed)

@@ -117,6 +117,8 @@ class Core:
         self._senders: WeakSet[Sender] = WeakSet()
         self._looking = False
         self._awake = False
+        self.is_closing = False
+        """True from the beginning of ``close``, while its consumers may still use the client for what they have begun."""
         self.closed = False
         self._regular += [(HEARTBEAT_S, self.heartbeat), (ROUTES_S, self._refresh_routes)]
         renewed_in_children(self)
@@ -132,6 +134,7 @@ class Core:
         self._guard = threading.Lock()
         self._consumers = {}
         self._looking = self._awake = False
+        self.is_closing = self.closed
         self._guide = None
         self.unique_ids.renew()
         self.scheduler.renew(f"metaq-{self.id}")
@@ -255,9 +258,11 @@ class Core:
     def add_consumer(self, member: GroupMember) -> None:
         """Name a consumer in heartbeats from now on, and pass requests of brokers about its group to it.
 
-        ``ClientError`` when this client already has a consumer of the group.
+        ``ClientError`` when this client already has a consumer of the group, ``ClientClosed`` when it is being closed.
         """
         with self._guard:
+            if self.is_closing:
+                raise ClientClosed("this client was closed")
             if member.group in self._consumers:
                 raise ClientError(f"this client already has a consumer of group {member.group}; use it, or another client")
             self._consumers[member.group] = member
@@ -359,17 +364,18 @@ class Core:
             self.scheduler.run(lambda: answer(_answered(member, request)))
 
     def close(self) -> None:
-        """Close the consumers first, because they still have offsets to save, then what has messages to send.
+        """Close the consumers first, because they still have offsets to save and their listeners may send; take no new ones.
 
-        Then unregister, and close the connections.
+        Then nothing new is begun: close what has messages to send, unregister, and close the connections.
         """
         with self._guard:
-            if self.closed:
+            if self.is_closing:
                 return
-            self.closed = True
+            self.is_closing = True
         for member in self._members():
             member.close()
         with self._guard:
+            self.closed = True
             senders = list(self._senders)
         for sender in senders:
             sender.close()

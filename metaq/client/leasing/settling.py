@@ -71,7 +71,7 @@ class Settling:
         """Return a new future; it has failed already when its client is closed, and the consumer has left it."""
         told: Told = Future()
         with self._changed:
-            is_late = self._is_left and self._core.closed
+            is_late = self._is_left and self._core.is_closing
             if not is_late:
                 self._open.add(told)
         if is_late:
@@ -99,7 +99,7 @@ class Settling:
         self.settle(timeout_s)
         with self._changed:
             self._is_left = True
-            late = list(self._open) if self._core.closed else []
+            late = list(self._open) if self._core.is_closing else []
         for told in late:
             self._end(told, ClientClosed("this client was closed"))
 
@@ -153,7 +153,7 @@ class Settling:
         if not isinstance(error, BrokerBusy):
             self._core.look_for_masters()
         after = time.monotonic() + PAUSE_S
-        again = [ack for ack in acks if ack.deadline > after and not (self._is_left and self._core.closed)]
+        again = [ack for ack in acks if ack.deadline > after and not (self._is_left and self._core.is_closing)]
         if not again:
             return False
         with self._changed:
