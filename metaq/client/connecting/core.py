@@ -63,11 +63,11 @@ class GroupMember(Protocol):
     def close(self) -> None: ...
 
 
-class Sender(Protocol):
-    """A holder of messages that wait to be sent."""
+class ClientPart(Protocol):
+    """A part that is closed with its client: a holder of messages that wait to be sent, or a reader of queues."""
 
     def close(self) -> None:
-        """Send what waits, and return when the outcome is known."""
+        """Send what waits, if anything, and return when the outcome is known. It may be called again."""
         ...
 
 
@@ -114,7 +114,7 @@ class Core:
         self._guard = threading.Lock()  # guards what follows
         self._producers: dict[str, int] = {}
         self._consumers: dict[str, GroupMember] = {}
-        self._senders: WeakSet[Sender] = WeakSet()
+        self._parts: WeakSet[ClientPart] = WeakSet()
         self._looking = False
         self._awake = False
         self.is_closing = False
@@ -250,10 +250,12 @@ class Core:
         if is_last:
             self._unregister(UnregisterClient(self.id, producer_group=group))
 
-    def add_sender(self, sender: Sender) -> None:
-        """Close a sender before the connections are closed."""
+    def add_part(self, part: ClientPart) -> None:
+        """Close a part before the connections are closed, unless nobody uses it any more; ``ClientClosed`` when it is late."""
         with self._guard:
-            self._senders.add(sender)
+            if self.closed:
+                raise ClientClosed("this client was closed")
+            self._parts.add(part)
 
     def add_consumer(self, member: GroupMember) -> None:
         """Name a consumer in heartbeats from now on, and pass requests of brokers about its group to it.
@@ -366,7 +368,7 @@ class Core:
     def close(self) -> None:
         """Close the consumers first, because they still have offsets to save and their listeners may send; take no new ones.
 
-        Then nothing new is begun: close what has messages to send, unregister, and close the connections.
+        Then nothing new is begun: close the parts, which may have messages to send, unregister, and close the connections.
         """
         with self._guard:
             if self.is_closing:
@@ -376,9 +378,9 @@ class Core:
             member.close()
         with self._guard:
             self.closed = True
-            senders = list(self._senders)
-        for sender in senders:
-            sender.close()
+            parts = list(self._parts)
+        for part in parts:
+            part.close()
         with self._guard:
             producers = list(self._producers)
             self._producers.clear()

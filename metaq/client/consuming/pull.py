@@ -66,6 +66,7 @@ class PullConsumer:
         self._at = 0
         self._closed = False
         self._is_inherited = False
+        core.add_part(self)
         renewed_in_children(self)
 
     def _renew(self) -> None:
@@ -380,7 +381,7 @@ class PullConsumer:
             raise ClientClosed(f"this consumer {MADE_BEFORE if self._is_inherited else 'was closed'}")
 
     def close(self) -> None:
-        """Stop reading. The client stays open."""
+        """Stop reading; a ``poll`` that waits returns. The client stays open; closing it closes this consumer, too."""
         self._closed = True
         for fetcher in list(self._fetchers.values()):  # a thread that reads may add one while another one closes
             fetcher.stop()

@@ -75,7 +75,7 @@ class Gatherer:
         self._batch_bytes = batch_bytes
         self._closed = False
         self._renew()
-        core.add_sender(self)
+        core.add_part(self)
         renewed_in_children(self)
 
     def _renew(self) -> None:
