@@ -127,6 +127,7 @@ class Fetcher:
         self._failures = 0
         self._replica = MASTER
         self._damaged_at: QueueOffset | None = None
+        self._is_held_back = False
 
     def stop(self) -> None:
         """Deliver no more messages."""
@@ -158,6 +159,17 @@ class Fetcher:
         self._source.budget.give_back(size)
         if is_idle:  # pulling may have to connect, and this thread, perhaps an event loop's, must not block
             self.pull_soon()
+
+    def hold_back(self) -> None:
+        """Pull no more until ``go_on``. What was requested before is still delivered."""
+        with self._guard:
+            self._is_held_back = True
+
+    def go_on(self) -> None:
+        """Pull again after ``hold_back``."""
+        with self._guard:
+            self._is_held_back = False
+        self.pull_soon()
 
     def pull_soon(self) -> None:
         """Call ``pull`` on another thread."""
@@ -202,6 +214,8 @@ class Fetcher:
         self._source.core.look_for_masters()
 
     def _has_room(self) -> bool:
+        if self._is_held_back:
+            return False
         if not self._messages:
             return True
         return self._messages < QUEUE_MESSAGES and self._bytes < QUEUE_BYTES and self._source.budget.has_room(self)

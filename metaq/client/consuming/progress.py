@@ -40,3 +40,8 @@ class Progress:
     def unfinished(self) -> int:
         """The number of messages that are not finished."""
         return len(self._open) - len(self._finished)
+
+    @property
+    def held(self) -> int:
+        """The number of messages that are remembered: those from the oldest that is not finished on, also if finished."""
+        return len(self._open)

@@ -49,6 +49,8 @@ LOCAL_BACKOFF: Final = Backoff(first=1.0, factor=2.0, most=30.0, jitter=0.25)
 _BUSY_PAUSE_S: Final = 0.05
 _TURN: Final = 64
 """The most messages of an ordered queue that a thread consumes before it turns to another queue."""
+_MOST_HELD: Final = 100_000
+"""The most messages of a queue that are remembered because an older one is not finished; two more pulls may come on top."""
 _serving: Final[ContextVar[object]] = ContextVar("metaq_serving", default=None)
 """The call of a listener to which this code belongs: on its thread, as a coroutine of asyncio, and on what that has called."""
 
@@ -61,6 +63,8 @@ class _Work:
         self.lock = threading.Lock()
         self.generation = fetcher.generation
         self.progress = Progress(begin)
+        self.is_held_back = False
+        """True while the queue is read no further because one message takes so long."""
         self.waiting: deque[ReceivedMessage] = deque()
         """The messages of an ordered queue that are not consumed yet."""
         self.is_taken = False
@@ -180,6 +184,7 @@ class PushConsumer(GroupConsumer):
         batch.fetcher.consumed(batch.generation, 0, beside_bodies)
         with work.lock:
             work.progress.add((message.queue_offset for message in batch.messages), batch.next_offset)
+            self._limit(work)
             if self._ordered:
                 work.waiting.extend(batch.messages)
                 if work.is_taken or not work.waiting:
@@ -190,6 +195,23 @@ class PushConsumer(GroupConsumer):
             return
         for start in range(0, len(batch.messages), self._batch_size):
             self._turns.put(_Turn(work, batch.messages[start : start + self._batch_size], batch.generation))
+
+    def _limit(self, work: _Work) -> None:
+        """Read a queue no further while a message is not finished after which so many have come; called under its lock."""
+        held, fetcher = work.progress.held, work.fetcher
+        if not work.is_held_back and held > _MOST_HELD:
+            work.is_held_back = True
+            fetcher.hold_back()
+            logger.warning(
+                "a message takes long, its queue is read no further group=%s queue=%s offset=%s held=%d",
+                self.group,
+                fetcher.queue,
+                work.progress.position,
+                held,
+            )
+        elif work.is_held_back and held <= _MOST_HELD // 2:
+            work.is_held_back = False
+            fetcher.go_on()
 
     # -- the threads that call the listener ---------------------------------------------------------------------------
 
@@ -351,6 +373,7 @@ class PushConsumer(GroupConsumer):
     def _finish(self, work: _Work, message: ReceivedMessage, generation: int) -> None:
         with work.lock:
             work.progress.finish(message.queue_offset)
+            self._limit(work)
         work.fetcher.consumed(generation, 1, message.stored_size)
 
     # -- what brokers ask ---------------------------------------------------------------------------------------------
