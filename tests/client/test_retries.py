@@ -129,6 +129,24 @@ def test_an_ordered_listener_waits_here(client: metaq.Client) -> None:
     assert calls == [0, 1, 2, 3]
 
 
+def test_the_pauses_of_an_ordered_listener_begin_with_the_first(client: metaq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of all others."""
+    failures: list[int] = []
+
+    def pause_s(backoff: metaq.Backoff, before: int) -> float:
+        failures.append(before)
+        return 0.0
+
+    def fail(message: metaq.ReceivedMessage) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(metaq.Backoff, "pause_s", pause_s)
+    client.producer().send("orders", b"1")
+    with client.listen("orders", "g", fail, consume_from=metaq.ConsumeFrom.FIRST, ordered=True, max_reconsume_times=3):
+        wait_until(lambda: len(client.admin().dead_letters("g")) == 1, TIMEOUT_S, "a dead letter")
+    assert failures == [0, 1, 2]
+
+
 def test_two_ways_to_say_it_contradict(client: metaq.Client) -> None:
     """At the call, as what is no retry."""
     with pytest.raises(metaq.BadRequest, match="retry and max_reconsume_times contradict each other"):

@@ -284,7 +284,7 @@ class PushConsumer(GroupConsumer):
             finally:
                 self._end_call(work.fetcher.queue)
             if kept:
-                self._later(turn, work.failures)
+                self._later(turn, work.failures - 1)
                 return
             if self._closed or turn.generation != work.fetcher.generation:
                 return
