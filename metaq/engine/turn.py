@@ -287,6 +287,10 @@ class Turns:
         """Return the log offset before which everything is as safe as promised."""
         return self._store.durable_end if self.copies is None else self.copies.held_end
 
+    def is_safe(self, end: int) -> bool:
+        """Return whether everything before a log offset is as safe as promised; always true where outcomes do not wait."""
+        return not self.waits or self._safe_end() >= end
+
     def lasting_end(self) -> int:
         """Return the log offset before which nothing can be taken back; of a master."""
         durable = self._store.durable_end

@@ -45,7 +45,9 @@ class Transactions:
         self.snapshots = Snapshots(store, self.steps, self._undecided, folder)
         self.keeping = Keeping(store, self._journal, self.steps, self._undecided, self.snapshots)
         self.doubtful_end = store.log.end
-        """The log offset before which branches were decided that other replicas may still hold as prepared."""
+        """The log offset before which steps were stored late: a power cut or a new master may still drop them."""
+        self.returning_end = self.doubtful_end
+        """The same of steps that ended a prepared branch or an operator's decision, which would be there again then."""
         self._looked_s, self._available = -LOOK_S, 0
 
     # -- commands -----------------------------------------------------------------------------------------------------
@@ -150,9 +152,11 @@ class Transactions:
         return self.steps.begun(log_offset, nothing, nothing, None)
 
     def stored_late(self, step: Step) -> None:
-        """Take a step as succeeded that is in the log, but not as safe as promised: a new master may lack it."""
+        """Take a step as succeeded that is in the log, but not as safe as promised: a power cut or a new master may drop it."""
         step.succeeded()
-        self.doubtful_end = self._store.log.end
+        self.doubtful_end = max(self.doubtful_end, step.end)
+        if step.refusal is XaCode.RMFAIL:  # it decides about a branch that the log has
+            self.returning_end = max(self.returning_end, step.end)
 
     # -- looking ------------------------------------------------------------------------------------------------------
 

@@ -22,11 +22,12 @@ _ID_SHIFT: Final = 20
 class Step:
     """A step that is staged; the caller calls either ``succeeded`` or ``failed``, once."""
 
-    __slots__ = ("_ended", "_failed", "_succeeded", "refusal", "size")
+    __slots__ = ("_ended", "_failed", "_succeeded", "end", "refusal", "size")
 
     def __init__(
         self,
-        size: int,
+        begin: int,
+        end: int,
         ended: Callable[[], None],
         succeeded: Callable[[], None],
         failed: Callable[[], None],
@@ -37,7 +38,9 @@ class Step:
         self._failed = failed
         self.refusal = refusal
         """The code to answer when nothing is stored; ``None`` for a local transaction, which has no codes."""
-        self.size = size
+        self.end = end
+        """The log offset after its records."""
+        self.size = end - begin
         """The bytes in the log that wait for the outcome."""
 
     def succeeded(self) -> None:
@@ -92,7 +95,7 @@ class Steps:
         self._begun += 1
         self._open[self._begun] = self.next_mark - 1, log_offset
         ended = partial(self._end, self._begun)
-        return Step(self._store.log.staged_end - log_offset, ended, succeeded, failed, refusal)
+        return Step(log_offset, self._store.log.staged_end, ended, succeeded, failed, refusal)
 
     def _end(self, number: int) -> None:
         del self._open[number]

@@ -92,7 +92,7 @@ class TransactionHandler:
             demand(session.principal, Action.PUBLISH)
             self._check_master()
             if command.type == "RECOVER":
-                self._check_copied()
+                self._check_safe(self.transactions.returning_end)
                 found = self.transactions.branches.recover(command.qualifier or None)
                 keys = [key for key in found if self._may_finish(session.principal, key)]
                 session.reply(write_result(OK, "\r\n".join(keys), command.opaque))
@@ -108,7 +108,7 @@ class TransactionHandler:
                 steps[command.type](session, command, key)
             except XaError as error:
                 if error.code is XaCode.NOTA and not is_local:
-                    self._check_copied()
+                    self._check_safe(self.transactions.doubtful_end)
                 raise
         except MetaqError as error:
             session.reply(refusal(error, command.opaque))
@@ -137,13 +137,14 @@ class TransactionHandler:
         except MetaqError as error:
             raise XaError(XaCode.RMFAIL, str(error)) from error
 
-    def _check_copied(self) -> None:
-        """Raise ``XaError`` (RMFAIL) while recent decisions are not on enough replicas.
+    def _check_safe(self, end: int) -> None:
+        """Raise ``XaError`` (RMFAIL) while recent decisions, which are before a log offset, are not as safe as promised.
 
-        A transaction manager may forget a branch that is reported as unknown, so no failover may be able to bring it back.
+        A transaction manager may forget a branch that is reported as unknown, so no power cut and no failover may be able to
+        bring it back.
         """
-        if not self.turns.is_copied(self.transactions.doubtful_end):
-            raise XaError(XaCode.RMFAIL, "recent decisions are not on enough replicas yet; ask again")
+        if not self.turns.is_safe(end):
+            raise XaError(XaCode.RMFAIL, "recent decisions are not as safe as promised yet; ask again")
 
     def puts(self, session: TextSession, commands: Sequence[Command], at: int) -> int:
         """Keep the run of puts at ``at`` with their branches; return where it ends.

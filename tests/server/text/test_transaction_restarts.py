@@ -229,3 +229,27 @@ def test_an_outcome_that_is_late(tmp_path: Path) -> None:
         wait_until(lambda: everything(talk) == [[b"x"]] * PARTITIONS, DEADLINE_S, "the commit is on the disk")
         assert talk.transaction(keys[0], "COMMIT_TWO_PHASE") in ((OK, ""), late)  # on a slow machine it is late again
         wait_until(lambda: everything(talk) == [[b"x", b"x"]] * PARTITIONS, DEADLINE_S, "this one, too")
+
+
+def test_a_decision_that_a_power_cut_may_undo(tmp_path: Path) -> None:
+    """MQ-072, MQ-076: a manager that asks again must not take a branch for decided that may be prepared after a power cut."""
+    kinds = {new_key(): kind for kind in ("COMMIT_TWO_PHASE", "ROLLBACK", "COMMIT_ONE_PHASE")}
+    flags = ("--default-partitions", str(PARTITIONS), "--sync-timeout-ms", "500")
+    with Controlled(tmp_path / "data", *flags) as broker, Talk(broker) as talk:
+
+        def answers() -> set[tuple[int, str]]:
+            return set(talk.ask(*[talk.step(key, kind) for key, kind in kinds.items()]))
+
+        for key, kind in kinds.items():
+            fill(talk, key, b"x")
+            if kind != "COMMIT_ONE_PHASE":
+                talk.done(key, "PREPARE")
+        broker.stall()
+        late = (ERROR, "XAException:code=-7,msg=stored, but not yet on the disk; ask again, or let recover tell")
+        assert answers() == {late}
+        doubt = (ERROR, "XAException:code=-7,msg=recent decisions are not as safe as promised yet; ask again")
+        assert answers() == {doubt}
+        assert talk.transaction("null", "RECOVER") == doubt
+        broker.go_on()
+        wait_until(lambda: all("code=-4" in text for _, text in answers()), DEADLINE_S, "they are on the disk")
+        assert talk.recover() == []
