@@ -95,9 +95,11 @@ class CheckBack:
 
     def _due(self) -> Iterator[int]:
         now_ms = self._store.clock.now_ms()
+        # however long a message wants nobody to be asked
+        too_old_ms = now_ms - max(self._context.settings.keep_hours * HOUR_MS, self._halves.check_after_ms)
         for number, ordinal in enumerate(self._halves, 1):
             half = self._halves.find(ordinal)
-            if half is not None and (half.due_ms <= now_ms or self._is_from_later(half, now_ms)):
+            if half is not None and (half.due_ms <= now_ms or half.since_ms < too_old_ms or self._is_from_later(half, now_ms)):
                 yield ordinal
             if number % LOOKED_AT == 0:
                 self._rest()

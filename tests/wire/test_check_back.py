@@ -175,14 +175,15 @@ def test_checks_count_also_when_nobody_is_there(tmp_path: Path) -> None:
 
 
 def test_what_is_too_old_is_given_up(tmp_path: Path) -> None:
-    """RD-105: after ``keep_hours``, however often it was asked about."""
+    """RD-105: after ``keep_hours``, however often it was asked about, and however long nobody is to be asked."""
     with Controlled(tmp_path / "data", *SOON, *FOR_EVER, durability="disk") as broker:
         with Producer(broker) as producer:
             producer.half(b"paid")
+            producer.half(b"patient", pairs="CHECK_IMMUNITY_TIME_IN_SECONDS\x01999999999\x02")
             producer.checked()
         broker.restart_later(73 * 3600)
         with Producer(broker) as producer:
-            wait_until(partial(given_up, producer), DEADLINE_S, "it is given up")
+            wait_until(lambda: count(producer, GIVEN_UP) == 2, DEADLINE_S, "both are given up")
 
 
 def test_a_clock_that_is_set_back_asks_once(tmp_path: Path) -> None:
