@@ -11,12 +11,14 @@ it is sent.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from metaq.engine.halfmessages import HalfMessages, pairs_of
+from metaq.engine.tables.consumergroup import Member
 from metaq.engine.writing import again, note, stage
 from metaq.errors import MetaqError
 from metaq.message import GIVEN_UP_TOPIC, HALF_TOPIC
@@ -45,6 +47,8 @@ ROUNDS: Final = 4
 LATEST_S: Final = 1.0
 MOST_ASKED: Final = 1000
 """Checks sent in one round. A Java producer queues 2,000 of them and drops the rest."""
+MOST_READ: Final = 4 * MOST_ASKED
+"""Messages read in one round, most of which may be of groups without producers."""
 LOOKED_AT: Final = 4096
 """Undecided messages examined before other greenlets run, about 2 ms of work."""
 AT_ONCE: Final = 32
@@ -76,6 +80,7 @@ class CheckBack:
         self._ending = ending
         self._read = read_through(run)
         self._rotation = 0
+        self._latest = -1  # the first ordinal of the half message that was checked last
         settings = self._context.settings
         self.pause_s = min(LATEST_S, settings.check_interval_ms / 1000 / ROUNDS)
         self._interval_ms = settings.check_interval_ms
@@ -84,12 +89,16 @@ class CheckBack:
     # -- asking -------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Do one round of checks; called as a duty every ``pause_s`` seconds."""
+        """Do one round of checks, which begins where the last one ended; called as a duty every ``pause_s`` seconds."""
         self._halves.follow(self._read)
-        for number, ordinal in enumerate(islice(self._due(), MOST_ASKED), 1):
+        asked = 0
+        for number, ordinal in enumerate(islice(self._due(), MOST_READ), 1):
             if self._ending() or not self._takes_decisions():
                 return
-            self._check_one(ordinal)
+            asked += self._check_one(ordinal)
+            self._latest = ordinal
+            if asked == MOST_ASKED:
+                return
             if number % AT_ONCE == 0:
                 self._rest()
 
@@ -97,7 +106,9 @@ class CheckBack:
         now_ms = self._store.clock.now_ms()
         # however long a message wants nobody to be asked
         too_old_ms = now_ms - max(self._context.settings.keep_hours * HOUR_MS, self._halves.check_after_ms)
-        for number, ordinal in enumerate(self._halves, 1):
+        ordinals = sorted(self._halves)
+        begin = bisect_right(ordinals, self._latest)
+        for number, ordinal in enumerate(chain(islice(ordinals, begin, None), islice(ordinals, begin)), 1):
             half = self._halves.find(ordinal)
             if half is not None and (half.due_ms <= now_ms or half.since_ms < too_old_ms or self._is_from_later(half, now_ms)):
                 yield ordinal
@@ -108,18 +119,23 @@ class CheckBack:
         """Return whether the clock has been set back since a half was stored, and nobody was asked about it since."""
         return now_ms < half.since_ms and half.due_ms > now_ms + self._interval_ms
 
-    def _check_one(self, ordinal: int) -> None:
+    def _check_one(self, ordinal: int) -> bool:
+        """Ask about a half message, or give it up; return whether it was sent to a producer."""
         half, record = self._half(ordinal)
         if half is None or record is None or not self._takes_decisions():
-            return
+            return False
         pairs = pairs_of(record)
         origin = origin_of(record, pairs)
         now_ms = self._store.clock.now_ms()
         settings = self._context.settings
         if half.checks >= settings.max_checks or now_ms - half.since_ms > settings.keep_hours * HOUR_MS:
             self._give_up(record, pairs, origin, half)
-        elif self._ask(record, pairs, origin):
+            return False
+        members = self._context.clients.producers(pairs.get(properties.PRODUCER_GROUP, ""))
+        is_sent = self._ask(members, record, pairs, origin)
+        if is_sent or not members:
             self._halves.asked(ordinal, half.checks + 1, now_ms + self._interval_ms)
+        return is_sent
 
     def _half(self, ordinal: int) -> tuple[Half | None, Record | None]:
         """Return an undecided half message and its record; ``None`` for both when it was decided in the meantime.
@@ -144,11 +160,8 @@ class CheckBack:
     def _takes_decisions(self) -> bool:
         return self._store.writable and not self._messages.turns.overloaded
 
-    def _ask(self, record: Record, pairs: dict[str, str], origin: Origin) -> bool:
-        """Send a check to one producer of the group; return false when there are producers but none can be sent it."""
-        members = self._context.clients.producers(pairs.get(properties.PRODUCER_GROUP, ""))
-        if not members:
-            return True
+    def _ask(self, members: Sequence[Member], record: Record, pairs: dict[str, str], origin: Origin) -> bool:
+        """Send a check to one producer of the group; return false when none can be sent it."""
         unique = pairs.get(properties.UNIQUE_KEY)
         offset_id = offset_id_of(record.store_host, origin.log_offset)
         fields = encode_header(CheckTransaction(origin.ordinal, origin.log_offset, unique, unique, offset_id))
