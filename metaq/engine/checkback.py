@@ -80,7 +80,7 @@ class CheckBack:
         self._ending = ending
         self._read = read_through(run)
         self._rotation = 0
-        self._latest = -1  # the first ordinal of the half message that was checked last
+        self._latest = -1  # the first ordinal of the half message that was to be checked last
         settings = self._context.settings
         self.pause_s = min(LATEST_S, settings.check_interval_ms / 1000 / ROUNDS)
         self._interval_ms = settings.check_interval_ms
@@ -95,8 +95,8 @@ class CheckBack:
         for number, ordinal in enumerate(islice(self._due(), MOST_READ), 1):
             if self._ending() or not self._takes_decisions():
                 return
+            self._latest = ordinal  # before: it may have a record that the disk cannot give
             asked += self._check_one(ordinal)
-            self._latest = ordinal
             if asked == MOST_ASKED:
                 return
             if number % AT_ONCE == 0:
@@ -145,14 +145,14 @@ class CheckBack:
         half = self._halves.find(ordinal)
         if half is None:
             return None, None
-        stored = self._store.record_at_offset(half.log_offset, self._read)
+        stored = self._halves.stored(half, self._read)
         if self._halves.find(ordinal) is not half:  # other greenlets ran while it was read
             return None, None
         if stored is not None:
             return half, decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size]))
-        if self._store.log.record_at(half.log_offset, self._read) is not None:
-            return None, None  # it waits for replicas, and must not be visible yet
-        if self._takes_decisions() and self._halves.find(ordinal) is half:  # other greenlets ran once more
+        if not self._halves.is_visible(half):
+            return None, None
+        if self._takes_decisions():
             logger.error("transactional message lost, its record is damaged ordinal=%d log_offset=%d", ordinal, half.log_offset)
             self._messages.decide(ordinal, Fate.GIVEN_UP)
         return half, None

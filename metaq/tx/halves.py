@@ -170,6 +170,17 @@ class Halves:
         """Return the undecided half with this first ordinal; ``None`` also while its decision is on its way into the log."""
         return None if ordinal in self._claimed else self._halves.get(ordinal)
 
+    def is_visible(self, half: Half) -> bool:
+        """Return whether readers may see the newest record of a half; otherwise it waits for replicas."""
+        return half.log_offset < self._store.published_end
+
+    def stored(self, half: Half, read: Read) -> Stored | None:
+        """Return the newest record of a half; ``None`` when it is damaged or not visible. Raises ``ColdRead`` as ``read`` does.
+
+        The table says where it is, so a damaged unit in the half topic does not matter.
+        """
+        return self._store.log.record_at(half.log_offset, read) if self.is_visible(half) else None
+
     def has_returned(self, ordinal: int, given_up_at: int) -> bool:
         """Return whether a half that was given up, by the record at this log offset, has come back since."""
         return self._returned.get(ordinal, -1) > given_up_at

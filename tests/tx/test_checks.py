@@ -11,6 +11,9 @@ from metaq.engine.checkback import MOST_ASKED, CheckBack
 from metaq.engine.writing import Draft, internal, stage
 from metaq.message import HALF_TOPIC
 from metaq.protocol import properties
+from metaq.store.copies.applying import hide_from
+from metaq.store.log.segments import segment_name
+from metaq.store.queues.consumequeue import UNIT_SIZE
 from metaq.tx.halves import Fate, Halves
 from tests.support.inprocess import Parts
 
@@ -40,9 +43,29 @@ class Bench:
         self._parts.store.append()
         return placed.ordinal
 
+    def damage_unit(self, ordinal: int) -> None:
+        """Overwrite a unit of the half topic on the disk."""
+        queue = self._parts.store.queue(HALF_TOPIC, 0)
+        queue.write()
+        with (queue.directory / segment_name(0)).open("r+b") as file:
+            file.seek(ordinal * UNIT_SIZE)
+            file.write(b"\xff" * UNIT_SIZE)
+
     def connect(self, group: str) -> None:
         """Have a producer of a group."""
         self._groups.add(group)
+
+    def hide(self) -> None:
+        """Have all messages wait for replicas, as on a new master."""
+        hide_from(self._parts.store, 0)
+
+    def show(self) -> None:
+        """Let readers see them again."""
+        self._parts.store.publish(self._parts.store.log.end)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self._parts.clock.advance(seconds)
 
     def check(self) -> None:
         """Do one round, an interval after the last one."""
@@ -85,3 +108,32 @@ def test_a_group_that_decides_nothing_keeps_no_other_waiting(bench: Bench) -> No
     bench.check()
     assert bench.asked.index(("other", last)) == 2 * MOST_ASKED
     assert len(set(bench.asked)) == 2 * MOST_ASKED + 1
+
+
+def test_a_unit_that_is_damaged_hides_no_half_message(bench: Bench) -> None:
+    """RD-105: the table says where it is, so its producers are asked, and it does not pin the log."""
+    damaged, intact = bench.put("pg"), bench.put("pg")
+    bench.check()
+    bench.damage_unit(damaged)
+    bench.connect("pg")
+    bench.check()
+    assert bench.asked == [("pg", damaged), ("pg", intact)]
+    bench.advance(73 * 3600)
+    bench.check()
+    assert [(ordinal, fate, message is not None) for ordinal, fate, message in bench.decided] == [
+        (damaged, Fate.GIVEN_UP, True),
+        (intact, Fate.GIVEN_UP, True),
+    ]
+
+
+def test_what_waits_for_replicas_is_not_lost(bench: Bench) -> None:
+    """RD-105: a new master has in its table what readers may not see yet; nobody is asked about it, and it is not given up."""
+    bench.put("pg")
+    bench.check()
+    bench.connect("pg")
+    bench.hide()
+    bench.check()
+    assert (bench.asked, bench.decided) == ([], [])
+    bench.show()
+    bench.check()
+    assert len(bench.asked) == 1

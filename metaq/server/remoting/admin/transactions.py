@@ -136,8 +136,8 @@ class TransactionAdminHandler:
         rows, size = [], 0
         for number, ordinal in enumerate(chosen, 1):
             half = self._halves.find(ordinal)
-            stored = None if half is None else self._context.store.record_at_offset(half.log_offset, read)
-            if half is None or stored is None:  # decided meanwhile, or damaged, which was logged when it was read
+            stored = None if half is None else self._halves.stored(half, read)
+            if half is None or stored is None:  # decided meanwhile, not visible yet, or damaged, which a check reports
                 continue
             rows.append(_half_row(decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size])), half))
             size += stored.size

@@ -82,7 +82,7 @@ class _End(Change):
         messages = self._messages
         messages.halves.follow(read)
         half = messages.halves.find(self._header.tran_state_table_offset)
-        return None if half is None else messages.context.store.record_at_offset(half.log_offset, read)
+        return None if half is None else messages.halves.stored(half, read)
 
     def found(self, stored: Stored | None) -> None:
         messages, header = self._messages, self._header
