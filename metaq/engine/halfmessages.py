@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
+from metaq.dedupe.records import First
 from metaq.engine.context import Context
+from metaq.engine.dedupe.asking import ColdIds
 from metaq.engine.dedupe.dedupe import Dedupe
 from metaq.engine.priorities.levels import check_priority, partition_of_copy
 from metaq.engine.turn import Turns
@@ -17,9 +19,9 @@ from metaq.engine.writing import Draft, Placed, again, delayed, internal, new_re
 from metaq.errors import MessageIllegal, MetaqError, StoreError, UnknownTopic
 from metaq.message import HALF_OP_TOPIC, HALF_TOPIC
 from metaq.protocol import properties
-from metaq.protocol.record import TAGS, Record
+from metaq.protocol.record import TAGS, Record, decode_record
 from metaq.protocol.sysflag import TRANSACTION_COMMIT
-from metaq.store.files.filecache import ColdRead, read_cached
+from metaq.store.files.filecache import ColdRead, read_cached, read_here
 from metaq.store.recordgroups import put_record_group
 from metaq.tx.halves import LONGEST_ORIGIN, Fate, Halves, origin_of
 
@@ -85,6 +87,25 @@ class HalfMessages:
         placed = stage(self.context, draft.moved(HALF_TOPIC, 0, kept))
         self.staged()
         return placed
+
+    def check_repeat(self, draft: Draft, first: First) -> None:
+        """Raise ``MessageIllegal`` when a half message has the id of a half that is undecided, but is of another transaction.
+
+        Nobody could decide it: only the first one is stored. Raises ``ColdIds`` when that must be read from the disk.
+        """
+        ident, unique_key = draft.properties.get(properties.DEDUPE_ID), draft.properties.get(properties.UNIQUE_KEY)
+        place = self.halves.place_of(first.ordinal, first.log_offset)
+        if not ident or unique_key is None or place is None:
+            return
+        store, asking = self.context.store, self._dedupe.asking
+        read_first = partial(store.log.record_at, place)
+        try:
+            stored = read_first(read_here if asking.has_read else read_cached)
+        except ColdRead:
+            raise ColdIds(self._dedupe.keys(draft.topic, ident, store.clock.now_ms()), read_first) from None
+        if stored is None or pairs_of(decode_record(bytes(stored.buffer))).get(properties.UNIQUE_KEY) != unique_key:
+            reason = f"the transaction of the first message with the {properties.DEDUPE_ID} {ident[:40]!r} is undecided"
+            raise MessageIllegal(f"{reason}; send this one again once it is decided")
 
     def staged(self) -> None:
         """Note that a half message was staged in this turn: it is undecided as soon as readers can see it."""

@@ -181,6 +181,16 @@ class Halves:
         """
         return self._store.log.record_at(half.log_offset, read) if self.is_visible(half) else None
 
+    def place_of(self, ordinal: int, log_offset: int) -> int | None:
+        """Return where the newest record of the half with this first record is; ``None`` once readers can see its decision.
+
+        Its first record may not be visible yet, or its decision is on its way.
+        """
+        half = self._halves.get(ordinal)
+        if half is not None:
+            return half.log_offset
+        return log_offset if ordinal >= self._seen.half else None
+
     def has_returned(self, ordinal: int, given_up_at: int) -> bool:
         """Return whether a half that was given up, by the record at this log offset, has come back since."""
         return self._returned.get(ordinal, -1) > given_up_at

@@ -18,6 +18,7 @@ from tests.support.halves import COMMIT, NEVER, ROLLBACK, Begun
 from tests.support.messages import count, pairs_of, records, send, send_header, sent
 from tests.support.metrics import value
 from tests.support.remoting import RemotingClient
+from tests.support.slowdisk import Controlled
 
 TOPIC: Final = "once"
 WINDOW_MS: Final = 600_000
@@ -138,10 +139,14 @@ def test_batches_halves_and_delayed_ones(tmp_path: Path) -> None:
             assert count(client, TOPIC, 1) == 2
 
 
-def half_of(client: RemotingClient, ident: str) -> dict[str, str]:
+def half_header(ident: str, more: str = "") -> SendMessage:
+    pairs = f"UNIQ_KEY\x01{ident}\x02TRAN_MSG\x01true\x02PGROUP\x01pg\x02{more}"
+    return send_header(TOPIC, pairs, sys_flag=TRANSACTION_TYPE)
+
+
+def half_of(client: RemotingClient, ident: str, more: str = "") -> dict[str, str]:
     """Send a half message; the fields of the answer."""
-    header = send_header(TOPIC, f"UNIQ_KEY\x01{ident}\x02TRAN_MSG\x01true\x02PGROUP\x01pg\x02", sys_flag=TRANSACTION_TYPE)
-    return sent_when_ready(client, header, b"half")
+    return sent_when_ready(client, half_header(ident, more), b"half")
 
 
 def decide(client: RemotingClient, half: dict[str, str], decision: int) -> None:
@@ -183,6 +188,27 @@ def test_what_was_cancelled_or_rolled_back_is_stored_when_it_is_sent_again(tmp_p
             decide(client, known[1], COMMIT)
             assert half_of(client, "h") == known[1]
             wait_until(lambda: count(client, TOPIC) == 1, DEADLINE_S, "the committed message")
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_another_transaction_with_the_id_of_an_undecided_one_is_refused(tmp_path: Path, *, cold: bool) -> None:
+    """D-1, RD-105: answered as the first one it could not be decided, and the message of a committed transaction were lost."""
+    with Controlled(tmp_path / "data", *NEVER) as broker, RemotingClient(broker.host, broker.port) as client:
+        create(client)
+        same = "DEDUPE_ID\x01d\x02"
+        first = half_of(client, "u1", same)
+        if cold:
+            (tmp_path / "cold").touch()
+        assert half_of(client, "u1", same) == first
+        refused = client.response(send(client, half_header("u2", same), b"half"))
+        assert refused.code == Response.MESSAGE_ILLEGAL
+        assert "first message with the DEDUPE_ID 'd' is undecided; send this one again" in (refused.remark or "")
+        decide(client, first, ROLLBACK)
+        second = half_of(client, "u2", same)
+        assert second["msgId"] != first["msgId"]
+        decide(client, second, COMMIT)
+        assert half_of(client, "u3", same)["msgId"] == second["msgId"]
+        assert count(client, TOPIC) == 1
 
 
 def test_a_window_ends_and_a_new_topic_knows_nothing(tmp_path: Path) -> None:

@@ -298,6 +298,8 @@ class SendHandler:
         placed, first = self._dedupe.once(
             draft, partial(place, self._halves, self._timers, draft, header.producer_group, given_up_by)
         )
+        if first is not None and first.kind == StoredAs.HALF and is_half(draft):
+            self._halves.check_repeat(draft, first)
         # A delayed or transactional message is answered with the partition that was requested, and the place where it is
         # parked.
         sent = Sent(
