@@ -87,7 +87,9 @@ class _DataManager:
         except OutcomeUnknown:
             self._commit_again()
         except XaFailed as error:
-            if error.code != XaCode.HEURCOM:  # HEURCOM: an operator has committed it meanwhile
+            if error.code == XaCode.NOTA:  # the marker is there, so whoever else finished the branch has committed it
+                logger.warning("branch was over before its commit xid=%s", self._xid)
+            elif error.code != XaCode.HEURCOM:  # HEURCOM: an operator has committed it meanwhile
                 raise
 
     def tpc_abort(self, txn: object) -> None:
