@@ -234,7 +234,7 @@ class Turns:
         store = self._store
         failure: StoreError | None = None
         try:
-            readable = store.append()
+            readable = store.append(awaited=bool(self._parked))
         except StoreError as error:
             if str(error) != self._complaint:  # log once: a master that is fenced refuses every turn
                 logger.error("append failed reason=%s", error)

@@ -46,6 +46,12 @@ from metaq.store.settings import StoreSettings
 LOG: Final = "commitlog"
 QUEUES: Final = "consumequeue"
 INDEX: Final = "index"
+Ends = dict[ConsumeQueue, tuple[int, int]]
+"""The ordinal and the text position of the next message of each queue."""
+MANY_HIDDEN: Final = 1000
+"""From this many appends on that readers do not see yet, further ones become visible together, so that memory does not grow."""
+TOGETHER_BYTES: Final = 1024 * 1024
+"""The part of the log whose appends become visible together then."""
 FIRST_EPOCH: Final = 1
 """Not 0, or the message at log offset 0 would get the id 0, which means to Java clients that a put failed."""
 
@@ -88,7 +94,7 @@ class MessageStore(Gate):
         self._keyed: list[Entry] = []  # the keys of staged messages
         self._records = RecordWriter()
         self._latest_middle, self._latest_ms = b"", 0  # of the latest message with keys; many share theirs
-        self._unpublished: deque[tuple[int, list[tuple[ConsumeQueue, int, int]]]] = deque()
+        self._unpublished: deque[tuple[int, Ends]] = deque()
         many = self.settings.sync_together
         self.checkpointing = Checkpointing(self, self.indexing, self.disk, directory, self.in_slices, many_queues=many)
         self._units_before = 0  # units in all queues when the store was opened
@@ -180,9 +186,10 @@ class MessageStore(Gate):
             queue.turn = self._turn
             self._touched.append((queue, queue.next, queue.text_end, queue.pending_bytes))
 
-    def append(self) -> list[ConsumeQueue]:
+    def append(self, *, awaited: bool = False) -> list[ConsumeQueue]:
         """Write all staged messages; return the queues in which readers now see more.
 
+        ``awaited`` says that somebody is answered once readers see the append before, which must not wait for this one then.
         On failure nothing of the turn is stored. All but ``DiskFull``, ``Fenced``, ``TooManyFiles`` make the store read-only.
         """
         touched = self._touched
@@ -204,29 +211,37 @@ class MessageStore(Gate):
         if self._keyed:
             self.indexing.appended(self._keyed)
             self._keyed.clear()
-        changes = []
+        changes: Ends = {}
         for queue, ordinal, _, _ in touched:
             self.messages_put += queue.next - ordinal
-            changes.append((queue, queue.next, queue.text_end))
+            changes[queue] = (queue.next, queue.text_end)
             self.checkpointing.appended(queue)
             if queue.pending_bytes >= WRITE_AT:
                 self.checkpointing.write_units(queue)
-        self._unpublished.append((self.log.end, changes))
+        self.hide(changes, apart=awaited)
         return self.publish(self.log.end) if self.settings.durability is Durability.MEMORY else []
 
     def publish(self, end: int) -> list[ConsumeQueue]:
         """Let readers see every append that ends at or before ``end``; return the queues in which they see more."""
-        seen = []
+        latest: Ends = {}
         while self._unpublished and self._unpublished[0][0] <= end:
             self.published_end, changes = self._unpublished.popleft()
-            for queue, ordinal, text_end in changes:
-                queue.publish(ordinal, text_end)
-                seen.append(queue)
-        return seen
+            latest.update(changes)
+        for queue, (ordinal, text_end) in latest.items():
+            queue.publish(ordinal, text_end)
+        return list(latest)
 
-    def hide(self, changes: list[tuple[ConsumeQueue, int, int]]) -> None:
-        """Let readers see these queues up to a next ordinal and text end once the log, up to its present end, is published."""
-        self._unpublished.append((self.log.end, changes))
+    def hide(self, changes: Ends, *, apart: bool = True) -> None:
+        """Let readers see these queues up to their new ends once the log, up to its present end, is published.
+
+        Unless it is to become visible ``apart``, the end of a long backlog becomes visible together with what came before.
+        """
+        hidden, end = self._unpublished, self.log.end
+        if not apart and len(hidden) >= MANY_HIDDEN and hidden[-1][0] // TOGETHER_BYTES == end // TOGETHER_BYTES:
+            before = hidden.pop()[1]
+            before.update(changes)
+            changes = before
+        hidden.append((end, changes))
 
     def sync(self, run: Run = run_here) -> list[ConsumeQueue]:
         """Make everything appended so far durable; return the queues in which readers see more. One call at a time.

@@ -1,4 +1,4 @@
-"""Turns at durability DISK: what comes while a sync runs is appended together when it ends."""
+"""Turns at durability DISK: what comes while a sync runs is appended together when it ends. At REPLICA: what readers see."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,11 +10,13 @@ import pytest
 from gevent.event import Event
 
 from metaq.engine.duties import Duties
+from metaq.engine.role import NoReplicas, RoleParts
 from metaq.engine.turn import IN_DOUBT, LONGEST_HOLD_S, Short, Turns
 from metaq.engine.writing import internal, stage
 from metaq.errors import DiskFailed, MetaqError, StoreError, TooManyFiles
 from metaq.protocol.remoting.codes import Response
 from metaq.store.files.filecache import run_here
+from metaq.store.messagestore import MANY_HIDDEN
 from tests.support.broker import wait_until
 from tests.support.inprocess import Parts
 
@@ -179,3 +181,36 @@ def test_puts_wait_until_a_file_can_be_opened_again(bench: Bench) -> None:
     wait_until(tries_again, DEADLINE_S, "it tries again")
     bench.end_sync()
     assert put.result == "stored"
+
+
+class Copies:
+    """Replicas that hold as much as the test says, of which enough are in sync or not."""
+
+    held_end = 0
+    hopeful = False
+
+
+def test_who_waits_for_replicas_can_read_what_is_answered(tmp_path: Path) -> None:
+    """However much came before for which too few were in sync; what nobody waits for takes little memory."""
+    parts, copies = Parts(tmp_path, durability="replica", replication_listen="127.0.0.1:0"), Copies()
+    hub = cast(Any, SimpleNamespace(loop=parts.loop))
+    turns = Turns(parts.store, parts.settings, hub, run_here, lambda _: None, RoleParts(NoReplicas(), copies))
+
+    def put() -> Outcome:
+        outcome = Outcome()
+        stage(parts.context, internal(parts.context, "orders", b"hello"))
+        turns.staged(outcome)
+        parts.loop.end_turn()
+        return outcome
+
+    count = MANY_HIDDEN + 100
+    results = {put().result for _ in range(count)}
+    assert results == {Response.SLAVE_NOT_AVAILABLE.name}
+    assert len(parts.store._unpublished) <= MANY_HIDDEN + 1
+    copies.hopeful = True
+    first, end, second = put(), parts.store.log.end, put()
+    copies.held_end = end
+    turns.release()
+    assert (first.result, second.result) == ("stored", "")
+    assert parts.store.queue("orders", 0).readable == count + 1
+    parts.close()

@@ -24,7 +24,7 @@ from metaq.protocol.text.messages import HEADER_SIZE_TEXT, Stored
 from metaq.store.files.filecache import Read, read_around, read_here
 from metaq.store.log.commitlog import CommitLog
 from metaq.store.log.segments import SMALLEST_RECORD, Segment
-from metaq.store.messagestore import MessageStore
+from metaq.store.messagestore import Ends, MessageStore
 from metaq.store.queues.consumequeue import ConsumeQueue
 from metaq.store.queues.dispatch import enter
 from metaq.store.recordgroups import group_end
@@ -184,11 +184,11 @@ def _whole_records(data: memoryview, log_offset: int, segment: Segment) -> int:
 
 def hide_from(store: MessageStore, log_offset: int) -> None:
     """Hide messages from a log offset on from the readers of a store just opened, until ``MessageStore.publish``."""
-    hidden = []
+    hidden: Ends = {}
     for queue in store.queues.values():
         count, position = end_before(store, queue, log_offset)
         if count < queue.next:
-            hidden.append((queue, queue.next, queue.text_end))
+            hidden[queue] = (queue.next, queue.text_end)
             queue.publish(count, position)
     store.published_end = min(store.published_end, log_offset)
     store.hide(hidden)
