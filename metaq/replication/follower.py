@@ -406,6 +406,9 @@ class Follower:
                 logger.critical("sync failed, this slave follows no more until it is restarted reason=%s", error)
                 self._close()
                 return
+            except MetaqError as error:
+                self._report_problem(error)
+                self._close()
             except OSError as error:
                 logger.debug("report lost reason=%s", error)
 

@@ -341,13 +341,18 @@ class TopicTable:
                 for partition, end in ends.items():
                     self.deleted[TopicPartition(name, int(partition))] = end
         for key, following in known.items():
-            if self.has_only_deleted(key, following):
-                continue
-            if key.partition >= self._most.get(key.topic, 0):  # otherwise the topic has shrunk since
-                self._set(self._grown(key.topic, key.partition + 1))  # whatever the limits say: the partition exists
+            self.add_stored(key, following)
         if problems:
             self._version += 1
         return problems
+
+    def add_stored(self, key: TopicPartition, following: int) -> None:
+        """Add a partition that the store has, whatever the limits say; the ordinal ``following`` comes next there.
+
+        One whose messages were all of a deleted topic is not added, nor one that its topic had before it shrank.
+        """
+        if key.partition >= self._most.get(key.topic, 0) and not self.has_only_deleted(key, following):
+            self._set(self._grown(key.topic, key.partition + 1))
 
     def has_only_deleted(self, key: TopicPartition, following: int) -> bool:
         """Return whether all messages of a partition were of a deleted topic; the ordinal ``following`` comes next there."""

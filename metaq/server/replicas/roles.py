@@ -207,9 +207,7 @@ class SlaveRole:
             if queue.topic == OFFSETS_TOPIC:
                 load_offsets(context)
             elif topics.get(queue.topic) is None:  # the topic table follows
-                key = TopicPartition(queue.topic, queue.partition)
-                if not topics.has_only_deleted(key, queue.next):
-                    topics.ensure(queue.topic, queue.partition + 1)
+                topics.add_stored(TopicPartition(queue.topic, queue.partition), queue.next)
         self._broker.engine.holds.wake(list(queues))
 
     @property
