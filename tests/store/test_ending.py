@@ -1,7 +1,9 @@
 """The end of the last process, what the log may lack because of it, and how long the log stays suspect."""
 
 import random
+from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from typing import Final
 
 import pytest
@@ -126,6 +128,37 @@ def test_a_replica_ends_at_a_hole(settings: StoreSettings, *, reboot: bool) -> N
     assert bool(recovery.gaps) != settings.replicated
     store.close()
     assert opened(disk, settings)[0].suspicion.reason is not None
+
+
+def test_queues_end_at_the_hole_too() -> None:
+    """Also when their files go further than the live mark, and after a kill at any call: other messages may come there."""
+    disk = FaultyDisk(random.Random(0))
+    store, _ = opened(disk, REPLICA)
+    text_ends = []
+    for at in range(40):
+        put(store, FIRST, b"%04d" % at * 10)
+        text_ends.append(store.queue(*FIRST).text_end)
+        if at == 15:
+            store.sweep()
+    store.queue(*FIRST).write()
+    disk.killed()
+    image = punched(disk)
+    for stop in count(1):
+        disk = image.copy(random.Random(0))
+        disk.stop_at = stop
+        with suppress(Stopped):
+            opened(disk, REPLICA)
+        finished = disk.calls < stop
+        disk.killed()
+        store, recovery = opened(disk, REPLICA)
+        queue = store.queue(*FIRST)
+        assert recovery.walked_from > 0  # the units were not made anew
+        assert (queue.next, queue.text_end) == (20, text_ends[19])
+        if finished:
+            break
+    put(store, FIRST, b"another")
+    store.publish(store.log.end)
+    assert bodies(store, FIRST) == [*(b"%04d" % at * 10 for at in range(20)), b"another"]
 
 
 def test_damage_before_the_checkpoint_costs_no_other_record() -> None:

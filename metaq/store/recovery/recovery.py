@@ -4,7 +4,7 @@
 2. Every intact record after the mark is dispatched to its queue; the records of a group (``metaq.store.recordgroups``) only
    when all of them are there. A bad range that is followed by records that are kept stays in the log and is listed in
    ``quarantine.json``; its messages leave filler units in their queues.
-   The log of a replica ends at such a range instead (``replicated``), and the rest is copied again.
+   The log of a replica ends at such a range instead (``replicated``), its queues too, and the rest is copied again.
 3. After the last record that is kept the log is cut: zeroed and synced before anything is appended.
 
 A short, empty, torn or altered file never prevents a start, and one that cannot be read only if it is the log, where it must be
@@ -32,6 +32,7 @@ from metaq.store.checkpoint import (
     read_live,
     write_checkpoint,
 )
+from metaq.store.copies.applying import end_before
 from metaq.store.copies.discarding import discard_intended
 from metaq.store.files.disk import Disk, RealDisk
 from metaq.store.files.documents import BACKUP, read_document, write_document
@@ -46,6 +47,7 @@ from metaq.store.queues.dispatch import enter
 from metaq.store.reading import UNITS_AT_ONCE
 from metaq.store.recordgroups import Dropped, Ranges, whole_groups
 from metaq.store.recovery.progress import EVERY, RecoveryStep, Tell, nobody, telling
+from metaq.store.runs import kept_back, offsets_of
 from metaq.store.settings import StoreSettings
 
 logger = logging.getLogger(__name__)
@@ -213,6 +215,8 @@ def _recover(store: MessageStore, recovery: Recovery, tell: Tell, *, rebuild: bo
     listed = _listed(store)
     recovery.end = max(mark, _walk(store, recovery, mark, Ranges(listed), tell))
     _suspect(store, recovery, listed)
+    if recovery.cut is not None:
+        _cut_queues(store, partitions, recovery.end)
     log.start_at(recovery.end)
     _reach(store, partitions)
     _quarantine(store, recovery, listed)
@@ -433,6 +437,19 @@ def dispatch(store: MessageStore, stored: Stored, *, kept: bool = True) -> None:
     enter(queue, stored, whose, kept=kept)
     if queue.pending_bytes >= WRITE_AT:
         store.checkpointing.write_units(queue)
+
+
+def _cut_queues(store: MessageStore, partitions: dict[tuple[str, int], PartitionProgress], end: int) -> None:
+    """Cut the queues whose written units reach beyond the log offset where the log is cut: other records may come there.
+
+    This is done before the log is cut, or a start after a kill in between would not know that it was.
+    """
+    for queue in store.queues.values():
+        newest = next(offsets_of(queue, kept_back(queue, queue.next - 1, queue.base, read_here), read_here), None)
+        if newest is not None and newest[1] >= end:
+            progress = partitions.get((queue.topic, queue.partition), NOTHING)
+            queue.reset(max(progress.next, end_before(store, queue, end)[0]), 0)
+            queue.text_end = _text_end(store, queue, progress)
 
 
 def _reach(store: MessageStore, partitions: dict[tuple[str, int], PartitionProgress]) -> None:
