@@ -134,8 +134,8 @@ API: Final = [
     M(
         "http",
         "server/http/httpserver.py",
-        "if not self._deadline.is_over:",
-        "if True:",
+        "if self._deadline.is_over:",
+        "if False:",
         "server/console/test_logins.py::test_a_stranger_cannot_send_much",
         waits=True,
     ),

@@ -23,12 +23,17 @@ from metaq.server.http.away import CONNECTION_S, Away
 from metaq.server.http.environ import DEADLINE, SHORT_WAY
 from metaq.server.http.requesthead import Head, read_head
 from metaq.server.http.session import Take
+from metaq.server.wire.pace import Pace
 from metaq.server.wire.session import READABLE
 
 logger = logging.getLogger(__name__)
 
 MOST_JOINED: Final = 16 * 1024
 """Bytes of a body that are copied after their head: that costs less than a second call."""
+MOST_CHUNKED: Final = 64 * 1024
+"""Bytes of a body in chunks that are read, all for nothing: no request needs one."""
+REST_S: Final = 0.001
+"""seconds; with a sleep of 0, connections would not go on."""
 
 
 class Deadline:
@@ -100,9 +105,10 @@ class Deadline:
 class _Received(io.RawIOBase):
     """The bytes of a connection: first those that have come already."""
 
-    def __init__(self, connection: socket.socket, data: bytes) -> None:
+    def __init__(self, connection: socket.socket, data: bytes, rest: Callable[[], None]) -> None:
         self._connection = connection
         self._data = memoryview(data)
+        self._rest = rest
         self._is_over = False
 
     def readable(self) -> bool:
@@ -113,12 +119,19 @@ class _Received(io.RawIOBase):
         if size:
             buffer[:size], self._data = self._data[:size], self._data[size:]
             return size
-        return None if self._is_over else self._connection.recv_into(buffer)
+        if self._is_over:
+            return None
+        self._rest()  # what comes fast enough is received without waiting, and so without others
+        return self._connection.recv_into(buffer)
 
     def end(self, buffered: io.BufferedReader) -> bytes:
         """Receive no more, and return what has come that nobody has read."""
         self._is_over = True
         return buffered.peek() + bytes(self._data)
+
+
+_LAST: Final = b"\r\n\r\n"
+"""The end of the last chunk, and of what may come after it."""
 
 
 class _Body(pywsgi.Input):
@@ -131,9 +144,26 @@ class _Body(pywsgi.Input):
         self._deadline = deadline
 
     def _discard(self) -> None:
-        """Read what the application has left, unless the request was ended: then nothing ends this wait any more."""
-        if not self._deadline.is_over:
+        """Read what the application has left, so that a client that still sends can read the answer.
+
+        Nothing is read when the request was ended: nothing ends this wait any more.
+        """
+        if self._deadline.is_over:
+            return
+        if self.chunked_input:
+            self._discard_chunks()
+        else:
             super()._discard()  # type: ignore[misc] # the types of gevent do not have what is its own
+
+    def _discard_chunks(self) -> None:
+        """Read to the end of the chunks, or so many bytes: pywsgi would read byte by byte, however many there are.
+
+        A chunk may end as the last one does; the connection is closed in any case (``Head.goes_on``).
+        """
+        left, last = MOST_CHUNKED, b""
+        while left > 0 and last != _LAST and (data := self.rfile.read1(left)):
+            left -= len(data)
+            last = (last + data)[-len(_LAST) :]
 
 
 class _Handler(pywsgi.WSGIHandler):
@@ -152,7 +182,7 @@ class _Handler(pywsgi.WSGIHandler):
         away: Away,
         remember: Callable[[Take], None],
     ) -> None:
-        self._received = _Received(connection, data)
+        self._received = _Received(connection, data, server.rest)
         super().__init__(connection, address, server, io.BufferedReader(self._received))  # type: ignore[call-arg] # types of an old gevent
         self._away = away
         self._remember = remember
@@ -168,6 +198,7 @@ class _Handler(pywsgi.WSGIHandler):
             self.deadline.end()
 
     def handle_one_request(self) -> Any:
+        self.server.rest()  # the next one may be there already, and all of its answer may be sent at once
         self._away.waits()
         self.deadline.within(CONNECTION_S)
         result = super().handle_one_request()
@@ -247,14 +278,27 @@ class HttpServer(pywsgi.WSGIServer):
     """The long way. A first byte of TLS starts a handshake, as on every other port."""
 
     def __init__(
-        self, address: tuple[str, int], answer: Callable[..., Iterable[bytes]], certificate: Certificate | None
+        self,
+        address: tuple[str, int],
+        answer: Callable[..., Iterable[bytes]],
+        certificate: Certificate | None,
+        pace: Callable[[], Pace | None],
     ) -> None:
-        """Prepare the server of an address. It is never started: ``serve`` gets its connections. ``answer`` is a WSGI
-        application."""
+        """Prepare the server of an address. It is never started: ``serve`` gets its connections.
+
+        ``answer`` is a WSGI application; ``pace`` returns that of the present broker, if there is one.
+        """
         # without a name, pywsgi would look up its own in DNS and wait for that
         environ = {"SERVER_NAME": address[0], "SERVER_PORT": str(address[1])}
         super().__init__(address, answer, log=None, error_log=None, environ=environ, handler_class=_Handler)
         self._certificate = certificate
+        self._pace = pace
+
+    def rest(self) -> None:
+        """Let others run when this turn of the loop has taken long enough, or nobody measures it."""
+        pace = self._pace()
+        if pace is None or not pace.measures or pace.spent:
+            gevent.sleep(REST_S)
 
     def serve(
         self, connection: std_socket.socket, address: Any, data: bytes, away: Away, remember: Callable[[Take], None]

@@ -143,7 +143,7 @@ class HttpPort:
         try:
             if self._server is None:
                 make = run_in_pool(_server_class)
-                self._server = self._server or make(self._address, self._answer, self._certificate)
+                self._server = self._server or make(self._address, self._answer, self._certificate, self._pace)
             more = self._server.serve(connection, address, data, away, lambda take: self._remember(key, take))
         finally:
             dropped = self.away.pop(gevent.getcurrent(), None) is None

@@ -54,9 +54,10 @@ class Head(NamedTuple):
 
     @property
     def goes_on(self) -> bool:
-        """True when another request may follow over the connection."""
+        """True when another request may follow over the connection: not after chunks, whose end nobody looks for."""
         wanted = self.fields.get("connection", "").lower()
-        return wanted == "keep-alive" if self.version == "HTTP/1.0" else wanted != "close"
+        is_wanted = wanted == "keep-alive" if self.version == "HTTP/1.0" else wanted != "close"
+        return is_wanted and not self.is_chunked
 
     @property
     def is_usual(self) -> bool:

@@ -72,6 +72,11 @@ class Pace:
         self._from, self._from_by_clock = time.thread_time(), time.monotonic()
 
     @property
+    def measures(self) -> bool:
+        """True from ``start`` to ``stop``; at other times no turn is ever spent."""
+        return self._watcher is not None
+
+    @property
     def spent(self) -> bool:
         """True when this turn has taken so long that further requests have to wait for the next one."""
         if time.monotonic() - self._from_by_clock <= TURN_S or self._watcher is None:

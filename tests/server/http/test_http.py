@@ -2,6 +2,7 @@
 
 import logging
 import ssl
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,8 +20,10 @@ from metaq.errors import AccessDenied, ConfigError
 from metaq.server.access.authentication import Authentication
 from metaq.server.access.permissions import Principal
 from metaq.server.http import http, httpserver, scrapes
-from metaq.server.http.http import Monitor
+from metaq.server.http.environ import Environ, StartResponse
+from metaq.server.http.http import Monitor, Site
 from metaq.server.http.port import MOST_CONNECTIONS
+from metaq.server.wire.pace import TURN_S, Pace
 from metaq.store.files.filecache import Rest
 from tests.support.tls import issue
 
@@ -70,10 +73,10 @@ def settings(**given: Any) -> Settings:
     return load(None, {}, {"http_listen": "127.0.0.1:0", **given})
 
 
-def serve(stack: ExitStack, source: Source, **given: Any) -> Monitor:
+def serve(stack: ExitStack, source: Source, site: Site | None = None, **given: Any) -> Monitor:
     monitor = Monitor(settings(**given), "127.0.0.1:0")
     stack.callback(monitor.close)
-    monitor.serving(lambda: source, NOBODY)
+    monitor.serving(lambda: source, NOBODY, lambda: site)
     return monitor
 
 
@@ -184,6 +187,71 @@ def test_connections_that_say_nothing_keep_nobody_out(stack: ExitStack, no_hurry
         assert answered(connect(stack, monitor), "/healthz")[0] == 200
     gate.set()
     assert read(asked)[0] == 200
+
+
+class Busy:
+    """A site whose answers take the processor a while."""
+
+    def __init__(self, pace: Pace) -> None:
+        self.pace = pace
+        self.answers = 0
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> list[bytes]:
+        until = time.thread_time() + TURN_S / 5
+        while time.thread_time() < until:
+            pass
+        self.answers += 1
+        start_response("200 OK", [("Content-Length", "0")])
+        return []
+
+
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_who_asks_without_a_pause_lets_others_run(stack: ExitStack, tmp_path: Path, is_measured: bool) -> None:
+    """E-02: also in TLS, where one greenlet answers all of its requests, and while the broker stops."""
+    busy, files, most = Busy(Pace(gevent.get_hub().loop)), issue(tmp_path), 50
+    if is_measured:
+        busy.pace.start()
+        stack.callback(busy.pace.stop)
+    monitor = serve(stack, Source(), busy, tls_certificate=str(files.chain))
+    context = gevent_ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(files.authority)
+    secured = stack.enter_context(context.wrap_socket(connect(stack, monitor), server_hostname="127.0.0.1"))
+    secured.sendall(b"GET /api HTTP/1.1\r\nHost: h\r\n\r\n" * most)
+    seen = set()
+    while busy.answers < most:
+        seen.add(busy.answers)
+        gevent.sleep(0)
+    assert len(seen) >= 3
+
+
+def test_who_sends_without_a_pause_lets_others_run(stack: ExitStack) -> None:
+    """E-02: also when more of a body is always there."""
+    own, client = (stack.enter_context(each) for each in socket.socketpair())
+    rested: list[None] = []
+    received, buffer = httpserver._Received(own, b"head", lambda: rested.append(None)), bytearray(4)
+    client.sendall(b"body")
+    for had, rests in ((b"head", 0), (b"body", 1)):
+        assert (received.readinto(buffer), bytes(buffer), len(rested)) == (4, had, rests)
+
+
+def test_chunks_without_an_end(stack: ExitStack, no_hurry: None) -> None:
+    """E-02: are not read to their end; whose chunks have one can read the answer, however late they come."""
+    busy = Busy(Pace(gevent.get_hub().loop))
+    monitor = serve(stack, Source(), busy)
+    head = b"POST /api HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+    slow = connect(stack, monitor)
+    slow.sendall(head)
+    while not busy.answers:
+        gevent.sleep(0)
+    slow.sendall(b"1\r\nx\r\n0\r\n")
+    gevent.sleep(0)
+    slow.sendall(b"\r\n")
+    assert read(slow)[0] == 200
+    endless, chunks = connect(stack, monitor), (b"400\r\n" + bytes(1024) + b"\r\n") * 1024
+    endless.sendall(head)
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):
+        for _ in range(32):
+            endless.sendall(chunks)
 
 
 # -- scrapes ----------------------------------------------------------------------------------------------------------
