@@ -26,7 +26,7 @@ from metaq.server.api.origin import check_origin
 from metaq.server.api.page import page_of_document
 from metaq.server.api.problems import ProblemDetails, problem_headers, problem_of, problem_with
 from metaq.server.api.publishing import ROW_HEADERS, PublishForms, Publishing
-from metaq.server.http.bounded import ADMITTED, FRAMES, Application
+from metaq.server.http.bounded import FRAMES, Application, read_body
 from metaq.server.http.environ import DEADLINE, SHORT_WAY, address_of, principal_of
 from metaq.server.services.call import Call, Interior
 from metaq.server.services.rows import read_input
@@ -168,8 +168,7 @@ class _Responder:
         most = 2 * self._interior.context.settings.max_message_bytes + 64 * 1024
         if size > most:
             raise falcon.HTTPContentTooLarge(description=f"a body of {size} bytes is over the limit of {most}")
-        request.env[ADMITTED](size)
-        return request.bounded_stream.read(size)
+        return read_body(request.env, request.bounded_stream.read, size)
 
 
 def _reader(kind: Any) -> Callable[[bytes], Any]:

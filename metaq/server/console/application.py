@@ -45,7 +45,7 @@ from metaq.server.console.visitors import (
     to_login,
     visitor_of,
 )
-from metaq.server.http.bounded import ADMITTED, Application
+from metaq.server.http.bounded import Application, read_body
 from metaq.server.http.environ import DEADLINE, address_of
 from metaq.server.services.call import Call, Interior
 from metaq.server.services.rows import as_json
@@ -325,9 +325,8 @@ class _Console:
             raise falcon.HTTPLengthRequired(description="a form needs a Content-Length")
         if length > most:
             raise falcon.HTTPContentTooLarge(description=f"a form of {length} bytes is over the limit of {most}")
-        request.env[ADMITTED](length)
         try:
-            text = request.bounded_stream.read(length).decode("ascii")
+            text = read_body(request.env, request.bounded_stream.read, length).decode("ascii")
         except UnicodeDecodeError as error:
             raise BadRequest(f"the form is not {_FORM}: {error}") from error
         if text.count("&") >= _MOST_FIELDS:  # to part them takes half a microsecond each

@@ -13,8 +13,10 @@ from metaq.errors import Overloaded
 from metaq.server.http.environ import DEADLINE, Environ, StartResponse
 
 RETRY_MS: Final = 1000
-ADMITTED: Final = "metaq.admitted"
-"""The name in a request's environment of a function that is called with the size of a body before it is read."""
+PIECE_BYTES: Final = 64 * 1024
+"""Bytes of a body that are counted, and then read, at once."""
+_ADMITTED: Final = "metaq.admitted"
+"""The name in a request's environment of a function that is called with the size of a piece of its body before it is read."""
 FRAMES: Final = "metaq.frames"
 """The name in a request's environment of what follows the answer by which its connection became one of WebSocket."""
 Application = Callable[[Environ, StartResponse], Iterable[bytes]]
@@ -65,7 +67,7 @@ class BoundedSite:
         body = _Body(self)
         self._calls += 1
         try:
-            request = {**environ, ADMITTED: body.admit}
+            request = {**environ, _ADMITTED: body.admit}
             yield from (self._application or self._made())(request, start_response)
             yield from request.pop(FRAMES, ())
         finally:
@@ -73,7 +75,7 @@ class BoundedSite:
             self.bodies_bytes -= body.size
 
     def admit(self, size: int) -> None:
-        """Count bytes of a body that is about to be read. Raise ``Overloaded`` when all together are too large."""
+        """Count bytes of a body that are about to be read. Raise ``Overloaded`` when all together are too large."""
         if self.bodies_bytes + size > self._bounds.bodies_bytes:
             raise Overloaded(f"bodies of {self.bodies_bytes} bytes are being read already", retry_after_ms=RETRY_MS)
         self.bodies_bytes += size
@@ -94,4 +96,18 @@ class _Body:
 
     def admit(self, size: int) -> None:
         self._site.admit(size)
-        self.size = size
+        self.size += size
+
+
+def read_body(environ: Environ, read: Callable[[int], bytes], size: int) -> bytes:
+    """Return the body of a request that a site has: so many bytes, of which ``read`` returns the next ones.
+
+    They count as they come, so that those who send none keep nobody out. Raise ``Overloaded`` when the bodies of all requests
+    together are too large.
+    """
+    pieces: list[bytes] = []
+    for at in range(0, size, PIECE_BYTES):
+        piece = min(PIECE_BYTES, size - at)
+        environ[_ADMITTED](piece)
+        pieces.append(read(piece))
+    return b"".join(pieces)

@@ -2,16 +2,23 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
+import gevent
 import pytest
 
 from metaq.server.api.operations import OPERATIONS, ROOT
+from metaq.server.api.site import BOUNDS
 from tests.support.broker import BrokerProcess
+from tests.support.console import FORM
 from tests.support.rest import JSON, Rest, basic, named
+from tests.support.served import Browser, Served
 from tests.support.users import ADMIN, GROUP, READER, TOPIC, WRITER, write_users
 
+LARGE: Final = 8 * 1024 * 1024
+"""Bytes of a body."""
 A_MINUTE: Final = 5
 """Failed logins."""
 ADVERTISED: Final = "Broker.example:10911"
@@ -225,3 +232,22 @@ def test_what_is_not_there(rest: Rest) -> None:
     assert "in the query 2 times" in rest.send("GET", f"{ROOT}/topics?limit=1&limit=2").content["detail"]
     assert "unknown" in rest.refused(400, "GET", "/topics", nothing="x")["detail"]
     assert rest.refused(400, "GET", "/broker", nothing="x")["code"] == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "status"), [(f"{ROOT}/topics/t/messages", JSON, 200), ("/console/new-topic", FORM, 403)]
+)
+def test_bodies_that_do_not_come_keep_nobody_out(tmp_path: Path, path: str, kind: str, status: int) -> None:
+    """E-05: however many are announced: they count as they come. A form without a token is read, and refused."""
+    with ExitStack() as stack:
+        served = Served(stack, tmp_path / "data")
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: "
+        idle = BOUNDS.bodies_bytes // LARGE + 1
+        for _ in range(idle):
+            Browser(served).send(f"{head}{LARGE}\r\n\r\n".encode())
+        sites = served.broker.site._api, served.broker.site._console
+        while sum(site._calls for site in sites) < idle:
+            gevent.sleep(0)
+        gevent.sleep(0)
+        answer = Browser(served).ask(f"{head}12\r\n\r\n{{'body':'x'}}".replace("'", '"').encode())
+        assert answer is not None and f" {status} " in answer.status
