@@ -22,7 +22,7 @@ from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import Int32, QueryMessage, ViewMessage
 from metaq.protocol.subscription import EVERYTHING, ExpressionKind
 from metaq.server.access.permissions import Action
-from metaq.server.remoting.consuming.pull import Found, check_readable, read_partition
+from metaq.server.remoting.consuming.pull import Found, check_readable, read_of_replica
 from metaq.server.services.call import Call
 from metaq.server.services.rows import Input, Name, Number, OffsetId, Output, Partition, RowPage, UnixMs
 from metaq.server.services.topics import topic_of
@@ -248,7 +248,7 @@ class PartitionReader:
         return MessagesRead(messages=messages, next=following, begin=found.least, end=found.most)
 
     def _read(self, offset: int, most: int) -> Found:
-        return read_partition(self._call.context.store, self.key, offset, most, self._filter, self._call.interior.read)
+        return read_of_replica(self._call.context, self.key, offset, most, self._filter, self._call.interior.read)
 
     def has(self, offset: int) -> bool:
         """Return whether there is a message at an offset."""

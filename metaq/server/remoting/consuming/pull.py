@@ -148,14 +148,11 @@ class _Pull(RemotingRead):
         self._hold: Any = None
 
     def read(self, read: Read) -> Found:
-        header = self._header
-        store = self._handler.context.store
+        header, context = self._header, self._handler.context
+        store = context.store
         most = min(max(header.max_msg_nums, 1), MOST_MESSAGES)
         key = TopicPartition(header.topic, header.queue_id)
-        found = read_partition(store, key, self._offset, most, self._filter, read)
-        if self._offset > found.most and not self._handler.context.replicas.is_master:
-            # This slave has yet to copy what the reader has already read from the master: moving it back would repeat messages.
-            return found._replace(code=Response.PULL_NOT_FOUND, next=self._offset)
+        found = read_of_replica(context, key, self._offset, most, self._filter, read)
         if found.least <= self._offset < found.most:
             log_offset, size, _ = store.queues[key].unit(self._offset, read)
             if has_record(size):  # else nobody knows where its message is
@@ -221,6 +218,17 @@ class _Pull(RemotingRead):
 
 
 # -- reading a partition ----------------------------------------------------------------------------------------------
+
+
+def read_of_replica(context: Context, key: TopicPartition, offset: int, most: int, wanted: Filter, read: Read) -> Found:
+    """Return what ``read_partition`` does; on a slave, a reader that is ahead of it stays where it is.
+
+    The slave has yet to copy what that reader has already read from the master: moving it back would repeat messages.
+    """
+    found = read_partition(context.store, key, offset, most, wanted, read)
+    if offset > found.most and not context.replicas.is_master:
+        return found._replace(code=Response.PULL_NOT_FOUND, next=offset)
+    return found
 
 
 def read_partition(store: MessageStore, key: TopicPartition, offset: int, most: int, wanted: Filter, read: Read) -> Found:
