@@ -38,15 +38,16 @@ class Holds:
         self.count = 0
         self.of_clients = 0
         """Holds of clients only: the broker itself waits for delayed messages in the same way."""
-        self._stopping = False
+        self.stopping = False
+        """True when no more gets of clients are held, because the broker stops or changes its role."""
 
     def has_room(self, most: int) -> bool:
         """Return whether a client's get may be held, when at most ``most`` are held at once."""
-        return not self._stopping and self.count < most
+        return not self.stopping and self.count < most
 
     def stop(self) -> None:
         """Hold no more gets of clients, because the broker stops; those that are held stay until ``wake_all``."""
-        self._stopping = True
+        self.stopping = True
 
     def hold(self, key: TopicPartition, timer: Any, again: Callable[[], None]) -> Hold:
         """Hold a get until its partition has something new or the timer ends, then call ``again``; return the hold."""

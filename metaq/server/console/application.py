@@ -14,7 +14,7 @@ import falcon
 from falcon import App, Request, Response
 
 import metaq
-from metaq.errors import BadRequest, MetaqError
+from metaq.errors import BadRequest, Fenced, MetaqError
 from metaq.server.api.problems import problem_of
 from metaq.server.console.assets import Assets
 from metaq.server.console.rendering import Renderer
@@ -195,6 +195,8 @@ class _Console:
     ) -> Iterator[bytes]:
         """Yield values as events, then end the call. An error ends the stream with the event ``problem``.
 
+        When the role changes it ends without one: the browser connects again, and so comes to the broker in its next role.
+
         Each is written before the next is looked for, so that a slow reader costs one; a reader that takes none for ``_STEP_S``
         is dropped.
         """
@@ -205,6 +207,8 @@ class _Console:
             for row in rows:
                 yield _QUIET if row is None else _event("message", self._renderer.fill(stream.template, row))
                 deadline.within(_STEP_S)
+        except Fenced:
+            return
         except MetaqError as error:
             yield _event("problem", error.told)
         finally:

@@ -225,6 +225,7 @@ def watch_broker(call: Call, query: WatchQuery) -> Iterator[BrokerFacts | None]:
 
 def _watch(call: Call, pause_s: float) -> Iterator[BrokerFacts | None]:
     while True:
+        call.check_goes_on()
         call.demand(Action.INSPECT)  # a user may lose the right meanwhile
         yield call.interior.live.value(lambda: show_broker(call), LIVE_S)
         gevent.sleep(pause_s)

@@ -151,6 +151,11 @@ class Call:
         """Raise ``AccessDenied`` when the user may not do this."""
         demand(self.principal, action, resource)
 
+    def check_goes_on(self) -> None:
+        """Raise ``Fenced`` when this broker stops, or changes its role: what the call sees from then on is of the past."""
+        if self.interior.holds.stopping:
+            raise Fenced("this broker stops, or changes its role; ask again")
+
     def ask(
         self,
         code: Request,

@@ -259,10 +259,11 @@ class PartitionReader:
 def wait_for(call: Call, readers: Mapping[PartitionReader, int], seconds: float) -> None:
     """Return when a reader's partition has a message at its offset, or the time is over.
 
-    Raise ``Overloaded`` when too many wait already.
+    Raise ``Overloaded`` when too many wait already, ``Fenced`` when the broker stops.
     """
     if any(reader.has(offset) for reader, offset in readers.items()):
         return
+    call.check_goes_on()
     holds, limit = call.interior.holds, call.context.settings.max_held_gets
     if not holds.has_room(limit - len(readers) + 1):
         raise Overloaded(f"{limit} gets wait for messages already (max_held_gets)", retry_after_ms=1000)
@@ -289,6 +290,7 @@ def tail(call: Call, topic: Name, query: TailQuery) -> Iterator[StoredMessage | 
 def _tail(call: Call, topic: str, at: dict[PartitionReader, int]) -> Iterator[StoredMessage | None]:
     steps = count(1)
     while True:
+        call.check_goes_on()
         topic_of_reader(call, topic, 0)  # the user may have lost the right, and the topic may be gone
         moved = False
         for reader, offset in at.items():

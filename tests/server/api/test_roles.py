@@ -1,4 +1,4 @@
-"""What a call sees of the broker's role."""
+"""What a call sees of the broker's role: on a slave, and when the broker stops or changes its role meanwhile."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,7 +13,7 @@ import pytest
 from metaq.engine.role import Replicas
 from metaq.server.services.call import Call
 from metaq.server.services.messages import ReadQuery, read_messages
-from tests.support.served import Served, warm
+from tests.support.served import Browser, Served, warm
 
 DEADLINE_S: Final = 60.0
 TOPIC: Final = "told"
@@ -36,3 +36,34 @@ def test_a_slave_has_a_reader_that_is_ahead_wait(served: Served) -> None:
         call = Call(replace(interior, context=context), user, ("127.0.0.1", 1))
         found = read_messages(call, TOPIC, 0, ReadQuery(offset=end + 5))
         assert (found.messages, found.next, found.end) == ([], following, end)
+
+
+def test_a_change_of_role_ends_streams(served: Served) -> None:
+    """E-15: they would show a broker that is no more; a browser connects again when the console's ends without a problem."""
+    paths = ("/api/v1/broker/live?interval_ms=500", f"/api/v1/topics/{TOPIC}/tail", f"/console/topics/{TOPIC}/tail/events")
+    streams = [Browser(served) for _ in paths]
+    received = []
+    for browser, path in zip(streams, paths, strict=True):
+        browser.send(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        received.append(until(browser, b"retry: "))
+    while not served.broker.engine.holds.count:
+        gevent.sleep(0.01)
+    served.broker.engine.holds.stop()
+    served.broker.engine.holds.wake_all()
+    ends = [until(browser, b"\r\n0\r\n\r\n") for browser in streams]
+    said = [b"event: problem" in end and b'"status":503' in end and b"changes its role" in end for end in ends]
+    assert said == [True, True, False]
+    assert b"problem" not in ends[2]
+    where = f"/api/v1/topics/{TOPIC}/partitions/0/messages?offset=99&wait_ms=9"
+    waiting = Browser(served).ask(f"GET {where} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    assert waiting is not None and "changes its role" in waiting.body
+
+
+def until(browser: Browser, end: bytes) -> bytes:
+    """What comes up to some bytes."""
+    received = b""
+    while end not in received:
+        data = browser.socket.recv(65536)
+        assert data
+        received += data
+    return received
