@@ -64,8 +64,8 @@ API: Final = [
     M(
         "rest",
         "server/services/messages.py",
-        "topic_of_reader(call, topic, 0)  # the user may have lost",
-        "pass  # the user may have lost",
+        "for reader in _readers(call, topic, tags, len(at))",
+        "for reader in (() if at else _readers(call, topic, tags, 0))",
         "server/api/test_streams.py::test_who_loses_the_right_loses_the_stream",
     ),
     M(

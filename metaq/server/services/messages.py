@@ -279,19 +279,26 @@ def wait_for(call: Call, readers: Mapping[PartitionReader, int], seconds: float)
 def tail(call: Call, topic: Name, query: TailQuery) -> Iterator[StoredMessage | None]:
     """Stream the messages of a topic as they come, of each partition in its order."""
     # the iterator yields None when nothing has come for a while
+    _readers(call, topic, query.tags, 0)
+    return _tail(call, topic, query.tags, [PartitionReader(call, topic, number).end for number in range(MOST_TAILED)])
+
+
+def _readers(call: Call, topic: str, tags: str, begin: int) -> list[PartitionReader]:
+    """Return readers of a topic's partitions from a number on. Raise why the user cannot have them, or has too many."""
     known = topic_of(call, topic, Action.SUBSCRIBE)
     if known.read_partitions > MOST_TAILED:
         raise BadRequest(f"the topic {topic} has {known.read_partitions} partitions; a tail follows {MOST_TAILED} at most")
     topic_of_reader(call, topic, 0)
-    readers = [PartitionReader(call, topic, number, query.tags) for number in range(known.read_partitions)]
-    return _tail(call, topic, {reader: reader.end for reader in readers})
+    return [PartitionReader(call, topic, number, tags) for number in range(begin, known.read_partitions)]
 
 
-def _tail(call: Call, topic: str, at: dict[PartitionReader, int]) -> Iterator[StoredMessage | None]:
-    steps = count(1)
+def _tail(call: Call, topic: str, tags: str, ends: Sequence[int]) -> Iterator[StoredMessage | None]:
+    """Yield what is stored after ``ends``, by partition; some partitions may be added later."""
+    steps, at = count(1), dict[PartitionReader, int]()
     while True:
         call.check_goes_on()
-        topic_of_reader(call, topic, 0)  # the user may have lost the right, and the topic may be gone
+        # the user may have lost the right, the topic may be gone, or have more partitions
+        at |= {reader: ends[reader.key.partition] for reader in _readers(call, topic, tags, len(at))}
         moved = False
         for reader, offset in at.items():
             if reader.has(offset):

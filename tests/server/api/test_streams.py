@@ -14,6 +14,7 @@ from metaq.server.api.site import BOUNDS
 from metaq.server.console.visit import PAGE_ROWS
 from metaq.server.services import brokers
 from metaq.server.services.call import Call
+from metaq.server.services.messages import MOST_TAILED
 from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess, wait_until
 from tests.support.rest import ROOT, Rest
 from tests.support.served import Browser, Served, request, warm
@@ -67,6 +68,20 @@ def test_a_tail_has_what_is_published_from_now_on(rest: Rest) -> None:
         return bool(rest.get("/broker")["gets_waiting"] == 0)
 
     wait_until(nobody_waits, DEADLINE_S, "nobody waits")
+
+
+def test_a_tail_has_partitions_that_are_added(rest: Rest) -> None:
+    """E-04: all that is in them; it ends when there are more than it can follow."""
+    rest.put("/topics/growing", {"partitions": 1})
+    events = rest.events("/topics/growing/tail")
+    next(events)
+    rest.put("/topics/growing", {"partitions": 3})
+    rest.publish("growing", "first", partition=2)
+    rest.publish("growing", "second", partition=0)
+    assert sorted(next(events)["body"] for _ in range(2)) == ["first", "second"]
+    rest.put("/topics/growing", {"partitions": MOST_TAILED + 1})
+    rest.publish("growing", "third", partition=0)
+    assert f"a tail follows {MOST_TAILED} at most" in list(events)[-1]["detail"]
 
 
 def test_live_figures(rest: Rest) -> None:
