@@ -26,7 +26,7 @@ from metaq.server.api.origin import check_origin
 from metaq.server.api.page import page_of_document
 from metaq.server.api.problems import ProblemDetails, problem_headers, problem_of, problem_with
 from metaq.server.api.publishing import ROW_HEADERS, PublishForms, Publishing
-from metaq.server.http.bounded import FRAMES, Application, read_body
+from metaq.server.http.bounded import DOCUMENT, FRAMES, Application, read_body
 from metaq.server.http.environ import DEADLINE, SHORT_WAY, address_of, principal_of
 from metaq.server.services.call import Call, Interior
 from metaq.server.services.rows import read_input
@@ -76,7 +76,8 @@ class _Fixed:
         self._content_type = content_type
         self._data = data
 
-    def on_get(self, _: Request, response: Response) -> None:
+    def on_get(self, request: Request, response: Response) -> None:
+        request.env[DOCUMENT] = True
         response.content_type = self._content_type
         response.set_header("Content-Security-Policy", "default-src 'none'; style-src 'self' 'unsafe-inline'")
         response.data = self._data

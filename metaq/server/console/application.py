@@ -45,7 +45,7 @@ from metaq.server.console.visitors import (
     to_login,
     visitor_of,
 )
-from metaq.server.http.bounded import Application, read_body
+from metaq.server.http.bounded import DOCUMENT, Application, read_body
 from metaq.server.http.environ import DEADLINE, address_of
 from metaq.server.services.call import Call, Interior
 from metaq.server.services.rows import as_json
@@ -253,11 +253,12 @@ class _Console:
             visit.call.end()
         response.content_type = "application/json"
 
-    def send_asset(self, _: Request, response: Response, digest: str, name: str) -> None:
+    def send_asset(self, request: Request, response: Response, digest: str, name: str) -> None:
         """Send a file that pages need; it is open to everybody."""
         asset = self._assets.find(name, digest)
         if asset is None:
             raise falcon.HTTPNotFound(description="there is no such file; reload the page")
+        request.env[DOCUMENT] = True
         response.content_type = asset.content_type
         response.set_header("Cache-Control", "public, max-age=31536000, immutable")
         response.data = asset.data

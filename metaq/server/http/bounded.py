@@ -10,6 +10,7 @@ from gevent.lock import BoundedSemaphore
 
 from metaq.engine.pool import run_in_pool
 from metaq.errors import Overloaded
+from metaq.server.http.away import CONNECTION_S
 from metaq.server.http.environ import DEADLINE, Environ, StartResponse
 
 RETRY_MS: Final = 1000
@@ -17,6 +18,9 @@ PIECE_BYTES: Final = 64 * 1024
 """Bytes of a body that are counted, and then read, at once."""
 _ADMITTED: Final = "metaq.admitted"
 """The name in a request's environment of a function that is called with the size of a piece of its body before it is read."""
+DOCUMENT: Final = "metaq.document"
+"""The name in a request's environment that is there when its answer is a file for everybody: it has the time that metrics have,
+and who does not read it keeps no other request out."""
 FRAMES: Final = "metaq.frames"
 """The name in a request's environment of what follows the answer by which its connection became one of WebSocket."""
 Application = Callable[[Environ, StartResponse], Iterable[bytes]]
@@ -55,7 +59,7 @@ class BoundedSite:
         """Bytes of the bodies that requests have now."""
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterator[bytes]:
-        """Yield the answer; the request counts until its last byte is written, or its client is gone."""
+        """Yield the answer. The request counts until its last byte is written, or its client is gone; not one of a document."""
         if self.stopped or self._calls >= self._bounds.calls:
             why = "the broker stops" if self.stopped else f"{self._bounds.calls} requests are in progress"
             kind, content = self._busy(environ["REQUEST_METHOD"], f"{why}; retry after {RETRY_MS} ms")
@@ -64,14 +68,19 @@ class BoundedSite:
             yield content
             return
         environ[DEADLINE].within(self._bounds.answer_s)
-        body = _Body(self)
-        self._calls += 1
+        body, counts = _Body(self), 1
+        self._calls += counts
         try:
             request = {**environ, _ADMITTED: body.admit}
-            yield from (self._application or self._made())(request, start_response)
+            answer = (self._application or self._made())(request, start_response)
+            if DOCUMENT in request:
+                environ[DEADLINE].within(CONNECTION_S)
+                counts = 0
+                self._calls -= 1
+            yield from answer
             yield from request.pop(FRAMES, ())
         finally:
-            self._calls -= 1
+            self._calls -= counts
             self.bodies_bytes -= body.size
 
     def admit(self, size: int) -> None:

@@ -2,15 +2,23 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from wsgiref.util import setup_testing_defaults
 
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from metaq.server.api.operations import OPERATIONS, ROOT
+from metaq.server.api.site import BOUNDS
+from metaq.server.console.assets import Assets
+from metaq.server.http.away import CONNECTION_S
+from metaq.server.http.environ import DEADLINE
 from tests.support.broker import BrokerProcess
 from tests.support.rest import Rest
+from tests.support.served import Browser, Served
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +82,20 @@ def test_its_page_needs_nothing_else(rest: Rest, document: dict[str, Any]) -> No
         assert f'id="{link}"' in text
     moved = rest.send("GET", "/api")
     assert (moved.status, moved.headers["location"]) == (303, "/api/docs")
+
+
+@pytest.mark.parametrize("path", ["/api/docs", "/api/openapi.json", Assets().address("htmx.min.js")])
+def test_who_does_not_read_it_keeps_nobody_out(tmp_path: Path, path: str) -> None:
+    """E-05: nor who does not read a file of the console: everybody may ask for these, and they are no requests in progress."""
+    limits: list[float] = []
+    with ExitStack() as stack:
+        served = Served(stack, tmp_path / "data")
+        environ: dict[str, Any] = {"PATH_INFO": path, DEADLINE: SimpleNamespace(within=limits.append)}
+        setup_testing_defaults(environ)
+        unread = [iter(served.broker.site(environ, lambda *_: None)) for _ in range(BOUNDS.calls)]
+        assert len({next(answer) for answer in unread}) == 1
+        assert limits[-1] == CONNECTION_S
+        for other in ("/api/v1/topics", "/console/topics"):
+            answer = Browser(served).ask(f"GET {other} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            assert answer is not None and " 200 " in answer.status
+        assert sum(len(part) for answer in unread for part in answer) == 0
