@@ -40,6 +40,7 @@ from metaq.server.console.visitors import (
     after_login,
     begin_login,
     check_change,
+    check_login,
     check_site,
     end_login,
     to_login,
@@ -205,6 +206,7 @@ class _Console:
             yield b"retry: 2000\n\n"
             deadline.within(_STEP_S)
             for row in rows:
+                check_login(request.context.visitor, self._interior)
                 yield _QUIET if row is None else _event("message", self._renderer.fill(stream.template, row))
                 deadline.within(_STEP_S)
         except Fenced:

@@ -56,6 +56,13 @@ def visitor_of(request: Request, interior: Interior) -> Visitor | None:
     return None if principal is None else Visitor(principal, token)
 
 
+def check_login(visitor: Visitor, interior: Interior) -> None:
+    """Raise ``AccessDenied`` when the login of a visitor has ended since; to look keeps none alive."""
+    authentication = interior.endpoint.authentication
+    if authentication.has_users and authentication.logged_in(visitor.token, used=False) is None:
+        raise AccessDenied("the login has ended; log in again")
+
+
 def check_change(visitor: Visitor, given: str, interior: Interior) -> None:
     """Raise ``AccessDenied`` for a change without the token of this visitor's pages."""
     if not interior.endpoint.authentication.logins.is_change_token(visitor.token, given):

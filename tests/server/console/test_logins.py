@@ -3,6 +3,8 @@
 import re
 import socket
 from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Final
 
@@ -94,9 +96,24 @@ def test_a_logout_ends_it(broker: BrokerProcess) -> None:
         assert visits.page("/topics", 303).headers["location"].startswith(f"{ROOT}/login")
 
 
+def test_a_live_tail_ends_with_its_login(broker: BrokerProcess) -> None:
+    """E-05: what is published after it is not shown, and the page says why."""
+    with Visits(broker.http, READER) as visits, Rest(broker.http, ADMIN) as admin:
+        host, _, port = broker.http.rpartition(":")
+        with closing(HTTPConnection(host, int(port), timeout=DEADLINE_S)) as connection:
+            cookie = f"{visits.last_cookie.key}={visits.cookie}"
+            connection.request("GET", f"{ROOT}/topics/{TOPIC}/tail/events", headers={"Cookie": cookie})
+            tail = connection.getresponse()
+            assert (tail.status, tail.readline()) == (200, b"retry: 2000\n")
+            visits.submit(visits.page("/topics"), "/logout")
+            admin.publish(TOPIC, "unseen")
+            assert b"the login has ended" in (shown := tail.read()) and b"unseen" not in shown
+
+
 def test_who_may_only_read_is_refused_a_change(broker: BrokerProcess) -> None:
     """E-05: pages are shown, with their forms; each change ends with the sentence of the other protocols."""
     with Visits(broker.http, READER) as reader, Rest(broker.http, ADMIN) as admin:
+        before = admin.get(f"/topics/{TOPIC}")["messages"]
         assert TOPIC in reader.page("/topics").links
         assert "x" in reader.page(f"/topics/{TOPIC}/messages").text.split()
         for path, fields in (
@@ -110,7 +127,7 @@ def test_who_may_only_read_is_refused_a_change(broker: BrokerProcess) -> None:
         ):
             refused = reader.submit(reader.page(path), path, 403, **fields)
             assert refused.alert.startswith("reader may not"), path
-        assert (admin.get(f"/topics/{TOPIC}")["messages"], admin.get(f"/topics/{TOPIC}")["partitions"]) == (1, 1)
+        assert (admin.get(f"/topics/{TOPIC}")["messages"], admin.get(f"/topics/{TOPIC}")["partitions"]) == (before, 1)
         assert [row["group"] for row in admin.get("/groups")["rows"]] == [GROUP]
 
 
