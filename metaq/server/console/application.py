@@ -22,6 +22,7 @@ from metaq.server.console.routes import ROUTES, SECTIONS
 from metaq.server.console.visit import (
     NOTICES,
     ROOT,
+    ChangedInPart,
     GoTo,
     PageChange,
     PageData,
@@ -172,13 +173,14 @@ class _Console:
         try:
             gone = change.act(visit)
         except MetaqError as error:
+            if isinstance(error, ChangedInPart):
+                _note(change, visit, request)
             problem = problem_of(error, is_known=True)
             response.status = f"{problem.status} {problem.title}"
             shown = change.form.show(visit)
             self._write(request, response, change.form.template, shown, error=problem.detail, sent=visit.sent)
             return None
-        operation, user, address = change.act.__name__, visit.call.principal.name, address_of(request.env)
-        logger.info("console change user=%s address=%s operation=%s path=%r", user, address, operation, request.path[:200])
+        _note(change, visit, request)
         return gone
 
     def _stream(self, stream: PageStream, request: Request, response: Response, **path: str) -> None:
@@ -399,6 +401,11 @@ class _Console:
         status = int(str(falcon.code_to_http_status(error.status)).partition(" ")[0])
         words = "there is no such page" if status == HTTPStatus.NOT_FOUND else HTTPStatus(status).phrase
         self._write_problem(request, response, status, error.description or words)
+
+
+def _note(change: PageChange, visit: Visit, request: Request) -> None:
+    operation, user, address = change.act.__name__, visit.call.principal.name, address_of(request.env)
+    logger.info("console change user=%s address=%s operation=%s path=%r", user, address, operation, request.path[:200])
 
 
 def _event(name: str, text: str) -> bytes:

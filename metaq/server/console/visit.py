@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
-from metaq.errors import BadRequest
+from metaq.errors import BadRequest, RequestFailed
 from metaq.server.services.call import Call
 from metaq.server.services.rows import Input, Output, RowPage, read_input
 
@@ -69,6 +69,10 @@ class GoTo(NamedTuple):
     """A key of ``NOTICES``."""
     number: int = 0
     """The ``{count}`` of the notice."""
+
+
+class ChangedInPart(RequestFailed):
+    """A change failed after a part of it was made; the reason says which."""
 
 
 NOTICES: Final = {

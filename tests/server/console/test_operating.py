@@ -77,6 +77,21 @@ def test_chosen_dead_letters(visits: Visits, rest: Rest) -> None:
     assert "1 were not; the first: the message" in refused.alert
 
 
+def test_a_replay_that_is_refused_in_part(visits: Visits, rest: Rest, broker: BrokerProcess) -> None:
+    """E-05: is a change, and a line of the log; one that is refused as a whole is none."""
+    rest.put("/topics/parted", {"partitions": 1})
+    kept, gone = (f"letter.{letter['offset_id']}" for letter in dead_letters(rest, "parted", "parter", ["a", "b"]))
+    path = "/dead-letters/parter"
+    page = visits.page(path)
+    visits.submit(page, path, 303, do="discard", sure="true", **{gone: "true"})
+    before = broker.stderr()
+    assert "0 were sent again, and 1 were not" in visits.submit(page, path, 400, do="replay", **{gone: "true"}).alert
+    both = {kept: "true", gone: "true"}
+    assert "1 were sent again, and 1 were not" in visits.submit(page, path, 400, do="replay", **both).alert
+    lines = [line for line in broker.stderr().removeprefix(before).splitlines() if "console change" in line]
+    assert ["operation=change_letters" in line for line in lines] == [True]
+
+
 def test_all_dead_letters(visits: Visits, rest: Rest) -> None:
     """E-09: more than one request takes are sent, in their order, and downloaded; all are discarded by their group's name."""
     bodies = [str(number) for number in range(MORE_THAN_ONE_REQUEST)]

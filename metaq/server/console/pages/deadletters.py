@@ -3,11 +3,22 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
-from metaq.errors import BadRequest, RequestFailed
+from metaq.errors import BadRequest, MetaqError, RequestFailed
 from metaq.message import DEAD_PREFIX
 from metaq.protocol.remoting.codes import Response
 from metaq.server.console.bodies import preview
-from metaq.server.console.visit import PAGE_ROWS, GoTo, PageChange, PageExport, PageView, Route, Visit, link, rows_page
+from metaq.server.console.visit import (
+    PAGE_ROWS,
+    ChangedInPart,
+    GoTo,
+    PageChange,
+    PageExport,
+    PageView,
+    Route,
+    Visit,
+    link,
+    rows_page,
+)
 from metaq.server.services.deadletters import (
     MOST_LETTERS,
     DeadQuery,
@@ -61,19 +72,28 @@ def change_letters(visit: Visit) -> GoTo:
 
 
 def _replay(visit: Visit, offset_ids: list[str]) -> int:
-    """Send letters again and return how many. Raise ``RequestFailed`` when one is refused, or is not discarded as it should."""
+    """Send letters again and return how many.
+
+    Raise ``RequestFailed`` when one is refused, or is not discarded as it should: ``ChangedInPart`` when others were sent.
+    """
     group, sent = visit.path["group"], 0
     for begin in range(0, len(offset_ids), MOST_LETTERS):
         some = visit.given(ReplayInput, offset_ids=offset_ids[begin : begin + MOST_LETTERS])
-        result = replay_dead(visit.call, group, some)
+        try:
+            result = replay_dead(visit.call, group, some)
+        except MetaqError as error:
+            if not sent:
+                raise
+            raise ChangedInPart(error.code, f"{sent:,} were sent again, and then no more: {error}") from error
         sent += result.sent
+        failed = ChangedInPart if sent else RequestFailed
         refused = [letter for letter in result.letters if letter.refused is not None]
         if refused:
             why = f"{sent:,} were sent again, and {len(refused):,} were not; the first: {refused[0].refused}"
-            raise RequestFailed(Response.SYSTEM_ERROR, why)
+            raise failed(Response.SYSTEM_ERROR, why)
         if result.not_discarded is not None:
             why = f"{sent:,} were sent again; the last {result.sent:,} of them were not discarded: {result.not_discarded}"
-            raise RequestFailed(Response.SYSTEM_ERROR, why)
+            raise failed(Response.SYSTEM_ERROR, why)
     return sent
 
 
