@@ -20,6 +20,7 @@ from metaq.engine.role import NO_PARTS, RoleParts
 from metaq.errors import Fenced, MetaqError, Overloaded, StoreError, TooManyFiles
 from metaq.message import Durability
 from metaq.protocol.remoting.codes import Response
+from metaq.protocol.text.replies import IN_DOUBT
 from metaq.store.files.filecache import Run
 from metaq.store.messagestore import MessageStore
 from metaq.store.queues.consumequeue import ConsumeQueue
@@ -32,7 +33,6 @@ not keep it from the log, and its time limit from running."""
 RETRY_S: Final = 1.0
 """Pause after a sync for which no file could be opened."""
 NOT_STORED: Final = "was not stored"
-IN_DOUBT: Final = "may be stored or not"
 # typed as a tuple of any length: the compiled module mistakes a fixed-length tuple of floats for one that was never set
 SYNC_BOUNDS: Final[tuple[float, ...]] = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 SEND_BOUNDS: Final[tuple[float, ...]] = (0.0001, *SYNC_BOUNDS)

@@ -11,10 +11,11 @@ from gevent.event import Event
 
 from metaq.engine.duties import Duties
 from metaq.engine.role import NoReplicas, RoleParts
-from metaq.engine.turn import IN_DOUBT, LONGEST_HOLD_S, Short, Turns
+from metaq.engine.turn import LONGEST_HOLD_S, Short, Turns
 from metaq.engine.writing import internal, stage
 from metaq.errors import DiskFailed, MetaqError, StoreError, TooManyFiles
 from metaq.protocol.remoting.codes import Response
+from metaq.protocol.text.replies import IN_DOUBT
 from metaq.store.files.filecache import run_here
 from metaq.store.messagestore import MANY_HIDDEN
 from tests.support.broker import wait_until

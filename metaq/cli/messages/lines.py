@@ -47,10 +47,15 @@ from metaq.client.text.textclient import DEFAULT_MAX_BYTES
 from metaq.errors import ClientError, Refused
 from metaq.message import Message, PutResult, TextPosition
 from metaq.protocol.text.commands import BROKER_CHOOSES, END_OF_LOG
-from metaq.protocol.text.replies import NOT_FOUND
+from metaq.protocol.text.replies import IN_DOUBT, NOT_FOUND, STORED_AT
 
 _LINES_AT_ONCE: Final = 10_000
 """Between two calls of put_many no request is in flight; this many lines keep that pause, and the list of results, small."""
+
+_IS: Final = "is"
+_IS_LESS_SAFE: Final = "is, but not yet as safe as configured"
+_IS_NOT: Final = "is not"
+_MAY_BE: Final = "may be"
 
 _REACH_BYTES: Final = 64 * 1024
 _REACH_GROWTH: Final = 8
@@ -87,17 +92,31 @@ def size_of(stream: BinaryIO) -> int | None:
     return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
+def _fate(result: PutResult | ClientError) -> str:
+    """Return the words that complete "line N … stored" for the outcome of its put."""
+    if isinstance(result, PutResult):
+        return _IS
+    if isinstance(result, Refused):
+        if result.text.startswith(STORED_AT):
+            return _IS_LESS_SAFE
+        if IN_DOUBT not in result.text:
+            return _IS_NOT
+    return _MAY_BE
+
+
 def lines_failed(before: int, error: PutManyFailed) -> ClientError:
     """Return the error that ended ``put --lines``, with what is known of each line; ``before`` lines are from calls before."""
     stored = before + error.first_failed
-    later = error.results[error.first_failed + 1 :]
+    later = [_fate(result) for result in error.results[error.first_failed + 1 :]]
     known = f"lines 1 to {stored} are stored, " if stored else ""
-    failed = f"line {stored + 1} {'is not' if isinstance(error.reason, Refused) else 'may be'}"
-    if any(not isinstance(result, Refused | PutResult) for result in later):
+    failed = f"line {stored + 1} {_fate(error.reason)}"
+    if _MAY_BE in later:
         rest = "later ones may be"
     else:
-        count = sum(isinstance(result, PutResult) for result in later)
+        less_safe = later.count(_IS_LESS_SAFE)
+        count = later.count(_IS) + less_safe
         rest = f"{count or 'none'} after it {'are' if count > 1 else 'is'}"
+        rest += f", {less_safe} not yet as safe as configured" if less_safe else ""
     error.reason.add_note(f"{known}{failed}, {rest}")
     return error.reason
 

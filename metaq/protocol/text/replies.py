@@ -19,6 +19,10 @@ NOTHING_TO_POP: Final = "there is nothing to pop"
 """The text of the 404 that tells an empty pop from a topic that does not exist."""
 CONFLICT: Final = 409
 ERROR: Final = 500
+STORED_AT: Final = "stored at "
+"""The beginning of the 500 for a put that is stored, and not yet as safe as configured."""
+IN_DOUBT: Final = "may be stored or not"
+"""The words in the 500 for a put of which nobody knows whether it is stored."""
 UNAVAILABLE: Final = 503
 
 VALUE: Final = 0

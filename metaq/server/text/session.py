@@ -13,7 +13,7 @@ from metaq.engine.turn import Short
 from metaq.errors import MetaqError
 from metaq.protocol.text.codec import CommandReader
 from metaq.protocol.text.commands import Ack, Command, Extend, Invalid, Nack, Put, Quit
-from metaq.protocol.text.replies import ERROR, OK, write_result
+from metaq.protocol.text.replies import ERROR, OK, STORED_AT, write_result
 from metaq.server.wire.session import Buffer, Session, SessionHost, Stream
 
 MOST_UNREAD: Final = 64 * 1024
@@ -212,7 +212,7 @@ class TextOutcome:
         self._replace(error.status, lambda _: f"the message {outcome}: {error}")
 
     def late(self, short: Short) -> None:
-        self._replace(ERROR, lambda place: f"stored at {place}, not yet {short.level}")
+        self._replace(ERROR, lambda place: f"{STORED_AT}{place}, not yet {short.level}")
 
     def _replace(self, code: int, text: Callable[[str], str]) -> None:
         self.replies = [replace_result(reply, code, text) for reply in self.replies]
