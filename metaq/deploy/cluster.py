@@ -37,7 +37,8 @@ ELECTED: Final = "elected"
 
 T = TypeVar("T")
 Kind = Literal["broker", "registry"]
-COMMANDS: Final[dict[Kind, str]] = {"broker": "serve", "registry": "registry"}
+COMMANDS: Final[dict[Kind, str]] = {"registry": "registry", "broker": "serve"}
+"""The command of each kind, in the order in which a host has them."""
 ANY_HOST: Final = ("0.0.0.0", "::")  # noqa: S104 - not listened on
 
 _NAMES: Final = "letters, digits and ._-"

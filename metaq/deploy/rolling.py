@@ -27,7 +27,7 @@ class Roll:
         """Take the services of ``nodes``. ``complete``: these are all hosts, so that groups of replicas can be whole."""
         self._complete = complete
         self._nodes = {service: node for node in nodes for service in node.services}
-        self._present = {service: node.present(service) or service for service, node in self._nodes.items()}
+        self._present = {service: node.present(service.kind) or service for service, node in self._nodes.items()}
         self._deadline_s = deadline_s
         self._say = say
         brokers = [(service, node.machine) for service, node in self._nodes.items() if service.kind == "broker"]

@@ -7,7 +7,7 @@ import sysconfig
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self
 
-from metaq.deploy.cluster import Cluster, Host, Kind, Service, installed
+from metaq.deploy.cluster import COMMANDS, Cluster, Host, Kind, Service, installed
 from metaq.deploy.machine import Machine
 from metaq.deploy.processes import Processes, Systemd, processes_of
 from metaq.deploy.releases import Releases
@@ -49,32 +49,34 @@ class Node(NamedTuple):
         return self.releases.of(self.processes.look(kind).pid) if self.current else ""
 
     def of_release(self, name: str) -> "Node":
-        """Return the node with its services as a release defines them; ``DeployFailed`` when the release lacks one."""
-        services = [self.installed(name, service) for service in self.services]
-        missing = [str(service) for service, found in zip(self.services, services, strict=True) if found is None]
-        if missing:
-            raise self.machine.fail(f"{name} has no {' and no '.join(missing)}; deploy first")
-        return self._replace(services=tuple(service for service in services if service is not None))
+        """Return the node with the services of a release, whatever the file has by now.
 
-    def present(self, service: Service) -> Service | None:
+        ``DeployFailed`` when the release has none there.
+        """
+        services = tuple(service for kind in COMMANDS if (service := self.installed(name, kind)))
+        if not services:
+            raise self.machine.fail(f"{name} has no service there; deploy first")
+        return self._replace(services=services)
+
+    def present(self, kind: Kind) -> Service | None:
         """Return a service as its process was started; without a process, as the current release has it.
 
         ``None`` for a service that is in neither.
         """
-        return self.installed(self.runs(service.kind) or self.current, service)
+        return self.installed(self.runs(kind) or self.current, kind)
 
-    def installed(self, name: str, service: Service) -> Service | None:
+    def installed(self, name: str, kind: Kind) -> Service | None:
         """Return a service as a release has it; ``None`` when the release lacks it.
 
         It is asked as today's admin, whose name may have changed; without one as the release's.
         """
-        text = self.facts["configurations"].get(name, {}).get(service.kind, "")
+        text = self.facts["configurations"].get(name, {}).get(kind, "")
         if not text:
             return None
         try:
-            return installed(self.host.name, service.kind, text, service.admin or self.about(name)["admin"])
+            return installed(self.host.name, kind, text, self.host.services[0].admin or self.about(name)["admin"])
         except ConfigError as error:
-            raise self.machine.fail(f"the {service.kind} of {name}: {error}") from error
+            raise self.machine.fail(f"the {kind} of {name}: {error}") from error
 
     def about(self, name: str) -> dict[str, Any]:
         """Return what was recorded when a release was installed: ``format``, ``admin``, and ``features`` by fab of today."""
@@ -214,8 +216,8 @@ def _of_room(node: Node, release: Release) -> Iterator[str]:
 
 def _of_ports(node: Node) -> Iterator[str]:
     own: set[int] = set()
-    for service in node.services:
-        if node.runs(service.kind) and (present := node.present(service)):
+    for kind in COMMANDS:  # also one that the file no longer has: it is stopped before another service starts
+        if node.runs(kind) and (present := node.present(kind)):
             own |= {port for _, _, port in present.addresses()}
     reasons = {(host, port): reason for host, port, reason in node.facts["taken"] if reason and port not in own}
     for service in node.services:

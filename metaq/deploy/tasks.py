@@ -126,7 +126,7 @@ def upgrade_check(cluster: Cluster, say: Say) -> None:
         for node in nodes:
             say(f"{node.host.name}: from {node.current or 'nothing'} to {release.name}")
             for service in node.services:
-                present, given = node.present(service), service.given
+                present, given = node.present(service.kind), service.given
                 for key in sorted({*present.given, *given}) if present else ():
                     if present and present.given.get(key) != given.get(key):
                         say(f"{node.host.name}: {service.kind}.{key}: from {present.given.get(key)} to {given.get(key)}")
@@ -193,7 +193,7 @@ def status(cluster: Cluster, say: Say, hosts: Sequence[Host]) -> bool:
 
 def _status_of(node: Node, service: Service, say: Say) -> bool:
     """Print the line of one service. Return whether it is well."""
-    present = node.present(service)
+    present = node.present(service.kind)
     if present is None:
         say(COLUMNS.format(node.host.name, service.kind, "absent", "none", "-", "-", "not deployed"))
         return False

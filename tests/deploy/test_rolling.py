@@ -36,7 +36,7 @@ class Player:
         self.answers_at = present.asked_at
         self.asked_as = present.login
 
-    def present(self, service: Service) -> Service:
+    def present(self, kind: Kind) -> Service:
         return self._present
 
     def attempt(self, command: str, *, deadline_s: float) -> tuple[int, str, str]:
@@ -75,8 +75,8 @@ class Supervised:
         self.name = "a"
         self.states: dict[Kind, str] = {"registry": "stopped", "broker": "stopped"}
 
-    def present(self, service: Service) -> Service:
-        return service
+    def present(self, kind: Kind) -> Service:
+        return next(service for service in self.services if service.kind == kind)
 
     def attempt(self, command: str, *, deadline_s: float) -> tuple[int, str, str]:
         (kind,) = (service.kind for service in self.services if command.endswith(f" --broker {service.asked_at}"))

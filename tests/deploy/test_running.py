@@ -127,7 +127,7 @@ def test_users_come_and_go(pair: Pair, tmp_path: Path) -> None:
 def test_only_what_changes_is_touched(pair: Pair) -> None:
     """E-18: a service that is none any more is stopped and forgotten; what only its manager's file says of a broker waits.
 
-    A broker that supervisord starts beside the registry is not started twice.
+    A broker that supervisord starts beside the registry is not started twice. A rollback has the services of its release.
     """
     b = pair.hosts[1]
     (ports,) = broker_ports(1)
@@ -147,6 +147,16 @@ def test_only_what_changes_is_touched(pair: Pair) -> None:
     pair.configure()
     assert "b: restart broker" in pair.fab.run("deploy")
     assert "no such" in b.supervisor("status", "registry")
+    assert pair.fab.run_any("status").code == 0
+    without = (b.home / "metaq" / "current").readlink().name
+
+    assert "b: start registry" in pair.fab.run("rollback")
+    assert "no such" not in b.supervisor("status", "registry")
+    assert "b: stop registry" in pair.fab.run("stop")
+    pair.configure(registry=registry)
+    pair.fab.run("rollback", "--to", without)
+    assert "no such" in b.supervisor("status", "registry")
+    pair.configure()
     assert pair.fab.run_any("status").code == 0
 
 

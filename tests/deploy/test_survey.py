@@ -1,16 +1,45 @@
 """The survey of a machine: what is there, and what is in the way of a release; on this machine, without SSH."""
 
 import json
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import pytest
 
 from metaq.deploy.cluster import Cluster, ClusterSettings, Host
 from metaq.deploy.processes import Systemd
 from metaq.deploy.survey import Node, problems_of, problems_of_formats, warn_of_features
 from metaq.deploy.wheels import Release
+from metaq.errors import DeployFailed
 from tests.deploy.systems import Systems
 
 RELEASE: Final = "0.1.0-1"
+LATER: Final = "0.1.0-2"
+REGISTRY: Final = {"data": "/srv/registry", "registry_listen": "127.0.0.1:19876"}
+BROKER: Final = {"data": "/var/lib/metaq", "registries": "127.0.0.1:19876"}
+
+
+def release_at(home: Path, name: str, **services: Mapping[str, Any]) -> None:
+    """Make a release of a host that has these services."""
+    folder = home / "releases" / name
+    (folder / "conf").mkdir(parents=True)
+    for kind, given in services.items():
+        text = "".join(f"{key}: {json.dumps(value)}\n" for key, value in given.items())
+        (folder / "conf" / f"{kind}.yaml").write_text(text)
+    (folder / "complete").write_text(json.dumps({"format": 1, "admin": ""}))
+
+
+@contextmanager
+def running(release: Path) -> Iterator[int]:
+    """The id of a process that was started of a release."""
+    with subprocess.Popen([str(release / "venv" / "bin" / "python"), "60"], executable="/bin/sleep") as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
 
 
 def test_the_data_of_a_kept_release_however_its_path_is_written(systems: Systems, tmp_path: Path) -> None:
@@ -84,3 +113,40 @@ def test_a_link_that_leads_nowhere(systems: Systems, tmp_path: Path) -> None:
     facts = Node.look(systems.machine(host)).facts
     expected = f"{link} is a link to /nowhere/at/all, which does not exist; create it, or remove the link"
     assert [facts["home"]["problem"], facts["data"][0]["problem"]] == [expected, expected]
+
+
+def test_the_services_of_a_release_whatever_the_file_has_now(systems: Systems, tmp_path: Path) -> None:
+    """E-18: a rollback brings back one that the file has lost, and does without one that it has got since."""
+    home = tmp_path / "metaq"
+    release_at(home, RELEASE, broker=BROKER, registry=REGISTRY)
+    release_at(home, LATER, broker=BROKER)
+    (home / "releases" / "none" / "conf").mkdir(parents=True)
+    (home / "releases" / "none" / "complete").write_text("{}")
+    for others in ({"registry": None}, {"broker": None, "registry": REGISTRY}, {"registry": REGISTRY}):
+        node = Node.look(systems.machine(systems.host(folder=str(home), user="", **others)))
+        assert [service.kind for service in node.of_release(RELEASE).services] == ["registry", "broker"]
+        assert [service.kind for service in node.of_release(LATER).services] == ["broker"]
+        with pytest.raises(DeployFailed, match="a: none has no service there; deploy first"):
+            node.of_release("none")
+
+
+def test_the_ports_of_a_service_that_the_file_has_lost(systems: Systems, tmp_path: Path) -> None:
+    """E-18: it is stopped before another one is started, which may listen there; another process is not."""
+    home = tmp_path / "metaq"
+    release_at(home, RELEASE, registry=REGISTRY)
+    (home / "current").symlink_to(f"releases/{RELEASE}")
+    broker = {"data": "/var/lib/metaq", "registry_listen": REGISTRY["registry_listen"]}
+    host = systems.host(folder=str(home), user="", registry=None, broker=broker)
+    cluster = Cluster(ClusterSettings(hosts={"none": None}), ())
+
+    def problems() -> list[str]:
+        node = Node.look(systems.machine(host))
+        node = node._replace(processes=Systemd(node.machine))
+        node = node._replace(facts={**node.facts, "taken": [["127.0.0.1", 19876, "Address already in use"]]})
+        return problems_of(cluster, [node], Release(LATER, "0.1.0", "", 1, (), tmp_path))
+
+    (problem,) = problems()
+    assert problem == "a: broker.registry_listen: cannot listen on 127.0.0.1:19876: Address already in use"
+    with running(home / "releases" / RELEASE) as pid:
+        (systems.folder / "metaq-registry").write_text(f"ActiveState=active\nSubState=running\nMainPID={pid}\n")
+        assert problems() == []
