@@ -55,12 +55,12 @@ class Releases:
         machine, home = self._machine, f"{self._folder}/releases/{release.name}"
         try:
             self._upload(release, home)
-            package = f"metaq-broker{release.extras}=={release.version}"
-            self._make_environment(home, f"{home}/wheels", package, "metaq", _about(release, admin))
-            if supervisor:
+            if supervisor:  # first: a release that is complete is not installed again
                 self._make_environment(
                     f"{self._folder}/supervisor", f"{home}/wheels", "supervisor", "supervisord", "supervisor"
                 )
+            package = f"metaq-broker{release.extras}=={release.version}"
+            self._make_environment(home, f"{home}/wheels", package, "metaq", _about(release, admin))
             machine.run(f"rm -rf {home}/wheels {home}/bundle.tar")
         except DeployFailed:
             machine.attempt(f"rm -rf {home}; [ -e {self._folder}/supervisor/complete ] || rm -rf {self._folder}/supervisor")

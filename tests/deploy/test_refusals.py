@@ -112,7 +112,7 @@ def test_deployments_that_fail_half_way(pair: Pair, tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", "nr_inodes=200") as disk:
         pair.configure(folder=str(disk / "metaq"))
         said = pair.fab.refused("deploy")
-        assert "b: installing metaq-broker" in said and "No space left on device" in said
+        assert "b: installing supervisor" in said and "No space left on device" in said
         assert list((disk / "metaq" / "releases").iterdir()) == []
         assert not (a.home / "metaq" / "current").exists()
     pair.configure()
