@@ -5,6 +5,7 @@ An unknown host key is refused, also that of a jump host: ``ssh`` to the host on
 
 import json
 import logging
+import os.path
 import shlex
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +28,8 @@ class Machine:
     def __init__(self, host: Host) -> None:
         """Prepare the connection, which opens at the first command."""
         self.host = host
-        self.folder = host.settings.folder
+        # as its processes have it; normpath would keep two slashes at the beginning
+        self.folder = os.path.normpath("/" + host.settings.folder.lstrip("/"))
         # paramiko also logs the errors that it raises
         logging.getLogger("paramiko").setLevel(logging.CRITICAL)
         settings = host.settings

@@ -160,7 +160,7 @@ class Systemd:
         for service in services:
             self._refuse_other(service.kind)
         for kind in _others(services):
-            if self._folder_of(kind) == os.path.normpath(machine.folder):
+            if self._folder_of(kind) == machine.folder:
                 forget = f"systemctl disable --now --quiet metaq-{kind} && rm {_file(kind)}"
                 machine.run(forget, what=f"forgetting the {kind}")
         for service in services:
@@ -193,7 +193,7 @@ class Systemd:
     def _refuse_other(self, kind: Kind) -> None:
         """Raise ``DeployFailed`` when there is a unit, and it is of another folder."""
         file, folder = _file(kind), self._machine.folder
-        if self._folder_of(kind) not in (None, os.path.normpath(folder)):
+        if self._folder_of(kind) not in (None, folder):
             reason = f"{file} is the unit of another installation, not of {folder}"
             raise self._machine.fail(f"{reason}; set processes to supervisor, or disable that service and remove the file")
 

@@ -150,3 +150,14 @@ def test_the_ports_of_a_service_that_the_file_has_lost(systems: Systems, tmp_pat
     with running(home / "releases" / RELEASE) as pid:
         (systems.folder / "metaq-registry").write_text(f"ActiveState=active\nSubState=running\nMainPID={pid}\n")
         assert problems() == []
+
+
+@pytest.mark.parametrize("form", ["{0}/metaq", "{0}//metaq/", "/{0}/metaq", "//{0}/./metaq"])
+def test_a_process_is_of_its_release_however_the_folder_is_written(systems: Systems, tmp_path: Path, form: str) -> None:
+    """E-18: a slash too many in cluster.yaml does not make it another installation's."""
+    home = tmp_path / "metaq"
+    release_at(home, RELEASE, broker=BROKER)
+    (home / "current").symlink_to(f"releases/{RELEASE}")
+    node = Node.look(systems.machine(systems.host(folder=form.format(tmp_path), user="", registry=None, broker=BROKER)))
+    with running(home / "releases" / RELEASE) as pid:
+        assert node.releases.of(pid) == RELEASE
