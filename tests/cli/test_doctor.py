@@ -11,6 +11,7 @@ from metaq.client import Client, ConsumeFrom, connect
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 from tests.support.cli import Cli
 from tests.support.consumer import owned
+from tests.support.users import write_users
 
 DEADLINE_S = 60.0
 PROBLEM = 2
@@ -66,6 +67,23 @@ def test_a_registry_that_is_not_there() -> None:
 def test_a_zookeeper_that_is_not_there() -> None:
     """P14, E-04: without a registry nothing can be asked, and that is a problem."""
     assert sick(Cli("zk://127.0.0.1:1"))["registry"].startswith("no registry answers")
+
+
+def test_without_a_login(tmp_path: Path) -> None:
+    """E-04, E-05: what refuses who asks is there, and no firewall is in the way."""
+    users = ("--users-file", str(write_users(tmp_path / "users.yaml")))
+    with RegistryProcess(tmp_path / "registry") as registry:
+        flags = ("--registries", registry.address, "--broker-name", "shut")
+        with BrokerProcess(tmp_path / "a", *flags, *users) as a, BrokerProcess(tmp_path / "b", *users) as b:
+            cli = Cli(registry.address)
+            wait_until(lambda: len(cli.rows("cluster", "brokers")) == 1, DEADLINE_S, "the broker is registered")
+            for there, check, what in (
+                (cli, "reached", f"shut answers at {a.address}"),
+                (Cli(b.registry), "registry", f"{b.registry} answers"),
+            ):
+                rows = {row["check"]: row for row in there.rows("doctor", "--watch", "0", code=PROBLEM)}
+                assert rows[check]["found"].startswith(f"{what}, and refuses: anonymous may not")
+                assert "metaq --user NAME doctor" in rows[check]["advice"] and "firewall" not in rows[check]["advice"]
 
 
 def test_one_registry_of_two(broker: BrokerProcess) -> None:

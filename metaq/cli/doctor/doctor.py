@@ -24,6 +24,7 @@ CLOCK_PROBLEM_MS: Final = 60_000
 """From here on, searches by time, delays and retention mean something else here than there."""
 ANYWHERE: Final = "anywhere"
 HERE: Final = "this machine"
+LOGIN: Final = "metaq --user NAME doctor, as a user with admin"
 
 
 def examine(facts: DoctorFacts) -> list[Finding]:
@@ -42,6 +43,8 @@ def check_registries(facts: DoctorFacts) -> Iterator[Finding]:
     for state in facts.registries:
         if state.error is None:
             yield ok("registry", f"{state.address} answers")
+        elif state.refuses:
+            yield problem("registry", f"{state.address} answers, and refuses: {state.error}", f"log in: {LOGIN}")
         else:
             advice = "check that it runs there, that the address is right, and that no firewall blocks it"
             yield problem("registry", f"{state.address} does not answer: {state.error}", advice)
@@ -98,7 +101,10 @@ def check_reached(facts: DoctorFacts) -> Iterator[Finding]:
     processes = Counter(identity for identity, _ in places)
     for state in facts.brokers:
         name, address = state.broker.name, state.broker.address
-        if state.error is not None:
+        if state.refuses:
+            advice = f"log in: {LOGIN}; if other brokers let you in, give {name} their users file"
+            yield problem("reached", f"{name} answers at {address}, and refuses: {state.error}", advice)
+        elif state.error is not None:
             advice = "set advertise to an address that can be reached from here, or open the firewall"
             yield problem("reached", f"{name} cannot be reached at {address}: {state.error}", advice)
         elif state.identity is None:

@@ -19,8 +19,10 @@ class RegistryState(NamedTuple):
 
     address: str
     error: str | None = None
-    """Why it cannot be asked, in the words of the operating system."""
+    """Why it cannot be asked, in the words of the operating system, or in its own."""
     brokers: tuple[BrokerView, ...] = ()
+    refuses: bool = False
+    """True when it answers, and refuses."""
 
 
 class BrokerState(NamedTuple):
@@ -34,6 +36,8 @@ class BrokerState(NamedTuple):
     config: Mapping[str, str] = {}
     ahead_ms: int | None = None
     """How far its clock is ahead of the one here; ``None`` when it does not report the time."""
+    refuses: bool = False
+    """True when it answers, and refuses."""
 
 
 class TopicLook(NamedTuple):
@@ -100,6 +104,8 @@ def registry_state(address: str) -> RegistryState:
         try:
             identity_of(admin, address)
             return RegistryState(address, None, tuple(admin.brokers()))
+        except Refused as error:
+            return RegistryState(address, error.text, refuses=True)
         except ClientError as error:
             return RegistryState(address, str(error))
 
@@ -112,6 +118,8 @@ def broker_state(admin: Admin, broker: BrokerView) -> BrokerState:
         info = admin.broker_info(broker.address)
         after_ms = time.time_ns() // 1_000_000
         config = admin.broker_config(broker.address)
+    except Refused as error:
+        return BrokerState(broker, error.text, refuses=True)
     except ClientError as error:
         return BrokerState(broker, str(error))
     ahead_ms = difference(int(info["metaqNow"]), before_ms, after_ms) if "metaqNow" in info else None
