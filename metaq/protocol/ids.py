@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 
 from metaq.errors import BadRequest
 from metaq.message import LogOffset
+from metaq.protocol.record import host_bytes
 
 _PLACE: Final = struct.Struct(">iq")  # port, log offset
 _SENDER: Final = struct.Struct(">HIIH")  # process, number, milliseconds, counter
@@ -37,6 +38,13 @@ class OffsetId(NamedTuple):
     """IPv4, or IPv6 unless that is an IPv4 address in IPv6 form."""
     port: int
     log_offset: LogOffset
+
+    def is_of(self, host: str, port: int) -> bool:
+        """Return whether a broker that advertises this address makes such ids.
+
+        All that advertise a name or IPv6 make the same: these have no address in records.
+        """
+        return host_bytes(self.address, self.port) == host_bytes(host, port)
 
 
 class UniqueId(NamedTuple):

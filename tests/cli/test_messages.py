@@ -4,12 +4,15 @@ import subprocess
 import sys
 import threading
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from metaq.client import Client, ConsumeFrom, ReceivedMessage
+from metaq.client import connect as connect_clients
 from metaq.protocol.remoting.codes import Request
 from tests.support.admin import ask, connect, fields_of
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.cli import Cli
+from tests.support.ports import free_ports
 
 DEADLINE_S = 60.0
 FIRST = ConsumeFrom.FIRST
@@ -33,6 +36,26 @@ def test_what_is_sent_is_found_by_key_and_by_both_ids(cli: Cli) -> None:
     assert "by key 'eu' and tag 'refunded'; its oldest" in nothing.stderr
     wrong = cli.run("message", "send", "orders", "x", "--property", "region=eu", "--property", "bad", code=2)
     assert "--property 'bad' is not NAME=VALUE" in wrong.stderr
+
+
+def test_the_id_of_a_broker_that_advertises_a_name(tmp_path: Path) -> None:
+    """E-04, SG-132: it has no address in it, so every broker that may have made it is asked."""
+    (port,) = free_ports(1)
+    address = f"localhost:{port}"
+    with BrokerProcess(tmp_path / "data", "--advertise", address, listen=f"127.0.0.1:{port}") as broker:
+        cli = Cli(broker.registry)
+        cli.run("topic", "create", "orders")
+        sent = cli.row("message", "send", "orders", "x")
+        assert sent["offset_id"].startswith("00000000")
+        (found,) = cli.rows("message", "query", "orders", "--id", sent["offset_id"])
+        assert (found["body"], found["id"]) == ("x", sent["id"])
+        assert cli.row("message", "show", sent["offset_id"].lower())["id"] == sent["id"]
+        cli.run("message", "show", f"{sent['offset_id'][:-1]}1", code=1)
+        with connect_clients(broker.registry) as client:
+            admin = client.admin()
+            message = admin.query_by_offset_id(sent["offset_id"], address=address)
+            assert message is not None and message.id == sent["id"]
+            assert admin.query_by_offset_id(f"7F000001{sent['offset_id'][8:]}", address=address) is None
 
 
 def test_a_time_that_no_calendar_has_is_shown_as_a_number(cli: Cli, broker: BrokerProcess) -> None:

@@ -51,6 +51,14 @@ def test_offset_ids_of_real_brokers(text: str) -> None:
     assert encode_offset_id(OFFSET_IDS[text]) == text
 
 
+def test_the_brokers_that_an_id_may_be_of() -> None:
+    """RD-106: the one at its address; all with its port that advertise a name or IPv6, as records have no such address."""
+    at_address, nowhere = (decode_offset_id(f"{host}00002A9F00000000000009F9") for host in ("7F000001", "00000000"))
+    given = [("127.0.0.1", 10911), ("127.0.0.1", 10912), ("localhost", 10911), ("fd00::1", 10911), ("localhost", 10912)]
+    assert [at_address.is_of(*address) for address in given] == [True, False, False, False, False]
+    assert [nowhere.is_of(*address) for address in given] == [False, False, True, True, False]
+
+
 @pytest.mark.parametrize("text", UNIQUE_IDS)
 def test_unique_ids_of_real_clients(text: str) -> None:
     """SG-136: address, process, time and counter of the Java client, made again and recovered."""

@@ -279,9 +279,14 @@ def by_id(admin: Admin, topics: list[str], message_id: str) -> list[ReceivedMess
         place = decode_offset_id(message_id)
     except BadRequest:
         place = None
-    if place is not None and any(parse_address(broker.address) == place[:2] for broker in admin.brokers()):
-        found = admin.query_by_offset_id(message_id)
-        return [] if found is None else [found]
+    if place is not None:
+        # of a broker's processes one, the master if there is one: all have the same messages
+        makers = {
+            broker.name: broker.address for broker in reversed(admin.brokers()) if place.is_of(*parse_address(broker.address))
+        }
+        if makers:
+            asked = [admin.query_by_offset_id(message_id, address=address) for address in makers.values()]
+            return [one for one in asked if one is not None]
     return [one for topic in topics for one in admin.query_by_id(topic, message_id)]
 
 

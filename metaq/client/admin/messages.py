@@ -79,11 +79,13 @@ class MessageAdmin(TopicAdmin):
         found = self._query(topic, message_id, _MOST_FOUND, 0, _EVER_MS, {"_UNIQUE_KEY_QUERY": "true"})
         return [message for message in found if message.id == message_id]
 
-    def query_by_offset_id(self, offset_id: str) -> ReceivedMessage | None:
+    def query_by_offset_id(self, offset_id: str, *, address: str | None = None) -> ReceivedMessage | None:
         """Return the message with the id that its broker made; ``None`` when that broker does not have it (any more).
 
         Args:
             offset_id: the ``offset_id`` of the message.
+            address: the broker's address, ``host:port``; by default the one in the id, which is 0.0.0.0 with the port when the
+                broker advertises a name or IPv6.
 
         Raises:
             BadRequest: it is no such id.
@@ -93,13 +95,14 @@ class MessageAdmin(TopicAdmin):
             RequestTimeout: no answer in time.
         """
         where = decode_offset_id(offset_id)
-        address = str(Address(where.address, where.port))
+        address = address or str(Address(where.address, where.port))
         known = {broker.address: broker.name for broker in self.brokers()}
         request = RemotingRequest.of(Request.VIEW_MESSAGE_BY_ID, headers.ViewMessage(where.log_offset))
         response = self._core.transport.call(address, request, self._core.deadline())
         if response.code == Response.SYSTEM_ERROR:
             return None
-        return decode_messages(successful(response).body, known.get(address, ""), most=self._core.max_inflated_bytes)[0]
+        found = decode_messages(successful(response).body, known.get(address, ""), most=self._core.max_inflated_bytes)[0]
+        return found if decode_offset_id(found.offset_id) == where else None
 
     def query_by_time(self, topic: str, begin: datetime, end: datetime | None = None) -> Iterator[ReceivedMessage]:
         """Yield the messages of a topic that were stored from ``begin`` on and before ``end``, partition after partition.
