@@ -89,6 +89,13 @@ def test_a_message_is_delayed_and_cancelled(cli: Cli, broker: BrokerProcess) -> 
     assert "lines cannot be delayed" in cli.run("put", "delays", "--lines", "-", "--delay", "1h", *by_text, code=2).stderr
 
 
+def test_how_late_delayed_messages_are_is_a_length_of_time(cli: Cli) -> None:
+    """E-12: in seconds; the point of time that a key in _ms is would be one in 1970."""
+    row = cli.row("timer", "stats")
+    assert 0 <= row["timers_late_s"] < DEADLINE_S and "timers_late_ms" not in row
+    assert "TIMERS LATE S" in cli.text("timer", "stats")
+
+
 def test_bodies_that_are_no_text(cli: Cli) -> None:
     """MQ-011: in from a file, out as base64, and as they are."""
     cli.run("topic", "create", "bytes")

@@ -70,4 +70,6 @@ def stats(registry: str, as_json: bool) -> None:
         admin = client.admin()
         timers = admin.timers()
         rows = [{"broker": broker.name, **timers.stats(broker.address)} for broker in admin.masters()]
+    for row in rows:
+        row["timers_late_s"] = row.pop("timers_late_ms") / 1000  # a key in _ms is a point of time
     print_rows(rows, as_json=as_json)
