@@ -1,5 +1,6 @@
 """The ``metaq`` command."""
 
+import errno
 import importlib
 import os
 import sys
@@ -8,7 +9,17 @@ from typing import Any, Final
 import click
 
 from metaq import __version__
-from metaq.cli.common import FAILED, INTERRUPTED, NOT_CONNECTED, OUTPUT_CLOSED, REFUSED, USAGE, CommandLogin, login_options
+from metaq.cli.common import (
+    FAILED,
+    INTERRUPTED,
+    NOT_CONNECTED,
+    OUTPUT_CLOSED,
+    PASSWORD_VARIABLE,
+    REFUSED,
+    USAGE,
+    CommandLogin,
+    login_options,
+)
 from metaq.cli.suggestions import Suggesting
 from metaq.errors import (
     ConfigError,
@@ -35,12 +46,13 @@ Exit codes:
   {NOT_CONNECTED}    no connection to the registry or the broker, or no answer in time
   {REFUSED}    the broker refused
   {INTERRUPTED}  interrupted by Ctrl-C
-  {OUTPUT_CLOSED}  the reader of the output is gone
+  {OUTPUT_CLOSED}  the output cannot be written: its reader is gone, or its disk is full
 
 \b
 doctor and why-not-consuming: 0 all is well, 1 a warning, 2 a problem
 """
 
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ABSENT: Final = frozenset((NOT_FOUND, Response.TOPIC_NOT_EXIST, Response.QUERY_NOT_FOUND))
 _ROUTE_CODES: Final = {
     RouteProblem.REGISTRY_UNREACHABLE: NOT_CONNECTED,
@@ -114,6 +126,11 @@ def _completing(command: click.Command) -> click.Command:
     return command
 
 
+def _discard_output() -> None:
+    """Write the rest of the output nowhere: the interpreter flushes it once more at its exit, which must not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class Commands(Suggesting):
     """Commands that return their exit code, or raise a ``MetaqError``."""
 
@@ -135,9 +152,20 @@ class Commands(Suggesting):
             click.echo(f"metaq: {error.told}", err=True)
             code = exit_code(error)
         except BrokenPipeError:
-            # The interpreter flushes standard output once more at its exit, which must not fail again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _discard_output()
             code = OUTPUT_CLOSED
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            _discard_output()
+            click.echo(f"metaq: cannot write the output: {error.strerror}", err=True)
+            code = OUTPUT_CLOSED
+        except click.Abort as error:  # the end of a prompt
+            if isinstance(error.__context__, EOFError):
+                click.echo(f"metaq: there is nobody to ask for the password; set {PASSWORD_VARIABLE}", err=True)
+                code = USAGE
+            else:
+                code = INTERRUPTED
         except KeyboardInterrupt:
             code = INTERRUPTED
         ctx.exit(code or 0)

@@ -22,6 +22,7 @@ from metaq.client import TextClient
 from metaq.config import FIELDS
 from metaq.form import FORM
 from tests.support.broker import BrokerProcess, wait_until
+from tests.support.terminal import Terminal
 
 DEADLINE_S = 60.0
 MANY_LINES = 200_000
@@ -217,6 +218,40 @@ def test_a_closed_pipe_is_no_error_message(broker: BrokerProcess) -> None:
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait(DEADLINE_S) == 141
+
+
+def test_a_full_disk_is_no_traceback(broker: BrokerProcess) -> None:
+    """E-15, MQ-060: nor an output that is complete; whether it is noticed at the first write or at the last."""
+    with TextClient(broker.host, broker.port) as client:
+        client.put_many("full", [b"x" * 50_000] * 2)
+    for words in (("get", "full"), ("stats",)):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(
+                command(*words), stdout=full, stderr=subprocess.PIPE, env=environment(broker), timeout=DEADLINE_S, check=False
+            )
+        assert done.stderr == b"metaq: cannot write the output: No space left on device\n"
+        assert done.returncode == 141
+
+
+def test_nobody_who_gives_a_password() -> None:
+    """E-05, E-15: without a terminal the command says where else it looks for one; Ctrl-C ends the question."""
+    ask = command("--user", "ann", "stats")
+    done = subprocess.run(
+        ask,
+        capture_output=True,
+        env=environment(None),
+        timeout=DEADLINE_S,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert b"metaq: there is nobody to ask for the password; set METAQ_PASSWORD\n" in done.stderr
+    assert done.returncode == 2 and b"Traceback" not in done.stderr
+    with Terminal("--user", "ann", "stats", METAQ_PASSWORD="") as terminal:
+        terminal.wait_for("Password of ann: ")
+        terminal.interrupt()
+        assert terminal.end() == 130
+        assert "Traceback" not in terminal.drawn and "Aborted" not in terminal.drawn
 
 
 def test_offset(broker: BrokerProcess) -> None:

@@ -102,6 +102,13 @@ def test_what_cannot_be_exported(cli: Cli, tmp_path: Path, monkeypatch: pytest.M
     nowhere = str(tmp_path / "no" / "x.jsonl")
     assert f"cannot write {nowhere}" in cli.run("offsets", "export", "--out", nowhere, code=2).stderr
     assert "--out" in cli.run("offsets", "export", code=2).stderr
+    below = tmp_path / "file" / "x.jsonl"
+    below.parent.touch()
+    assert f"cannot write {below}: Not a directory" in cli.run("offsets", "export", "--out", str(below), code=2).stderr
+    below.parent.unlink()
+    for nameless in ("", ".", "/"):
+        wrong = f"--out is {nameless!r}, which is not the name of a file"
+        assert wrong in cli.run("offsets", "export", "--out", nameless, code=2).stderr
     Cli("127.0.0.1:1").run("offsets", "export", "--out", file, code=3)
     real = builtins.__import__
 

@@ -24,7 +24,12 @@ class Terminal:
         environment = {name: value for name, value in environment.items() if name != "NO_COLOR" or name in variables}
         command: Sequence[str] = [sys.executable, "-m", "metaq", *arguments]
         self._process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs if stdout is None else stdout, stderr=theirs, env=environment
+            command,
+            stdin=theirs,
+            stdout=theirs if stdout is None else stdout,
+            stderr=theirs,
+            env=environment,
+            start_new_session=True,  # it asks for no password on the terminal of whoever runs the tests
         )
         os.close(theirs)
         self._drawn = bytearray()

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -56,6 +57,8 @@ def export(form: str, out: str, begin: datetime | None, end: datetime | None, re
         raise click.UsageError("--to needs --from")
     if form == PARQUET and out == STANDARD_OUTPUT:
         raise click.UsageError("Parquet needs a file; give its name with --out")
+    if not Path(out).name:
+        raise click.UsageError(f"--out is {out!r}, which is not the name of a file")
     write = _writer(form)
     problems: list[str] = []
     with connect_registry(registry) as client:
@@ -116,5 +119,6 @@ def _replace(path: Path, write: Write, rows: Iterable[OffsetRow]) -> int:
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):  # where no file can be made, there is none
+            unfinished.unlink()
     return count
