@@ -58,15 +58,16 @@ class Election:
         replication: str,
         *,
         log: Callable[[], ReplicaLog],
-        elected: Callable[[int, frozenset[int]], None],
+        elected: Callable[[int, frozenset[int], bool], None],
         deposed: Callable[[], None],
         moved: Callable[[Address], None],
         monotonic: Callable[[], float],
     ) -> None:
         """Create it for a group, which is named cluster/broker name.
 
-        ``elected`` receives the epoch to begin, and the replicas of which the next master may be elected. ``deposed`` is called
-        when this replica is no longer master. ``moved`` receives the address of a new master. All three have to be quick.
+        ``elected`` receives the epoch to begin, the replicas of which the next master may be elected, and whether this one
+        stood as suspect. ``deposed`` is called when this replica is no longer master. ``moved`` receives the address of a new
+        master. All three have to be quick.
         """
         base = f"/metaq/groups/{group}"
         self._state_path, self._master_path, self._replicas_path = f"{base}/state", f"{base}/master", f"{base}/replicas"
@@ -89,6 +90,8 @@ class Election:
         """The session in which it became master."""
         self._tried: tuple[Master, int | None] | None = None
         """The master node and the session of its last attempt: it may have been elected without receiving the answer."""
+        self._stood_as_suspect = False
+        """True when its log was known to be suspect at its last attempt."""
         self._alone_since: float | None = None
         self._vacant = -1
         """The version of the state at which this replica sees no master, as its node says; -1 while it sees one."""
@@ -211,10 +214,12 @@ class Election:
         return min((number for number in leading.in_sync if number in others and not others[number].log.suspect), default=None)
 
     def take_over(self, *, accept_loss: bool) -> None:
-        """Write a state with this replica alone in sync, on an operator's request, while there is no master.
+        """Write a state from which this replica is elected, on an operator's request, while there is no master.
 
-        Raises ``BadRequest`` when another replica is master, or messages may be lost and ``accept_loss`` is not set;
-        ``RegistryUnavailable`` when nothing was changed, and ``ChangeUnknown``.
+        It is alone in sync then only if a loss is accepted, or the replicas that were in sync are not known. Otherwise it can
+        still give way to the others when its log turns out to be suspect. Raises ``BadRequest`` when another replica is master,
+        or messages may be lost and ``accept_loss`` is not set; ``RegistryUnavailable`` when nothing was changed, and
+        ``ChangeUnknown``.
         """
         log, found = self._log(), self._zookeeper.get(self._state_path)
         node = self._zookeeper.get(self._master_path)  # read after the state, whose version a later election raises
@@ -230,7 +235,8 @@ class Election:
             raise BadRequest(f"{loss}. It becomes master only if you accept the loss")
         epoch = log.epoch if state is None else max(log.epoch, state.epoch)
         self._zookeeper.make(self._state_path)
-        wanted, version = ReplicaGroupState(epoch, self._replica, (self._replica,)), 0 if found is None else found.version
+        in_sync = (self._replica,) if accept_loss or state is None else state.in_sync
+        wanted, version = ReplicaGroupState(epoch, self._replica, in_sync, self._replica), 0 if found is None else found.version
         if not self._zookeeper.commit([SetData(self._state_path, wanted.encode(), version)]):
             raise RegistryUnavailable(CHANGED)
         self._wake.set()
@@ -376,35 +382,37 @@ class Election:
         if self._alone_since is None:
             self._alone_since = now
         alone_s = now - self._alone_since
-        reason = self._obstacle(alone_s)
+        log = self._log()  # read once: what becomes known of it from now on was not considered
+        reason = self._obstacle(log, alone_s)
         if reason is not None:
             self._say("not standing for election", reason)
-        if reason is not None or (alone_s < GRACE_S and self._waits_for_others()):
+        if reason is not None or (alone_s < GRACE_S and self._waits_for_others(log)):
             if former is not None:  # else the others do not see that there is no master
                 self._zookeeper.commit([CheckVersion(self._state_path, self._version), DeleteNode(self._master_path)])
             return
         state, session = self._state, self._zookeeper.session
-        epoch = max(self._log().epoch, state.epoch if state is not None else FIRST_EPOCH) + 1
+        epoch = max(log.epoch, state.epoch if state is not None else FIRST_EPOCH) + 1
         wanted = ReplicaGroupState(epoch, self._replica, (self._replica,) if state is None else state.in_sync)
         master = Master(self._replica, epoch, self._replication, self._run)
         if state is None:
             self._zookeeper.make(self._state_path)
         remove = [] if former is None else [DeleteNode(self._master_path)]
         change = SetData(self._state_path, wanted.encode(), self._version)
-        self._tried = master, session
+        tried = self._tried = master, session
+        self._stood_as_suspect = log.suspect is not None
         if self._zookeeper.commit([*remove, CreateNode(self._master_path, master.encode(), ephemeral=True), change]):
             self._read()
-        if self._state == wanted and self.master == master and self._zookeeper.session == session:
+        if self._tried is tried and self._state == wanted and self.master == master and self._zookeeper.session == session:
             self._lead(wanted)
 
     def _lead(self, state: ReplicaGroupState) -> None:
         self._leading, self._session, self._alone_since, self._said = state, self._zookeeper.session, None, ""
         logger.info("elected epoch=%d", state.epoch)
-        self._elected(state.epoch, frozenset(state.in_sync))
+        self._elected(state.epoch, frozenset(state.in_sync), self._stood_as_suspect)
 
-    def _obstacle(self, alone_s: float) -> str | None:
+    def _obstacle(self, log: ReplicaLog, alone_s: float) -> str | None:
         """Return why this replica must not stand for election now, or ``None``."""
-        log, state = self._log(), self._state
+        state = self._state
         if state is None:
             return self._obstacle_to_the_first(log, alone_s)
         if self._replica not in state.in_sync:
@@ -437,9 +445,9 @@ class Election:
         other = self._others().get(preferred)
         return alone_s < GRACE_S or (alone_s < PREFERRED_S and other is not None and other.log.suspect is None)
 
-    def _waits_for_others(self) -> bool:
+    def _waits_for_others(self, log: ReplicaLog) -> bool:
         """Return whether another replica in sync goes first: its log is longer, or it has not yet reported how long that is."""
-        log, state = self._log(), self._state
+        state = self._state
         if log.suspect is not None or state is None or state.preferred == self._replica:
             return False
         others = [other for number, other in self._others().items() if number in state.in_sync]

@@ -304,6 +304,7 @@ class Follower:
         raise Replaced
 
     def _take(self, copier: Copier, item: Data) -> None:
+        self._store.check_healthy()  # after a failure it could not tell whether it still holds what it reports
         if (shortage := self._store.shortage) is not None:
             raise DiskFull(shortage)
         copier.take(item.log_offset, item.data)

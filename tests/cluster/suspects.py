@@ -2,8 +2,9 @@
 
 The elections and the in-sync set are real; ZooKeeper is a table of nodes, a log is a list. Each next event is drawn: messages,
 copies, reports, frames that come late, kills, power cuts, restarts within the session, sessions that expire, answers that get
-lost. After each step every replica in sync that is not suspect has to hold everything that was acknowledged. Only when all of
-them are suspect may a master lack some of it, and then it has the longest log.
+lost. A master may find out only while it opens its log anew that some of it is gone. After each step every replica in sync that
+is not suspect has to hold everything that was acknowledged. Only when all of them are suspect may a master lack some of it, and
+then it has the longest log.
 
 Replay one case: ``python -m tests.cluster.suspects --seed N``.
 """
@@ -27,6 +28,7 @@ SESSION_S: Final = 4.0
 MINIMUM: Final = 2
 STEPS: Final = 700
 POWER_CUT: Final = "the power failed"
+DAMAGE: Final = "no record to keep"
 
 
 class Entry(NamedTuple):
@@ -154,9 +156,13 @@ class Machine:
 
     def cut_power(self) -> None:
         self.kill()
+        self.lose(POWER_CUT)
+
+    def lose(self, reason: str) -> None:
+        """Some of what was not synced is gone."""
         if len(self.log) > self.synced:
             del self.log[self.world.rng.randrange(self.synced, len(self.log) + 1) :]
-        self.suspect = self.suspect or POWER_CUT
+        self.suspect = self.suspect or reason
 
     def start(self) -> None:
         self.process = Process(self)
@@ -174,7 +180,7 @@ class Process:
             machine.number,
             f"h:{machine.number}",
             log=machine.describe,
-            elected=lambda epoch, eligible: setattr(self, "wanted", (epoch, eligible)),
+            elected=lambda *elected: setattr(self, "wanted", elected),
             deposed=lambda: setattr(self, "wanted", None),
             moved=lambda address: None,
             monotonic=lambda: world.now,
@@ -197,9 +203,14 @@ class Process:
         self.leave()
         self.in_sync, self.waiting = None, []
         if wanted is not None:
-            epoch, eligible = wanted
+            epoch, eligible, stood_as_suspect = wanted
             self.epoch = epoch
             machine, world = self.machine, self.machine.world
+            if world.faults and machine.suspect is None and world.rng.random() < 0.05:
+                machine.lose(DAMAGE)
+            if machine.suspect is not None and not stood_as_suspect:
+                self.election.give_up()
+                return
             machine.log.append(Entry(epoch, machine.number, world.number()))
             machine.suspect = None
             self.in_sync = InSync(

@@ -13,6 +13,7 @@ from gevent import socket
 from gevent.event import Event
 
 from metaq.address import Address
+from metaq.errors import DiskFailed
 from metaq.message import Durability
 from metaq.replication import feeder, follower
 from metaq.replication.documents import NAMES, Documents
@@ -191,6 +192,23 @@ def test_tables_that_have_come_are_kept_when_it_stops(tmp_path: Path) -> None:
         master.send_log()
         master.wait_for_report()
     assert read_document(RealDisk(), tmp_path / "slave" / "config" / TABLE)[0] == {"number": 2}
+    source.close()
+
+
+def test_a_slave_whose_disk_has_failed_reports_no_more(tmp_path: Path) -> None:
+    """F-FAIL: what it had reported may be gone from the page cache, so it must not stay in sync."""
+    source, _ = open_store(tmp_path / "master", SETTINGS)
+    master = Master(source)
+    with gevent.Timeout(DEADLINE_S), following(tmp_path / "slave", master, Disk(), lambda names: None) as slave:
+        put(source, T0, b"one")
+        master.send_log()
+        master.wait_for_report()
+        slave.fail(DiskFailed("cannot sync: input/output error"))
+        put(source, T0, b"two")
+        master.send_log()
+        with pytest.raises(AssertionError, match="the slave hung up"):
+            master.wait_for_report()
+        assert slave.log.end < source.log.end
     source.close()
 
 

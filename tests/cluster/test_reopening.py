@@ -1,12 +1,16 @@
-"""A slave whose log has to be opened anew just when it is to become master."""
+"""A slave whose log has to be opened anew just when it is to become master, or turns out to be suspect only then."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal
 
+import pytest
+
 from metaq.config import Settings
 from metaq.engine.role import Role
+from metaq.errors import BadRequest, DiskFailed
+from metaq.message import Durability
 from metaq.replication.nodes import ReplicaGroupState
 from metaq.server.replicas.replica import ReplicaServer
 
@@ -28,6 +32,7 @@ def slave(folder: Path, role: Literal["slave", "elected"] = "slave", zookeeper: 
             replica_number=2,
             role=role,
             zookeeper=zookeeper,
+            durability=Durability.REPLICA,
         )
     )
     try:
@@ -36,6 +41,17 @@ def slave(folder: Path, role: Literal["slave", "elected"] = "slave", zookeeper: 
         server._listener.close()
         server.broker._endpoint.close()
         server.broker.store.release()
+
+
+@contextmanager
+def started(folder: Path, role: Literal["slave", "elected"] = "slave", zookeeper: str = "") -> Iterator[ReplicaServer]:
+    """The same; its broker is started, and stops in the end."""
+    with slave(folder, role, zookeeper) as server:
+        server._start_broker()
+        try:
+            yield server
+        finally:
+            server.stop()
 
 
 def test_a_replica_that_is_elected_for_a_log_that_is_replaced_stands_again(tmp_path: Path) -> None:
@@ -64,3 +80,55 @@ def test_an_operators_order_is_not_kept_for_a_log_that_may_lack_messages(tmp_pat
         server.broker.store.suspicion.rise("its log is copied anew")
         server._reopen()
         assert server._wanted is not None and not server._wanted.is_master
+
+
+# -- what only the opening finds ------------------------------------------------------------------------------------------
+
+
+def change(server: ReplicaServer) -> None:
+    """Take the role that is wanted."""
+    role, server._wanted = server._wanted, None
+    assert role is not None
+    server._change_now(role)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_who_was_elected_before_its_log_was_known_to_be_suspect_gives_way(tmp_path: Path, *, is_known: bool) -> None:
+    """F-FAIL: a sync has failed. As master it would have all others cut off what it lacks."""
+    with started(tmp_path, "elected", "127.0.0.1:1") as server:
+        election = server._election
+        assert election is not None
+        election._stood_as_suspect = is_known
+        election._lead(ReplicaGroupState(7, 2, (1, 2)))
+        server.broker.store.fail(DiskFailed("cannot sync: input/output error"))
+        change(server)
+        assert server.broker.role.is_master == election.leading == is_known
+        assert (server.suspicion is None) == is_known
+
+
+@pytest.mark.parametrize("accept_loss", [False, True])
+def test_who_is_promoted_before_its_log_is_known_to_be_suspect_is_held_back(tmp_path: Path, *, accept_loss: bool) -> None:
+    """F-FAIL: also after a restart; with the loss accepted it is master."""
+    with started(tmp_path) as server:
+        server.promote(accept_loss=accept_loss)
+        server.broker.store.fail(DiskFailed("cannot sync: input/output error"))
+        change(server)
+        assert server.broker.role.is_master == accept_loss
+        assert (server.suspicion is None) == accept_loss
+        assert (server._held_back is None) == accept_loss
+        assert server._first_role().yields != accept_loss
+        if not accept_loss:
+            with pytest.raises(BadRequest, match="only if you accept the loss"):
+                server.promote(accept_loss=False)
+            server.promote(accept_loss=True)
+            change(server)
+            assert server.broker.role.is_master and server.suspicion is None
+
+
+def test_who_is_elected_with_a_whole_log_is_master(tmp_path: Path) -> None:
+    """F-FAIL: without a failure nothing is suspect."""
+    with started(tmp_path, "elected", "127.0.0.1:1") as server:
+        assert server._election is not None
+        server._election._lead(ReplicaGroupState(7, 2, (1, 2)))
+        change(server)
+        assert server.broker.role.is_master and server._election.leading

@@ -1,6 +1,6 @@
 """One replica's part in elections, against a real ZooKeeper: which parts of the state a master may change, and when."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -11,6 +11,7 @@ import pytest
 
 from metaq.clock import SystemClock
 from metaq.errors import BadRequest, Fenced, RegistryUnavailable
+from metaq.registry.session import CreateNode, Operation
 from metaq.registry.zookeeper import ZooKeeper
 from metaq.replication.election import GRACE_S, LOOK_S, Election
 from metaq.replication.nodes import Candidate, Master, ReplicaGroupState, ReplicaLog
@@ -32,15 +33,17 @@ def election(
     log: ReplicaLog,
     deposed: Callable[[], None] = lambda: None,
     session_ms: int = 2000,
+    make: type[ZooKeeper] = ZooKeeper,
+    elected: Callable[[int, frozenset[int], bool], None] = lambda epoch, eligible, stood_as_suspect: None,
 ) -> Election:
     clock = SystemClock()
     return Election(
-        ZooKeeper(server.address, session_ms, clock),
+        make(server.address, session_ms, clock),
         GROUP,
         replica,
         f"127.0.0.1:{replica}",
         log=lambda: log,
-        elected=lambda epoch, eligible: None,
+        elected=elected,
         deposed=deposed,
         moved=lambda address: None,
         monotonic=clock.monotonic,
@@ -136,6 +139,36 @@ def test_a_master_that_gives_up_stands_again(tmp_path: Path) -> None:
             replica.check(FIRST + 1)
             with pytest.raises(Fenced):
                 replica.check(FIRST)
+        finally:
+            replica.stop()
+
+
+class GivingUp(ZooKeeper):
+    """A session whose replica gives up during its first election."""
+
+    give_up: Callable[[], None] | None = None
+
+    def commit(self, operations: Sequence[Operation]) -> bool:
+        done = super().commit(operations)
+        if self.give_up is not None and any(isinstance(each, CreateNode) and each.path == MASTER for each in operations):
+            self.give_up()
+            self.give_up = None
+        return done
+
+
+def test_a_replica_that_gives_up_while_it_is_elected_stands_again(tmp_path: Path) -> None:
+    """F-FAIL: the log that it was elected for is replaced."""
+    led: list[tuple[int, frozenset[int], bool]] = []
+    with ZooKeeperProcess(tmp_path / "zookeeper") as server, server.client() as other:
+        other.create(STATE, ReplicaGroupState(3, 1, (1,)).encode(), makepath=True)
+        log = ReplicaLog(3, 0, "its log is empty")
+        replica = election(server, 1, log, make=GivingUp, elected=lambda *elected: led.append(elected))
+        assert isinstance(replica._zookeeper, GivingUp)
+        replica._zookeeper.give_up = replica.give_up
+        replica.start()
+        try:
+            wait(lambda: replica.leading, "it is elected again")
+            assert led == [(5, frozenset({1}), True)]
         finally:
             replica.stop()
 

@@ -192,11 +192,16 @@ class ReplicaServer:
             settings.replica_number,
             str(reached_at(self.address, self.broker.addresses.advertised)),
             log=self._log,
-            elected=lambda epoch, eligible: self._change(Role(is_master=True, epoch=epoch, eligible=eligible)),
+            elected=self._was_elected,
             deposed=lambda: self._change(Role(is_master=False)),
             moved=self._go_to,
             monotonic=SystemClock().monotonic,
         )
+
+    def _was_elected(self, epoch: int, eligible: frozenset[int], stood_as_suspect: bool) -> None:
+        """Become the master that was elected, unless the opening finds the log to be suspect, which was not considered."""
+        yields = self.settings.durability.on_replicas and not stood_as_suspect
+        self._change(Role(is_master=True, epoch=epoch, eligible=eligible, yields=yields))
 
     def _log(self) -> ReplicaLog:
         log = self.broker.store.log
@@ -331,6 +336,9 @@ class ReplicaServer:
         bound = self.broker.give_up()
         self.broker = self._open(role, bound, self.authentication)
         self.broker.configure(self._with_address(self.settings))  # the settings may have changed while it opened
+        taken = self.broker.role
+        if self._election is not None and role.is_master and not taken.is_master and taken.shortage is None:
+            self._election.give_up()  # its log has turned out to be suspect: it stands again as such
         self._start_broker()
 
     def promote(self, *, accept_loss: bool) -> None:
@@ -349,8 +357,10 @@ class ReplicaServer:
                 f"this replica may lack messages that were acknowledged: {self.suspicion}. Better: a replica that was in sync "
                 f"and is not suspect. This one becomes master only if you accept the loss"
             )
-        self._keep(role=MASTER, master="", in_sync=(self.settings.replica_number,))
-        self._change(Role(is_master=True, epoch=self._kept.epoch + 1))
+        # which ones are in sync is not known until it serves: others may have what the opening finds to be missing
+        self._keep(role=MASTER, master="", in_sync=(self.settings.replica_number,) if accept_loss else ())
+        yields = self.settings.durability.on_replicas and not accept_loss
+        self._change(Role(is_master=True, epoch=self._kept.epoch + 1, yields=yields))
 
     def demote(self, master: str) -> None:
         """Become the slave of the master at an address, by an operator's order.
