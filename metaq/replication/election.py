@@ -8,9 +8,10 @@
   in ``in_sync``, even when they are not there. When all of them are there and suspect, the one with the longest log of the
   newest epoch becomes master.
 - Among replicas that are not suspect the longest log also goes first, but the others wait for it no longer than ``GRACE_S``.
-- A node under ``replicas`` describes a log while there is no master, when the log does not grow. Its ``version`` is the version
-  of ``state`` at which its replica saw that there is no master. If that is the current version, the node is of this vacancy.
-  Otherwise it may be of a process that has been killed, or of an older log: nothing is concluded from it.
+- A node under ``replicas`` describes a log. It says where that ends only while there is no master, when the log does not grow.
+  Its ``version`` is the version of ``state`` at which its replica saw that there is no master. If that is the current version,
+  the node is of this vacancy. Otherwise it may be of a process that has been killed, or of an older log: nothing is concluded
+  from it.
 - The epoch rises with every master. A master that reads another master's state, or cannot change the state, steps down.
 - A master writes only while its lease lasts, which ends before ZooKeeper removes ``master``: two masters never write at once.
 
@@ -31,7 +32,7 @@ from metaq.address import Address, parse_address
 from metaq.errors import BadRequest, ChangeUnknown, Fenced, MetaqError, RegistryUnavailable
 from metaq.registry.session import CheckVersion, CreateNode, DeleteNode, SetData
 from metaq.registry.zookeeper import ZooKeeper
-from metaq.replication.nodes import Candidate, Master, ReplicaGroupState, ReplicaLog
+from metaq.replication.nodes import UNTOLD, Candidate, Master, ReplicaGroupState, ReplicaLog
 from metaq.store.messagestore import FIRST_EPOCH
 
 logger = logging.getLogger(__name__)
@@ -119,7 +120,12 @@ class Election:
         self._zookeeper.stop()
 
     def _describe(self) -> bytes:
-        return Candidate(self._log(), self._vacant).encode()
+        return self._candidate().encode()
+
+    def _candidate(self) -> Candidate:
+        log = self._log()
+        grows = self.master is not None and self._vacant < 0
+        return Candidate(log._replace(end=UNTOLD) if grows else log, self._vacant)
 
     @property
     def leading(self) -> bool:
@@ -244,6 +250,9 @@ class Election:
     def _loss(self, log: ReplicaLog, state: ReplicaGroupState | None) -> str | None:
         """Return why acknowledged messages may be lost if this replica becomes master now, and better ones; or ``None``."""
         others = self._others()
+        untold = [number for number, other in others.items() if other.log.end == UNTOLD]
+        if state is None and untold:
+            return f"it is unknown which replicas were in sync, and how long the logs of {untold} are: try again in a moment"
         in_sync = frozenset(others if state is None else state.in_sync) - {self._replica}
         better = [number for number, other in others.items() if number in in_sync and other.log.suspect is None]
         longest = max(others, key=lambda number: others[number].log[:2], default=None)
@@ -312,9 +321,7 @@ class Election:
     def _tell_of_log(self, *, vacant: bool) -> None:
         """Update this replica's node with the facts that others need while there is no master."""
         self._vacant = self._version if vacant else -1
-        log = self._log()
-        known = log if vacant else ReplicaLog(0, 0, log.suspect)  # with a master the log grows all the time
-        now = Candidate(known, self._vacant)
+        now = self._candidate()
         if now != self._told:
             self._told = now
             self._zookeeper.touch(f"{self._replicas_path}/{self._replica}")

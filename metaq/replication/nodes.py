@@ -5,9 +5,11 @@
     /metaq/groups/<cluster>/<broker name>/state           P  {"epoch":7,"master":2,"in_sync":[1,2,3],"preferred":0}
                                           master          E  {"replica":2,"epoch":7,"replication":"10.0.0.2:10912","run":"9f…"}
                                           replicas/<n>    E  {"epoch":7,"end":81233,"suspect":null,"version":12}
+
+While there is a master, ``end`` is −1: the log grows all the time.
 """
 
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 import orjson
 
@@ -15,6 +17,9 @@ from metaq.address import parse_address
 from metaq.errors import BadRequest
 from metaq.store.copies.epochs import LAST_EPOCH
 from metaq.store.messagestore import FIRST_EPOCH
+
+UNTOLD: Final = -1
+"""The end of a log that grows."""
 
 
 class ReplicaGroupState(NamedTuple):

@@ -8,13 +8,14 @@ from typing import Final
 
 import gevent
 import pytest
+from kazoo.client import KazooClient
 
 from metaq.clock import SystemClock
 from metaq.errors import BadRequest, Fenced, RegistryUnavailable
 from metaq.registry.session import CreateNode, Operation
 from metaq.registry.zookeeper import ZooKeeper
 from metaq.replication.election import GRACE_S, LOOK_S, Election
-from metaq.replication.nodes import Candidate, Master, ReplicaGroupState, ReplicaLog
+from metaq.replication.nodes import UNTOLD, Candidate, Master, ReplicaGroupState, ReplicaLog
 from tests.support.zookeeper import ZooKeeperProcess
 
 pytestmark = pytest.mark.partner("java")
@@ -30,7 +31,7 @@ FIRST: Final = 2
 def election(
     server: ZooKeeperProcess,
     replica: int,
-    log: ReplicaLog,
+    log: ReplicaLog | Callable[[], ReplicaLog],
     deposed: Callable[[], None] = lambda: None,
     session_ms: int = 2000,
     make: type[ZooKeeper] = ZooKeeper,
@@ -42,7 +43,7 @@ def election(
         GROUP,
         replica,
         f"127.0.0.1:{replica}",
-        log=lambda: log,
+        log=(lambda: log) if isinstance(log, ReplicaLog) else log,
         elected=elected,
         deposed=deposed,
         moved=lambda address: None,
@@ -279,5 +280,52 @@ def test_others_let_the_preferred_one_go_first_while_it_is_there(tmp_path: Path)
             assert not other.exists(MASTER)
             other.delete(f"/metaq/groups/{GROUP}/replicas/2")
             wait(lambda: replica.leading, "the next one is elected")
+        finally:
+            replica.stop()
+
+
+def test_a_log_that_grows_is_not_written_again_and_again(tmp_path: Path) -> None:
+    """F-ZK: each change of a replica's node wakes all the others of its group."""
+    ends = list[int]()
+
+    def growing() -> ReplicaLog:
+        ends.append(len(ends))
+        return ReplicaLog(3, len(ends))
+
+    with ZooKeeperProcess(tmp_path / "zookeeper") as server, server.client() as other:
+        other.create(STATE, ReplicaGroupState(3, 1, (1,)).encode(), makepath=True)
+        replica, own = election(server, 1, growing), f"/metaq/groups/{GROUP}/replicas/1"
+        replica.start()
+        try:
+            wait(lambda: replica.leading and told(other, own).log == ReplicaLog(3, UNTOLD), "its node is that of a master")
+            made = other.exists(own).czxid
+            for _ in range(3):
+                asked = len(ends)
+                replica._zookeeper.touch(own)
+                wait(lambda: len(ends) > asked, "the keeper looks at its node again")  # noqa: B023
+            assert other.exists(own).czxid == made
+        finally:
+            replica.stop()
+
+
+def told(client: KazooClient, path: str) -> Candidate:
+    """What a replica's node says."""
+    return Candidate.decode(client.get(path)[0])
+
+
+def test_nobody_takes_over_before_the_others_have_told_how_long_their_logs_are(tmp_path: Path) -> None:
+    """F-ZK: when it is not known who was in sync, the longest log is the best."""
+    with ZooKeeperProcess(tmp_path / "zookeeper") as server, server.client() as other:
+        path = f"/metaq/groups/{GROUP}/replicas/2"
+        other.create(path, Candidate(ReplicaLog(3, UNTOLD), -1).encode(), ephemeral=True, makepath=True)
+        replica = election(server, 1, ReplicaLog(3, 10))
+        replica.start()
+        try:
+            wait(lambda: replica._zookeeper.connected, "it is connected")
+            with pytest.raises(BadRequest, match=r"how long the logs of \[2\] are: try again"):
+                replica.take_over(accept_loss=False)
+            other.set(path, Candidate(ReplicaLog(3, 11), 0).encode())
+            with pytest.raises(BadRequest, match="replica 2 has the longest log"):
+                replica.take_over(accept_loss=False)
         finally:
             replica.stop()
