@@ -332,6 +332,15 @@ class Broker:
         if self._zookeeper is not None:
             self._zookeeper.start()
 
+    def drain(self, reason: str) -> None:
+        """Refuse puts from now on for a reason, and answer those that came before.
+
+        Those that are not as safe as promised within ``drain_timeout_ms`` are refused as in doubt.
+        """
+        refusal = self.store.fence.close(reason)
+        self._wait_until(self.engine.turns.nothing_parked, self.settings.drain_timeout_ms / 1000)
+        self.engine.turns.abandon(refusal)
+
     def stop(self) -> None:
         """Take no more commands, send every answer that is due, then close the store in order."""
         self._withdraw()
@@ -354,13 +363,12 @@ class Broker:
             self._zookeeper.stop()
         self.registration.stop()
 
-    def _end(self, deadline: float, *, durably: bool) -> None:
+    def _end(self, deadline_s: float, *, durably: bool) -> None:
         sessions = self._endpoint.sessions
         self.engine.pause()
         for session in list(sessions):
             session.wind_up()
-        self._wait_until(self.engine.turns.nothing_parked, deadline)
-        self._wait_until(lambda: not sessions, deadline)
+        self._wait_until(lambda: self.engine.turns.nothing_parked() and not sessions, deadline_s)
         for session in list(sessions):
             session.close()
         self.engine.close(durably=durably)

@@ -13,6 +13,7 @@ from metaq.errors import BadRequest, DiskFailed
 from metaq.message import Durability
 from metaq.replication.nodes import ReplicaGroupState
 from metaq.server.replicas.replica import ReplicaServer
+from metaq.store.files.ending import ABORT
 
 ANY: Final = "127.0.0.1:0"
 MASTER: Final = Role(is_master=True, epoch=7)
@@ -132,3 +133,18 @@ def test_who_is_elected_with_a_whole_log_is_master(tmp_path: Path) -> None:
         server._election._lead(ReplicaGroupState(7, 2, (1, 2)))
         change(server)
         assert server.broker.role.is_master and server._election.leading
+
+
+# -- an orderly stop -----------------------------------------------------------------------------------------------------
+
+
+def test_an_elected_master_that_stops_closes_its_store(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """F-ZK: also when its lease is over, with offsets that are not in the log yet. Else it would be suspect after a reboot."""
+    with started(tmp_path, "elected", "127.0.0.1:1") as server:
+        assert server._election is not None
+        server._election._lead(ReplicaGroupState(7, 2, (1, 2)))
+        change(server)
+        server.broker.engine.context.offsets.commit("g", "t", 0, 1, 0.0)
+        assert (tmp_path / ABORT).exists()
+    assert not (tmp_path / ABORT).exists()
+    assert "stopped without closing the store" not in caplog.text

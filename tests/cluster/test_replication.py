@@ -1,5 +1,6 @@
 """A master and its slaves as real processes: the slave's data, its answers, and the puts that wait for it."""
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -12,9 +13,19 @@ from metaq.store.messagestore import LOG
 from tests.cluster.traffic import LATER, NEVER_ASKED, TOPIC, put_all_kinds, read_all, try_put, try_send
 from tests.support.admin import ask, ask_body, connect, create_topic
 from tests.support.broker import BrokerProcess, wait_until
-from tests.support.cluster import DEADLINE_S, Cluster, ReplicaProcess, check_prefix, compare_logs, queue_files, wait_caught_up
+from tests.support.cluster import (
+    DEADLINE_S,
+    PATIENT,
+    Cluster,
+    ReplicaProcess,
+    check_prefix,
+    compare_logs,
+    queue_files,
+    wait_caught_up,
+)
 from tests.support.consumer import Consumer
 from tests.support.messages import count, records
+from tests.support.remoting import RemotingClient
 
 SMALL: Final = ("--segment-bytes", "65536", "--max-body-bytes", "4096", "--max-branch-bytes", "16384")
 TOPICS: Final = 5
@@ -241,3 +252,48 @@ def test_a_slave_knows_why_it_gets_no_further(tmp_path: Path) -> None:
         slave.wait_problem("is damaged, and nothing after it can be copied")
         assert bodies(slave) == [b"before"]
         assert "not following" in slave.stderr()
+
+
+def send(master: ReplicaProcess) -> tuple[int, str]:
+    """Code and remark of the answer to a message."""
+    with RemotingClient(master.host, master.port, timeout_s=DEADLINE_S) as client:
+        answer = try_send(client, b"x")
+        return answer.code, answer.remark or ""
+
+
+def send_waiting(master: ReplicaProcess, pool: ThreadPoolExecutor) -> Future[tuple[int, str]]:
+    """Send a message; return its answer, which is there, or waits for a slave."""
+    end = master.status()["end"]
+    sent = pool.submit(send, master)
+    wait_until(lambda: sent.done() or master.status()["end"] > end, DEADLINE_S, "the send is answered, or in the log")
+    return sent
+
+
+def test_a_put_that_waits_when_its_master_stops_is_safe(tmp_path: Path) -> None:
+    """F-FAIL, MQ-065: its slave still gets it and reports; later puts are refused."""
+    with Cluster(tmp_path, "--drain-timeout-ms", "60000", *PATIENT) as cluster, ThreadPoolExecutor(64) as pool:
+        master, slave = cluster.pair()
+        slave.pause()
+        sent = [send_waiting(master, pool)]
+        stop = pool.submit(master.terminate)
+        while not sent[-1].done():
+            sent.append(send_waiting(master, pool))
+        code, remark = sent.pop().result()
+        assert code == Response.SERVICE_NOT_AVAILABLE and "this broker stops; try again" in remark, remark
+        slave.go_on()
+        assert [put.result(DEADLINE_S)[0] for put in sent] == [Response.SUCCESS] * len(sent)
+        assert stop.result(DEADLINE_S) == 0
+        assert "stopped without closing the store" not in master.stderr()
+
+
+def test_a_put_whose_slave_stays_away_when_its_master_stops_is_in_doubt(tmp_path: Path) -> None:
+    """F-FAIL, MQ-065: it is answered all the same."""
+    with Cluster(tmp_path, "--drain-timeout-ms", "300") as cluster, ThreadPoolExecutor() as pool:
+        master, slave = cluster.pair()
+        slave.pause()
+        sent = send_waiting(master, pool)
+        stop = pool.submit(master.terminate)
+        code, remark = sent.result(DEADLINE_S)
+        assert code == Response.SERVICE_NOT_AVAILABLE, remark
+        assert "may be stored or not" in remark and "this broker stops; try again" in remark
+        assert stop.result(DEADLINE_S) == 0

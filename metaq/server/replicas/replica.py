@@ -170,9 +170,14 @@ class ReplicaServer:
             self._due = role
 
     def stop(self) -> None:
-        if self._election is not None:
-            self._election.stop()
+        """Stop in order: a master answers its puts while its slaves still follow and no other replica can be elected."""
+        if self._election is not None and self._between_roles.locked():
+            self._election.stop()  # the others need not wait for the role that this replica is taking
         with self._between_roles:
+            if isinstance(self.role, MasterRole):
+                self.broker.drain("this broker stops; try again")
+            if self._election is not None:
+                self._election.stop()
             gevent.killall(self._greenlets)
         self._listener.close()
         try:
