@@ -204,6 +204,8 @@ class Follower:
         self._store.check_healthy()
         hello = self._hello().encode()  # it reads the log: before the connection, so that the master does not wait for it
         connection = self._connection = self._peers.connect(address, CONNECT_TIMEOUT_S)
+        if self._go_now.is_set():  # there was no connection yet that ``go_to`` could end
+            raise ProtocolError("another replica has become master meanwhile")
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(SILENCE_S)
         connection.sendall(hello)

@@ -30,6 +30,7 @@ from metaq.replication.frames import (
     hello_length,
 )
 from metaq.replication.insync import InSync
+from metaq.replication.peers import STRANGER, Peers
 from metaq.store.copies.applying import piece
 from metaq.store.copies.epochs import Epochs
 from metaq.store.files.disk import File, RealDisk
@@ -78,11 +79,20 @@ class Master:
         self._connection: Any = None
 
     def accept(self) -> None:
+        """Take a slave, which continues where its log ends."""
+        self.follow(self.meet())
+
+    def meet(self) -> int:
+        """Where the log of a slave that connects ends."""
         self._connection, _ = self._listener.accept()
         self._connection.settimeout(DEADLINE_S)
         hello = Hello.decode(self._read(hello_length(self._read(HELLO_HEAD))))
-        self._sent = hello.end
-        self._connection.sendall(encode_control(self._store.log.end, {"epoch": 0, "follow": hello.end}))
+        return hello.end
+
+    def follow(self, end: int) -> None:
+        """Have it continue there."""
+        self._sent = end
+        self._connection.sendall(encode_control(self._store.log.end, {"epoch": 0, "follow": end}))
 
     def send_log(self) -> None:
         """Send what the log has after the part already sent, at most 1 MiB."""
@@ -120,24 +130,37 @@ class Master:
         return data
 
 
+def follower_of(
+    store: MessageStore,
+    find_master: Callable[[], Address],
+    disk: Disk,
+    took: Callable[[Collection[str]], None] = lambda names: None,
+    replaced: Callable[[], None] = lambda: None,
+    peers: Peers = STRANGER,
+) -> Follower:
+    """A slave that has not started."""
+    return Follower(
+        store,
+        Epochs(store),
+        ReplicaIdentity("c", "b", 0, 2),
+        "127.0.0.1:1",
+        find_master=find_master,
+        folder=store.directory / "config",
+        run=disk.run,
+        run_sync=disk.run,
+        took=took,
+        published=lambda queues: None,
+        replaced=replaced,
+        peers=peers,
+    )
+
+
 @contextmanager
 def following(folder: Path, master: Master, disk: Disk, took: Callable[[Collection[str]], None]) -> Iterator[MessageStore]:
     """A slave that has connected to the master; its store."""
     store, _ = open_store(folder, SETTINGS)
     store.suspicion.rise("it is new")  # else that is what the disk is busy with
-    slave = Follower(
-        store,
-        Epochs(store),
-        ReplicaIdentity("c", "b", 0, 2),
-        "127.0.0.1:1",
-        find_master=lambda: master.address,
-        folder=folder / "config",
-        run=disk.run,
-        run_sync=disk.run,
-        took=took,
-        published=lambda queues: None,
-        replaced=lambda: None,
-    )
+    slave = follower_of(store, lambda: master.address, disk, took)
     slave.start()
     try:
         master.accept()
@@ -210,6 +233,45 @@ def test_a_slave_whose_disk_has_failed_reports_no_more(tmp_path: Path) -> None:
             master.wait_for_report()
         assert slave.log.end < source.log.end
     source.close()
+
+
+# -- changes ----------------------------------------------------------------------------------------------------------
+
+
+class SlowPeers(Peers):
+    """A network in which each connection takes as long as a test wants."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None, "")
+        self.asked, self.answers = Event(), Event()
+
+    def connect(self, address: tuple[str, int], timeout_s: float) -> socket.socket:
+        self.asked.set()
+        self.answers.wait()
+        return super().connect(address, timeout_s)
+
+
+def test_who_hears_of_another_master_while_it_connects_follows_that_one(tmp_path: Path) -> None:
+    """F-PART: not the one before, which may be master by its own account for a while."""
+    source, _ = open_store(tmp_path / "master", SETTINGS)
+    store, _ = open_store(tmp_path / "slave", SETTINGS)
+    old, new, peers = Master(source), Master(source), SlowPeers()
+    found = [old.address, new.address]
+    slave = follower_of(store, lambda: found[0], Disk(), peers=peers)
+    with gevent.Timeout(DEADLINE_S):
+        slave.start()
+        peers.asked.wait()
+        del found[0]
+        slave.go_to(new.address)
+        peers.answers.set()
+        with pytest.raises(AssertionError, match="the slave hung up"):
+            old.accept()
+        new.accept()
+        slave.stop()
+    for master in (old, new):
+        master.close()
+    for each in (store, source):
+        each.close()
 
 
 # -- the link ---------------------------------------------------------------------------------------------------------
