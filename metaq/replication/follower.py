@@ -119,6 +119,8 @@ class Follower:
         """Tables that the master has sent, and that are not written yet."""
         self._tables_due = Event()
         self._keeping = BoundedSemaphore(1)
+        """Held while something is written beside the log, which ``stop`` waits for."""
+        self._stopping = False
         self._keeper: Any = None
         self._go_now = Event()
         self._followed: Address | None = None
@@ -137,8 +139,13 @@ class Follower:
             self._greenlets.append(gevent.spawn(self._sync_forever))
 
     def stop(self) -> None:
-        """Stop following. Complete records that came are in the log, and the tables are written."""
-        gevent.killall(self._greenlets)
+        """Stop following. Complete records that came are in the log, and the tables are written.
+
+        When the log is to be replaced, that is written down: the next opening does it, whoever opens the store.
+        """
+        self._stopping = True
+        with self._keeping:  # a call of the pool goes on when its greenlet is killed, and could end after the next opening
+            gevent.killall(self._greenlets)
         self._close()
         self._keep_tables()  # waits until those that are being written are done
         gevent.kill(self._keeper)
@@ -162,7 +169,8 @@ class Follower:
                 self._follow()
             except Replaced:
                 self._close()
-                self._replaced()
+                if not self._stopping:
+                    self._replaced()
                 return
             except (OSError, MetaqError) as error:
                 if not self._go_now.is_set():
@@ -279,18 +287,20 @@ class Follower:
         if "copy" in content:
             begin, partitions = content["copy"]["begin"], content["copy"]["partitions"]
             logger.warning("log is copied anew begin=%d own_begin=%d own_end=%d", begin, store.log.begin, store.log.end)
-            self._suspect("its log is copied anew")
-            begin_at_next_opening(store, begin, partitions, self._run)
-            self._give_up_derived()
+            with self._keeping:
+                self._suspect("its log is copied anew")
+                begin_at_next_opening(store, begin, partitions, self._run)
+                self._give_up_derived()
         end = content.get("follow")
         if end is None or end > store.log.end:
             raise ProtocolError(f"the master does not say where to continue from {store.log.end}")
         if end < store.log.end:
             logger.warning("log diverged, cut at=%d own_end=%d", end, store.log.end)
-            if "differs" in content:
-                self._suspect(f"its log was not its master's from log offset {end} on, and was cut there")
-            cut_at_next_opening(store, end, self._proved_end if "differs" in content else None, self._run)
-            self._give_up_derived()
+            with self._keeping:
+                if "differs" in content:
+                    self._suspect(f"its log was not its master's from log offset {end} on, and was cut there")
+                cut_at_next_opening(store, end, self._proved_end if "differs" in content else None, self._run)
+                self._give_up_derived()
         if store.log.begin == end:
             self._suspect("its log was empty")
 
@@ -300,9 +310,8 @@ class Follower:
             self._run(lambda: self._store.suspicion.rise(reason))
 
     def _give_up_derived(self) -> NoReturn:
-        with self._keeping:
-            self._tables = {}
-            documents.forget_derived(self._folder, self._store.disk)
+        self._tables = {}
+        documents.forget_derived(self._folder, self._store.disk)
         raise Replaced
 
     def _take(self, copier: Copier, item: Data) -> None:

@@ -32,6 +32,7 @@ from metaq.replication.frames import (
 from metaq.replication.insync import InSync
 from metaq.replication.peers import STRANGER, Peers
 from metaq.store.copies.applying import piece
+from metaq.store.copies.discarding import INTENT
 from metaq.store.copies.epochs import Epochs
 from metaq.store.files.disk import File, RealDisk
 from metaq.store.files.documents import encode_document, read_document, write_document
@@ -272,6 +273,34 @@ def test_who_hears_of_another_master_while_it_connects_follows_that_one(tmp_path
         master.close()
     for each in (store, source):
         each.close()
+
+
+def test_a_cut_that_is_being_written_down_is_waited_for(tmp_path: Path) -> None:
+    """F-FAIL: written after the store was opened anew, in another role, it would cut that one's log at its next opening."""
+    source, _ = open_store(tmp_path / "master", SETTINGS)
+    store, _ = open_store(tmp_path / "slave", SETTINGS)
+    put(store, T0, b"one")
+    end = store.log.end
+    put(store, T0, b"two")
+    master, disk, replaced = Master(source), Disk(), list[str]()
+    slave = follower_of(store, lambda: master.address, disk, replaced=lambda: replaced.append("replaced"))
+    with gevent.Timeout(DEADLINE_S):
+        slave.start()
+        master.meet()
+        disk.asked.clear()
+        disk.answers.clear()
+        master.follow(end)
+        disk.asked.wait()
+        stopping = gevent.spawn(slave.stop)
+        gevent.idle()
+        assert not stopping.ready()
+        disk.answers.set()
+        stopping.join()
+    assert read_document(RealDisk(), store.directory / INTENT)[0] is not None
+    assert not replaced, "whoever stops it opens the store anew"
+    master.close()
+    store.close()
+    source.close()
 
 
 # -- the link ---------------------------------------------------------------------------------------------------------
