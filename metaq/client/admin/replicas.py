@@ -32,10 +32,11 @@ class ReplicaAdmin:
 
         Args:
             address: the broker's address, ``host:port``.
-            accept_loss: promote it even when it may lack acknowledged messages.
+            accept_loss: promote it even when it is refused because it may lack acknowledged messages.
 
         Raises:
-            Refused: it may lack acknowledged messages, and ``accept_loss`` is not given.
+            Refused: ``accept_loss`` is not given, and it is suspect, or was not in sync where masters are elected. With fixed
+                roles one that was not in sync is promoted.
             ConnectionFailed: a broker cannot be reached.
             RequestTimeout: no answer in time.
         """
