@@ -250,8 +250,9 @@ class Duties:
         self._rested_s += self._store.clock.monotonic() - began
 
     def delete_expired(self) -> None:
-        """Delete expired segments now, at any hour."""
-        self._delete_expired(at_any_hour=True)
+        """Delete expired segments now, at any hour; the second round deletes what keepers have looked at in the first."""
+        for _ in range(2):
+            self._delete_expired(at_any_hour=True)
 
     def _look_after_retention(self) -> None:
         self._delete_expired(at_any_hour=False)

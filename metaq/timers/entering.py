@@ -14,7 +14,7 @@ Keys; integers are unsigned and big-endian::
 
 import enum
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from metaq.errors import IndexFailed
@@ -97,6 +97,11 @@ class Counter:
     def kept(self, segments: dict[int, int]) -> dict[int, int]:
         """Return the counts without segments that were deleted since: what ended their last timers may be later in the log."""
         return {base: count for base, count in segments.items() if base >= self._log.begin}
+
+    def ended(self, segments: Iterable[int], before: int) -> list[int]:
+        """Return those of some segments, given by their bases, that end at or before a log offset and are kept."""
+        found = [(base, self._log.find(base)) for base in segments]
+        return [base for base, segment in found if segment is not None and segment.end <= before]
 
 
 def add(segments: dict[int, int], base: int, change: int) -> None:

@@ -124,6 +124,11 @@ class Pending:
         """X: the index has all events before this log offset."""
         return self.index.covered
 
+    @property
+    def followed(self) -> int:
+        """The end of the last event that was taken into the table: once ``covered`` is there, none so far can be undone."""
+        return self._waiting[-1].end if self._waiting else self.covered
+
     # -- figures ------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
@@ -158,6 +163,16 @@ class Pending:
         ]
         places += [definition.place for definition in self.definitions]
         return min(places, default=None)
+
+    def counted(self, before: int) -> list[int]:
+        """Return the bases of the segments that end at or before a log offset and count as holding pending timers."""
+        return self._counter.ended(self.segments | self.index.segments, before)
+
+    def discount(self, bases: Iterable[int]) -> None:
+        """Learn that segments hold no pending timer: they count as if they did when marks were damaged or lost."""
+        for base in bases:
+            self.segments.pop(base, None)
+            self.index.segments.pop(base, None)
 
     # -- the fold -----------------------------------------------------------------------------------------------------
 

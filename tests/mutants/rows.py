@@ -10,9 +10,11 @@ from tests.mutants.rows_console import CONSOLE
 from tests.mutants.rows_leases import LEASES
 from tests.mutants.rows_protocols import PROTOCOLS
 from tests.mutants.rows_store import STORE, TRANSACTIONS
+from tests.mutants.rows_timers import TIMERS
 
 MUTANTS: Final[list[Mutant]] = [
     *STORE,
+    *TIMERS,
     *PROTOCOLS,
     *TRANSACTIONS,
     *BROKER,

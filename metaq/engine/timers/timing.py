@@ -37,5 +37,6 @@ class Timing:
 
     def stop(self) -> None:
         """Deliver no more, and read no more of the log."""
+        self.keeper.stop()
         self.delivery.stop()
         self.timers.stop()

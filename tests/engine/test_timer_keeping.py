@@ -1,0 +1,198 @@
+"""Retention that keeps what pending timers need, where records about them are damaged or lost."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import gevent
+import pytest
+
+from metaq.engine.timers.keeping import AT_ONCE
+from metaq.engine.writing import internal_mark, note
+from metaq.protocol.record import HEADER_SIZE, decode_record
+from metaq.store.copies.discarding import TIMER_INDEX
+from metaq.store.files.disk import Usage
+from metaq.store.files.filecache import read_here
+from metaq.store.queues.consumequeue import UNIT
+from metaq.timers.records import MARKS, PARKS, Delivered, event_of_mark
+from tests.engine.test_room import DAY_MS, GIB, JOBS, TimedBroker
+from tests.support.broker import wait_until
+
+DEADLINE_S: Final = 30.0
+BODY: Final = bytes(12 * 1024)
+LATER_MS: Final = 30 * DAY_MS
+FORCED: Final = Usage(55 * GIB, 9 * GIB)
+"""The room of a disk on which the oldest segments go, and puts are taken."""
+
+
+class Bench(TimedBroker):
+    """A broker whose timers are delivered when the test lets them."""
+
+    def start(self) -> None:
+        """Read what the index lacks, and have all of it on the disk: then it needs the log no more."""
+        self.timing.timers.start()
+        self.until(lambda: self.timing.timers.table is not None, "the log is read")
+        self.timing.timers.flush()
+
+    def until(self, is_so: Callable[[], bool], what: str) -> None:
+        def look() -> bool:
+            gevent.sleep(0.001)
+            self.parts.end_turn()
+            self.parts.store.sync()
+            self.timing.timers.apply()
+            return is_so()
+
+        wait_until(look, DEADLINE_S, what)
+
+    def park(self, body: bytes, delay_ms: int) -> int:
+        """Delay a message; return the log offset of its park."""
+        handle = self.put(body, delay_ms).handle
+        assert handle is not None
+        return handle.ident
+
+    def deliver(self, seconds: float, pending: int) -> None:
+        """Let time pass, until so many timers are pending."""
+        self.parts.clock.advance(seconds)
+        self.timing.delivery.start()
+        self.until(lambda: self.timing.timers.pending == pending, "what is due is delivered")
+        self.timing.delivery.stop()
+
+    def fill(self) -> None:
+        """Have some segments after what the log has, with the secret of handles in one of them."""
+        for number in range(8):
+            self.put(BODY)
+            if number == 5:
+                self.timing.timers.stage_secret_again()
+                note(self.parts.turns, lambda _: None)
+                self.parts.end_turn()
+        self.parts.store.sync()
+        self.timing.timers.apply()
+
+    def retire(self) -> None:
+        self.disk.room = FORCED
+        super().retire()
+
+    def marks(self) -> list[int]:
+        """Return the log offsets of the marks that deliver."""
+        stored = self.parts.store.records(self.parts.store.queue(*MARKS), 0, 1 << 20, read_here)
+        return [each.log_offset for each in stored if each is not None and isinstance(event_of_mark(each), Delivered)]
+
+    def bodies(self) -> list[bytes]:
+        """Return the bodies of the messages that the log still has."""
+        queue, found = self.parts.store.queue(*JOBS), list[bytes]()
+        for stored in self.parts.store.records(queue, self.parts.store.first(queue, read_here)[0], 1 << 20, read_here):
+            assert stored is not None
+            found.append(bytes(decode_record(bytes(stored.buffer[stored.at : stored.at + stored.size])).body))
+        return found
+
+
+def flip(data: Path, place: int) -> None:
+    """Damage a record in the first segment."""
+    with (data / "commitlog" / f"{0:020d}").open("r+b") as segment:
+        segment.seek(place + HEADER_SIZE)
+        byte = segment.read(1)[0]
+        segment.seek(place + HEADER_SIZE)
+        segment.write(bytes([byte ^ 1]))
+
+
+@pytest.fixture
+def again(tmp_path: Path) -> Iterator[Callable[[Bench, bool], Bench]]:
+    """Begins again with the folder of a broker, with its index or without."""
+    opened: list[Bench] = []
+
+    def begin(bench: Bench, with_index: bool) -> Bench:
+        now_ms = bench.parts.clock.now_ms()
+        if not with_index:
+            shutil.rmtree(tmp_path / TIMER_INDEX)
+        following = Bench(tmp_path)
+        opened.append(following)
+        following.parts.clock.jump(now_ms - following.parts.clock.now_ms())
+        following.start()
+        return following
+
+    yield begin
+    for bench in opened:
+        bench.close()
+
+
+def test_a_timer_is_kept_whatever_its_segment_counts(tmp_path: Path, again: Callable[[Bench, bool], Bench]) -> None:
+    """T-1: the park of another one is damaged, which a mark has counted: the segment seems to hold none."""
+    with closing(Bench(tmp_path)) as bench:
+        soon = bench.park(b"soon", 1)
+        bench.park(b"later", LATER_MS)
+        bench.deliver(1.0, 1)
+        bench.fill()
+    flip(tmp_path, soon)
+    bench = again(bench, False)
+    assert bench.timing.keeper.oldest == 0
+    bench.retire()
+    assert bench.parts.store.log.begin > 0
+    bench.deliver(LATER_MS / 1000, 0)
+    assert bench.bodies()[-1] == b"later"
+
+
+def test_one_timer_among_many_is_found(tmp_path: Path, again: Callable[[Bench, bool], Bench]) -> None:
+    """T-1: the others were delivered, and more lie before and after it than are looked at together."""
+    with closing(Bench(tmp_path)) as bench:
+        now_ms, timers = bench.parts.clock.now_ms(), bench.timing.timers
+        for number in range(3 * AT_ONCE):
+            delay_ms = LATER_MS if number == 3 * AT_ONCE // 2 else 1
+            timers.park(internal_mark(bench.parts.context, JOBS, b"%d" % number), now_ms + delay_ms)
+        bench.deliver(1.0, 1)
+        bench.fill()
+    bench = again(bench, True)
+    bench.retire()
+    assert bench.parts.store.log.begin > 0
+    assert (bench.timing.timers.pending, bench.timing.timers.moved) == (1, 1)
+    bench.deliver(LATER_MS / 1000, 0)
+    assert bench.bodies()[-1] == b"%d" % (3 * AT_ONCE // 2)
+
+
+def test_a_segment_without_timers_goes_whatever_it_counts(tmp_path: Path, again: Callable[[Bench, bool], Bench]) -> None:
+    """A mark of delivery is damaged, and the next one says that its timer has come, too, but counts only its own."""
+    with closing(Bench(tmp_path)) as bench:
+        bench.park(b"first", 1)
+        bench.park(b"second", 60_000)
+        bench.deliver(1.0, 1)
+        bench.deliver(60.0, 0)
+        damaged = bench.marks()[0]
+        bench.fill()
+    flip(tmp_path, damaged)
+    bench = again(bench, False)
+    assert bench.timing.timers.pending == 1
+    bench.retire()
+    assert bench.parts.store.log.begin > 0
+    assert bench.timing.timers.pending == 0
+
+
+def test_a_timer_that_cannot_be_read_does_not_stop_retention(
+    tmp_path: Path, again: Callable[[Bench, bool], Bench], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is reported once, and when it is due."""
+    with closing(Bench(tmp_path)) as bench:
+        lost = bench.park(b"later", LATER_MS)
+        bench.fill()
+    flip(tmp_path, lost)
+    bench = again(bench, True)
+    bench.retire()
+    assert bench.parts.store.log.begin > 0
+    assert caplog.text.count(f"timers lost, their segments go timers=1 first_log_offset={lost}\n") == 1
+    bench.deliver(LATER_MS / 1000, 0)
+    assert bench.timing.timers.dropped == 1
+
+
+def test_a_timer_is_kept_of_which_only_the_place_is_lost(tmp_path: Path, again: Callable[[Bench, bool], Bench]) -> None:
+    """T-1: the index knows where its park is, which is intact."""
+    with closing(Bench(tmp_path)) as bench:
+        bench.park(b"later", LATER_MS)
+        bench.fill()
+    units = next((tmp_path / "consumequeue" / PARKS.topic / str(PARKS.partition)).iterdir())
+    with units.open("r+b") as file:
+        file.write(UNIT.pack(1 << 50, 500, 0))
+    bench = again(bench, True)
+    bench.retire()
+    assert bench.parts.store.log.begin > 0
+    bench.deliver(LATER_MS / 1000, 0)
+    assert bench.bodies()[-1] == b"later"
