@@ -108,9 +108,10 @@ class LaterHandler:
     def _draft(self, session: TextSession, command: PutWith, queue: ConsumeQueue, now_ms: int) -> Draft:
         put = command.put
         attribute, payload = split_attribute(put.flag, put.body) if put.flag & 1 else (None, put.body)
+        keeps_partition = command.options.key is not None and put.partition >= 0  # whatever priorities the topic has
         return Draft(
             topic=queue.topic,
-            partition=queue.partition,
+            partition=put.partition if keeps_partition else queue.partition,
             body=payload,
             properties=_properties(attribute, command.options),
             flag=put.flag,

@@ -201,6 +201,18 @@ def test_a_text_put_says_its_priority(broker: BrokerProcess, client: RemotingCli
     assert count(client, TOPIC, int(expected)) == before + 1
 
 
+@pytest.mark.parametrize(("options", "is_delayed"), [("key=k", False), ("key=k priority=2", False), ("key=k delay=1", True)])
+def test_a_text_put_with_a_key_stays_in_its_partition(
+    broker: BrokerProcess, client: RemotingClient, options: str, is_delayed: bool
+) -> None:
+    """MY-029: as one of RocketMQ does; messages with the same key keep their order."""
+    before = count(client, TOPIC, 1)
+    with Talk(broker) as talk:
+        ((status, text),) = talk.ask(f"put {TOPIC} 1 1 0 {options} 1\r\nx".encode())
+        assert status == 200 and (is_delayed or text.split()[1] == "1")
+    wait_until(lambda: count(client, TOPIC, 1) == before + 1, DEADLINE_S, "it is in its partition")
+
+
 def test_a_message_with_an_id_is_stored_once_at_the_priority_of_the_first(client: RemotingClient) -> None:
     """MY-029, E-07: answers tell the partition of its priority, whatever a later one with its id asks for, in batches too."""
     topic = "once"
