@@ -15,6 +15,7 @@ from metaq.engine.timers.delivery import Delivery
 from metaq.engine.timers.recurring import RecurringMessages, Runs
 from metaq.engine.timers.table import MOST_WAITING
 from metaq.engine.timers.timers import Timers
+from metaq.engine.writing import Draft
 from metaq.errors import DiskFailed, Overloaded, UnknownTimer
 from metaq.message import TopicPartition
 from metaq.protocol.properties import TIMER_OUT
@@ -203,6 +204,28 @@ def test_a_run_that_is_larger_than_a_segment_is_dropped(bench: Bench) -> None:
     (row,) = smaller.recurring.list_("", 9)
     assert row[1] == due_ms + HOUR_MS
     bench.parts, bench.timers, bench.delivery = smaller.parts, smaller.timers, smaller.delivery
+
+
+def test_a_recurring_message_ends_that_is_larger_than_a_segment(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """T-1: segments were larger when it was defined, and no other message waits for it."""
+    bench.end(bench.begin(bench.recurring.define, TICK._replace(body=bytes(62_000))))
+    due_ms, data = bench.parts.clock.now_ms() + HOUR_MS, bench.parts.settings.data
+    bench.timers.park(Draft(*JOBS, b"x", {}, 0, 0, 5, bytes(8)), due_ms + 1)
+    bench.parts.end_turn()
+    bench.close()
+    smaller = Bench(data, segment_bytes=60 * 1024, max_body_bytes=16 * 1024)
+    bench.parts, bench.timers, bench.delivery = smaller.parts, smaller.timers, smaller.delivery
+    smaller.parts.clock.jump(due_ms + 2 - smaller.parts.clock.now_ms())
+    smaller.timers.start()
+
+    def is_over() -> bool:
+        smaller.settle()
+        gevent.sleep(0.001)
+        return smaller.dues() == [due_ms + 1] or "timers wait" in caplog.text
+
+    wait_until(is_over, DEADLINE_S, "the other one is delivered")
+    assert (smaller.dues(), smaller.timers.runs_dropped, smaller.timers.pending) == ([due_ms + 1], 1, 0)
+    assert "recurring message lost name=tick" in caplog.text
 
 
 def test_a_recurring_message_does_not_end_because_the_disk_cannot_be_asked(bench: Bench) -> None:

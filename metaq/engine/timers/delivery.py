@@ -8,7 +8,8 @@ A copy whose topic has been deleted is dropped, as the topic's messages were; so
 which a segment has no room since ``segment_bytes`` was lowered, or whose park is damaged.
 
 The next run of a recurring message is a member of the group that delivers the one before it, also when that one is dropped. Why
-runs of it are dropped is logged once, until there is another reason or one is delivered.
+runs of it are dropped is logged once, until there is another reason or one is delivered. It ends when a segment has no room for
+its next run.
 """
 
 import logging
@@ -291,12 +292,19 @@ class Delivery:
     def _stage(self, copies: _Copies) -> None:
         """Stage a group. Raises ``MetaqError`` when it cannot be; but without a message for which a segment has no room."""
         try:
-            self._timers.stage_delivery(copies.taken, copies.records, copies.dropped, copies.runs)
+            self._stage_group(copies)
         except BadRequest as error:
             copies = self._without_last(copies, str(error))
-            self._timers.stage_delivery(copies.taken, copies.records, copies.dropped, copies.runs)
+            try:
+                self._stage_group(copies)
+            except BadRequest:  # there is no room for the next run, either
+                copies = self._without_runs(copies)
+                self._stage_group(copies)
         self._in_flight_bytes += copies.size
         note(self._timers.turns, partial(self._settled, len(copies.records), copies.size))
+
+    def _stage_group(self, copies: _Copies) -> None:
+        self._timers.stage_delivery(copies.taken, copies.records, copies.dropped, copies.runs)
 
     def _without_last(self, copies: _Copies, reason: str) -> _Copies:
         """Drop what a group delivers for its last timer: the only one that it delivers, or the group would be smaller."""
@@ -306,6 +314,12 @@ class Delivery:
         else:
             self._dropped(place, reason)
         return copies._replace(records=[], dropped=copies.dropped + 1)
+
+    def _without_runs(self, copies: _Copies) -> _Copies:
+        """End the recurring message whose next run cannot be stored; there is at most one, or the group would be smaller."""
+        for run in copies.runs:
+            logger.error("recurring message lost name=%s", run.definition.name)
+        return copies._replace(runs=[])
 
     def _wait_for_log(self) -> None:
         """Wait until what was staged is in the log. Raises ``StoreError`` when it is not; its timers are given back then."""
