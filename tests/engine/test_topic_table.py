@@ -41,6 +41,15 @@ def test_a_deleted_topic_is_not_made_again_for_messages_that_were_parked(tmp_pat
     assert table.of_parked("gone", 0) == Topic("gone", 1, 1)  # it was made again, and has a message
 
 
+def test_the_topic_of_a_message_that_was_parked_is_made_again_whatever_the_limit(tmp_path: Path) -> None:
+    """T-1, MQ-090: other topics took the room after a kill had forgotten it; no delivery may stop because of it."""
+    table = TopicTable(tmp_path, max_topics=1)
+    table.ensure("other", 1)
+    assert table.of_parked("forgotten", 2) == Topic("forgotten", 3, 3)
+    with pytest.raises(Overloaded, match="max_topics"):
+        table.ensure("new", 1)
+
+
 def test_a_slave_keeps_the_ends_of_deleted_topics_that_it_has_not_all_of(tmp_path: Path) -> None:
     """SG-064, SG-083: the rest of their messages is still to come; a master whose log has lost them takes the ends back."""
     key, disk = TopicPartition("gone", 0), RealDisk()

@@ -289,7 +289,7 @@ class TopicTable:
         """
         topic = self.get(name)
         if topic is None and not any(key.topic == name for key in self.deleted):
-            topic = self.ensure(name, partition + 1)
+            topic = self._set(self._grown(name, partition + 1))  # whatever the limits say: its message is there
         return topic if topic is not None and topic.all_partitions else None
 
     def check_settings(self, settings: Mapping[str, TopicSettings], max_topics: int) -> None:
