@@ -4,17 +4,19 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import gevent
 import pytest
 
-from metaq.engine.timers.keeping import AT_ONCE
+from metaq.engine.timers.keeping import AT_ONCE, TimerKeeper
+from metaq.engine.timers.recurring import Runs
 from metaq.engine.writing import internal_mark, note
+from metaq.errors import DiskFull
 from metaq.protocol.record import HEADER_SIZE, decode_record
 from metaq.store.copies.discarding import TIMER_INDEX
 from metaq.store.files.disk import Usage
-from metaq.store.files.filecache import read_here
+from metaq.store.files.filecache import read_here, run_here
 from metaq.store.queues.consumequeue import UNIT
 from metaq.timers.records import MARKS, PARKS, Delivered, event_of_mark
 from tests.engine.test_room import DAY_MS, GIB, JOBS, TimedBroker
@@ -196,3 +198,28 @@ def test_a_timer_is_kept_of_which_only_the_place_is_lost(tmp_path: Path, again: 
     assert bench.parts.store.log.begin > 0
     bench.deliver(LATER_MS / 1000, 0)
     assert bench.bodies()[-1] == b"later"
+
+
+def test_an_index_is_opened_again_while_timers_are_stored_again(
+    tmp_path: Path, again: Callable[[Bench, bool], Bench], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The look that goes on with the one before it says nothing of the new one, which would be made anew from the log."""
+    with closing(Bench(tmp_path)) as bench:
+        bench.park(b"later", LATER_MS)
+        bench.fill()
+    bench = again(bench, True)
+    timers, context = bench.timing.timers, bench.parts.context
+    opened: list[bool] = []
+
+    def run(call: Callable[[], Any]) -> Any:
+        if not opened:
+            opened.append(True)
+            timers.failed(DiskFull("a test says so"))
+            timers.apply()
+        return call()
+
+    TimerKeeper(timers, Runs(context, run_here), run).keep(bench.parts.store.log.segments[-1].base)
+    assert opened and caplog.text.count("timer index failed") == 1
+    bench.until(lambda: timers.table is not None, "the index is opened again")
+    bench.retire()
+    assert bench.parts.store.log.begin > 0 and timers.pending == 1

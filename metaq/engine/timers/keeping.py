@@ -88,6 +88,8 @@ class TimerKeeper:
             self._timers.upkeep.enter(table)
             self._confirm(table)
         except IndexFailed as error:
+            if self._timers.table is not table:  # it was opened again meanwhile, and the new one is in order
+                return
             self._timers.failed(error)
             raise
 
