@@ -50,7 +50,7 @@ class Dedupe(IdIndex):
     """The ids of one broker, and who asks for them."""
 
     def __init__(self, context: Context, turns: Turns, handle_of: Callable[[int, int], Handle], run: Run) -> None:
-        """Open the index if a topic has a window; ``ConfigError`` without the package that it needs.
+        """Open the index as ``IdIndex`` does.
 
         ``handle_of`` returns the handle of a delayed message, by its time and log offset (``Timers.parked_handle``).
         """
@@ -160,7 +160,7 @@ class Dedupe(IdIndex):
             stage(NONE)
             return
         key = generation_of(over_ms(stored_ms, self.windows[topic])) + name_of(topic, ident)
-        seen = None if self._seen is None else self._ready()
+        seen = None if self._seen is None and self._failure is None else self._ready()
         known = None if seen is None else seen.look([key])
         if known is not None and known.log_offset != place:
             stage(NONE)  # the window was changed, and another message with the id came since
@@ -176,12 +176,12 @@ class Dedupe(IdIndex):
         return Placed(queue, first.ordinal, first.log_offset, handle)
 
     def _ready(self) -> SeenIds:
+        if self._fold is not None or self._failure is not None:
+            raise Overloaded("the ids of messages of before the start are still being read", retry_after_ms=RETRY_MS)
         if self._seen is None:
             self.begin()
         seen = self._seen
         assert seen is not None
-        if self._fold is not None or self._failure is not None:
-            raise Overloaded("the ids of messages of before the start are still being read", retry_after_ms=RETRY_MS)
         if seen.waiting > MOST_WAITING:
             reason = f"{seen.waiting} ids of messages wait for the index, the limit is {MOST_WAITING}"
             raise Overloaded(reason, retry_after_ms=RETRY_MS)

@@ -39,7 +39,10 @@ class IdIndex:
     """The index of one broker, as a master that stores messages or as a slave that follows."""
 
     def __init__(self, context: Context, turns: Turns, run: Run) -> None:
-        """Open the index if a topic has a window; ``ConfigError`` without the package that it needs."""
+        """Open the index if a topic has a window; ``ConfigError`` without the package that it needs.
+
+        Where the disk has no room for that, it is opened later: until then messages with ids are refused.
+        """
         self._context = context
         self._turns = turns
         self._store = context.store
@@ -58,7 +61,10 @@ class IdIndex:
         for topic in context.topics:
             self._take_window(topic.name)
         if self.windows:
-            self._open()
+            try:
+                self._open()
+            except DiskFull as error:
+                self.failed(error)
 
     def _take_window(self, name: str) -> None:
         topics = self._context.topics
@@ -126,7 +132,7 @@ class IdIndex:
     def apply(self) -> None:
         """Enter what cannot be taken back into the index; called every sweep interval."""
         seen, clock = self._seen, self._store.clock
-        if seen is None:
+        if seen is None and self._failure is None:
             if self.windows and not self._is_master:
                 self._open()
                 self.start()
@@ -134,7 +140,7 @@ class IdIndex:
         if not self.windows:
             self._drop()
             return
-        if not self._is_master and seen.windows != self.windows and self._failure is None:
+        if not self._is_master and seen is not None and seen.windows != self.windows and self._failure is None:
             self._failure = IndexFailed  # what it has passed may have ids that it did not take
         if self._failure is not None and not self._open_again():
             return
@@ -153,13 +159,19 @@ class IdIndex:
         """Open the index again, once nobody works with it and nothing is staged; return whether that is done."""
         with self._lock:
             seen = self._seen
-            if seen is None or seen.asked or seen.is_staging or self._store.shortage is not None:
+            if self._store.shortage is not None:
                 return False
-            with suppress(StoreError):
-                seen.index.close()
+            if seen is not None:
+                if seen.asked or seen.is_staging:
+                    return False
+                with suppress(StoreError):
+                    seen.index.close()
             if self._failure is IndexFailed:
                 remove_ordered(self._folder)
-            self._open()
+            try:
+                self._open()
+            except DiskFull:  # tried again at the next sweep
+                return False
             self._failure = None
             self.start()
         return True
@@ -168,11 +180,12 @@ class IdIndex:
         """Remove the index: no topic has a window any more."""
         with self._lock:
             seen = self._seen
-            if seen is None or seen.asked or seen.is_staging:
-                return
-            self._seen = self._fold = None
-            with suppress(StoreError):
-                seen.index.close()
+            if seen is not None:
+                if seen.asked or seen.is_staging:
+                    return
+                self._seen = self._fold = None
+                with suppress(StoreError):
+                    seen.index.close()
             remove_ordered(self._folder)
             self._failure = None
 

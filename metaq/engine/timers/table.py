@@ -47,7 +47,10 @@ class TimerTable:
     """The table of one broker, as a master that changes timers or as a slave that follows."""
 
     def __init__(self, context: Context, turns: Turns, run: Run) -> None:
-        """Open the table if the log has timers; everything else waits until the first message is parked."""
+        """Open the table if the log has timers; everything else waits until the first message is parked.
+
+        Where the disk has no room for that, it is opened later: until then delayed messages are refused, and no segment goes.
+        """
         self.context = context
         self.turns = turns
         self._store = context.store
@@ -73,7 +76,10 @@ class TimerTable:
         if any(key in self._store.queues for key in (PARKS, MARKS)):
             with suppress(DiskFull):  # it has the feature, unless its file was lost and written again
                 add_feature(self._store, FEATURE)
-            self._open()
+            try:
+                self._open()
+            except DiskFull as error:
+                self.failed(error)
 
     def _open(self) -> Pending:
         pending, self._fold = open_pending(self._store, self._folder, self.context.settings.timer_engine, self._run)
@@ -97,8 +103,8 @@ class TimerTable:
 
     @property
     def is_reading(self) -> bool:
-        """True while what was in the log before the start is read."""
-        return self._fold is not None
+        """True while what was in the log before the start is read, or the index could not be opened for it."""
+        return self._fold is not None or (self._pending is None and self._failure is not None)
 
     @property
     def waiting(self) -> int:
@@ -113,7 +119,7 @@ class TimerTable:
     @property
     def is_used(self) -> bool:
         """True when the log has ever had a timer."""
-        return self._pending is not None
+        return self._pending is not None or self._failure is not None
 
     def wait(self, most_s: float) -> None:
         """Wait until the table changes, at most so long."""
@@ -137,13 +143,19 @@ class TimerTable:
         self.follow()
         with self.upkeep.lock:
             pending = self._pending
-            if pending is None or pending.asked or self._staged is not None or self._in_log or self._store.full is not None:
+            if self._staged is not None or self._in_log or self._store.full is not None:
                 return False
-            with suppress(StoreError):
-                pending.index.ordered.close()
+            if pending is not None:
+                if pending.asked:
+                    return False
+                with suppress(StoreError):
+                    pending.index.ordered.close()
             if self._failure is IndexFailed:
                 remove_ordered(self._folder)
-            self._open()
+            try:
+                self._open()
+            except DiskFull:  # tried again at the next sweep
+                return False
             self._failure = None
             self.start()
         return True
@@ -169,7 +181,7 @@ class TimerTable:
     def apply(self) -> None:
         """Enter what is safe into the index; called every sweep interval."""
         store = self._store
-        if self._pending is None:
+        if self._pending is None and self._failure is None:
             if any(key in store.queues for key in (PARKS, MARKS)) and not self.context.replicas.is_master:
                 add_feature(self._store, FEATURE)
                 self._open()
@@ -180,9 +192,11 @@ class TimerTable:
         self.follow()
         if self.recurring:
             self.begin_recurring()
+        pending = self._pending
+        assert pending is not None
         try:
-            self.upkeep.enter(self._pending)
-            self.upkeep.sort_in(self._pending)
+            self.upkeep.enter(pending)
+            self.upkeep.sort_in(pending)
         except (IndexFailed, DiskFull) as error:
             self.failed(error)
 
@@ -287,10 +301,10 @@ class TimerTable:
     def ready(self) -> Pending:
         """Return the table, for changes. Raise ``Overloaded`` while it can take none."""
         pending = self._pending
-        if pending is None:
-            pending = self._begin()
         if self._failure is not None:
             raise Overloaded("the index of timers is being opened again", retry_after_ms=RETRY_MS)
+        if pending is None:
+            pending = self._begin()
         if pending.waiting + self._in_log_events > MOST_WAITING:
             reason = f"{pending.waiting} changes of timers wait for the index, the limit is {MOST_WAITING}"
             raise Overloaded(reason, retry_after_ms=RETRY_MS)
@@ -322,7 +336,7 @@ class TimerTable:
         """The lowest log offset that pending timers, or a start after a kill, need; ``None`` without timers."""
         pending = self._pending
         if pending is None:
-            return None
+            return None if self._failure is None else 0
         needed = [] if (oldest := pending.oldest()) is None else [oldest]
         if (
             pending.covered > self._flushed

@@ -39,7 +39,7 @@ class Timers(TimerTable):
     """The timers of one broker, and what changes them."""
 
     def __init__(self, context: Context, turns: Turns, run: Run) -> None:
-        """Open the table if the log has timers; everything else waits until the first message is parked."""
+        """Open the table as ``TimerTable`` does."""
         self.parked = self.delivered = self.cancelled = self.dropped = self.runs_dropped = self.moved = 0
         """Counts since the start. ``runs_dropped`` are those of ``dropped`` that were runs of recurring messages."""
         super().__init__(context, turns, run)
@@ -81,7 +81,7 @@ class Timers(TimerTable):
     def _current_handles(self) -> Handles:
         """Return what makes handles; make their secret with the first one."""
         if self._handles is None:
-            if self._fold is not None:
+            if self.is_reading:
                 raise Overloaded("the timers of before the start are still being read", retry_after_ms=RETRY_MS)
             self._stage_secret(secrets.token_bytes(16))
         assert self._handles is not None
@@ -157,7 +157,7 @@ class Timers(TimerTable):
     def is_genuine(self, handle: Handle) -> bool:
         """Return whether this broker gave a handle. Raise ``NotWritable`` while that is not known."""
         if self._handles is None:
-            if self._fold is not None:
+            if self.is_reading:
                 raise NotWritable("the timers of before the start are still being read; try again in a second")
             return False
         return self._handles.is_genuine(handle)

@@ -22,7 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, NamedTuple, Self
 
-from metaq.errors import ConfigError, DiskFailed, IndexFailed, StoreError
+from metaq.errors import ConfigError, DiskFailed, DiskFull, IndexFailed, StoreError
+from metaq.store.files.disk import FULL, MAKE_ROOM
 from metaq.store.files.filecache import Run, run_here
 from metaq.store.ordered.engine import Cursor, Entry, IndexEngine, Operation, SetKey
 
@@ -249,6 +250,8 @@ def _opened(folder: Path, name: EngineName, make: Callable[[Path], IndexEngine])
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
+        if error.errno in FULL:
+            raise DiskFull(f"cannot make {folder}: {error.strerror}; {MAKE_ROOM}") from error
         raise IndexFailed(f"cannot make {folder}: {error.strerror}") from error
     engine = make(folder)
     try:

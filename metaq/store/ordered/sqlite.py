@@ -27,6 +27,8 @@ PAGE_BYTES: Final = 8192
 CHECKSUM_BYTES: Final = 4
 REFUSED: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 """The codes of a write that would have had to wait."""
+NO_ROOM: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
+"""The codes of a full disk; the second one is of an opening, which makes a file that all connections share."""
 
 _PUT: Final = "INSERT INTO kv VALUES (?, ?) ON CONFLICT (k) DO UPDATE SET v = excluded.v"
 _DELETE: Final = "DELETE FROM kv WHERE k = ?"
@@ -41,7 +43,7 @@ def _translated(action: str, folder: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         text = f"cannot {action} {folder}: {error}"
-        if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
+        if getattr(error, "sqlite_errorcode", 0) in NO_ROOM:
             raise DiskFull(f"{text}; {MAKE_ROOM}") from error
         raise IndexFailed(text) from error
 

@@ -1,6 +1,7 @@
 """The ordered index, by both engines: what it returns, where it waits, and whose folder it opens."""
 
 import random
+import resource
 import shutil
 import sqlite3
 import subprocess
@@ -238,6 +239,23 @@ def test_a_full_disk_is_told_from_damage_by_sqlite(folder: Path) -> None:
     writer.execute("PRAGMA max_page_count=1000")
     assert index.apply(puts, Covered(1, 0)) and len(entries(index)) == 100
     index.close()
+
+
+def test_an_index_of_sqlite_that_a_full_disk_has_no_room_to_open_is_not_removed(folder: Path) -> None:
+    """F-13: its files beside the database get no room, as the limit of a file's size has it here."""
+    index = open_small(folder, "sqlite3")[0]
+    index.apply([SetKey(b"Ta")], Covered(1, 0))
+    index.close()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
+    try:
+        with pytest.raises(DiskFull, match=f"cannot open {folder}: disk I/O error; free space"):
+            open_ordered(folder, "sqlite3")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    again, reason = open_small(folder, "sqlite3")
+    assert (reason, again.covered) == (None, Covered(1, 0))
+    again.close()
 
 
 def test_the_errors_of_rocksdict_are_told_apart_by_their_texts() -> None:
