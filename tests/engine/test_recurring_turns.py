@@ -19,11 +19,11 @@ from metaq.engine.writing import Draft
 from metaq.errors import DiskFailed, Overloaded, UnknownTimer
 from metaq.message import TopicPartition
 from metaq.protocol.properties import TIMER_OUT
-from metaq.protocol.record import decode_properties, decode_record
+from metaq.protocol.record import HEADER_SIZE, decode_properties, decode_record
 from metaq.store.copies.discarding import TIMER_INDEX
 from metaq.store.files.filecache import read_here, run_here
 from metaq.timers.definitions import Recurring
-from metaq.timers.records import MARKS, Parks, key_of
+from metaq.timers.records import MARKS, PARKS, Parks, key_of
 from tests.support.broker import wait_until
 from tests.support.inprocess import Parts
 
@@ -226,6 +226,81 @@ def test_a_recurring_message_ends_that_is_larger_than_a_segment(bench: Bench, ca
     wait_until(is_over, DEADLINE_S, "the other one is delivered")
     assert (smaller.dues(), smaller.timers.runs_dropped, smaller.timers.pending) == ([due_ms + 1], 1, 0)
     assert "recurring message lost name=tick" in caplog.text
+
+
+@pytest.mark.parametrize("runs", [0, 1], ids=["its first run", "a later one"])
+def test_a_recurring_message_goes_on_after_the_record_of_its_run_is_lost(bench: Bench, runs: int) -> None:
+    """E-13: the index is made anew from a log that has no pending run of it any more."""
+    bench.end(bench.begin(bench.recurring.define, TICK))
+    for _ in range(runs):
+        bench.parts.clock.advance(HOUR_MS / 1000)
+        bench.settle()
+    began, data, place = bench.parts.clock.now_ms(), bench.parts.settings.data, last_park(bench)
+
+    def damage() -> None:
+        flip(data, [place])
+        shutil.rmtree(data / TIMER_INDEX)
+
+    begin_again(bench, damage)
+    assert len(bench.dues()) == runs
+    for count in (1, 2):
+        bench.parts.clock.advance(HOUR_MS / 1000)
+        bench.settle()
+        assert bench.dues()[runs:] == [began + number * HOUR_MS for number in range(1, count + 1)]
+    assert bench.timers.pending == 1
+
+
+def test_a_recurring_message_of_which_nothing_is_left_is_reported(
+    bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """E-13: only the index knows its name; its definition is damaged, and so is its pending run, which came later."""
+    index, kept = bench.parts.settings.data / TIMER_INDEX, tmp_path / "kept"
+    bench.end(bench.begin(bench.recurring.define, TICK))
+    ((definition, _, _),) = bench.recurring.list_("", 9)
+    bench.parts.store.sync()
+    begin_again(bench, lambda: shutil.copytree(index, kept))
+    bench.parts.clock.advance(HOUR_MS / 1000)
+    bench.settle()
+    places = [last_park(bench), definition.place]
+
+    def damage() -> None:
+        flip(bench.parts.settings.data, places)
+        shutil.rmtree(index)
+        shutil.copytree(kept, index)
+
+    begin_again(bench, damage)
+    bench.settle()
+    assert caplog.text.count("recurring message lost name=tick") == 1
+
+
+def last_park(bench: Bench) -> int:
+    """Return the log offset of the newest park."""
+    queue = bench.parts.store.queue(*PARKS)
+    (last,) = bench.parts.store.records(queue, queue.readable - 1, 1, read_here)
+    assert last is not None
+    return last.log_offset
+
+
+def flip(data: Path, places: list[int]) -> None:
+    """Damage records."""
+    with (data / "commitlog" / f"{0:020d}").open("r+b") as segment:
+        for place in places:
+            segment.seek(place + HEADER_SIZE)
+            segment.write(b"\xff")
+
+
+def begin_again(bench: Bench, meanwhile: Callable[[], object]) -> None:
+    """Begin again with the same time, after something was done to the folder."""
+    now_ms, data = bench.parts.clock.now_ms(), bench.parts.settings.data
+    bench.close()
+    meanwhile()
+    following = Bench(data)
+    bench.parts, bench.timers, bench.recurring = following.parts, following.timers, following.recurring
+    bench.delivery = following.delivery
+    bench.parts.clock.jump(now_ms - bench.parts.clock.now_ms())
+    bench.timers.start()
+    bench.end(gevent.spawn(bench.recurring.list_, "", 9))  # once the log is read
+    bench.settle()
 
 
 def test_a_recurring_message_does_not_end_because_the_disk_cannot_be_asked(bench: Bench) -> None:

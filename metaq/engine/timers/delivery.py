@@ -20,6 +20,7 @@ import gevent
 from gevent.event import AsyncResult, Event
 
 from metaq.engine.timers.copying import Copying, size_of
+from metaq.engine.timers.lostruns import LostRuns
 from metaq.engine.timers.recurring import Runs
 from metaq.engine.timers.staged import RESERVED_BYTES, NextRun
 from metaq.engine.timers.timers import Timers
@@ -94,6 +95,7 @@ class Delivery:
         self._context = timers.context
         self._store = timers.context.store
         self._run = run
+        self._lost_runs = LostRuns(timers, runs, run)
         self._wake = Event()
         self._in_flight_bytes = 0
         self._rests_from = NEVER_S
@@ -118,6 +120,7 @@ class Delivery:
             table = self._timers.table
             if table is not None:
                 try:
+                    self._lost_runs.restore(table)
                     wait_s = self._round(table)
                     self._failing = False
                 except MetaqError as error:
