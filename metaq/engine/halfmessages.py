@@ -63,6 +63,8 @@ class HalfMessages:
         self.halves = halves
         self._dedupe = dedupe
         self._noted = -1  # the turn at whose end the table of halves is brought up to date
+        self._unique_keys: dict[int, str | None] = {}
+        """The UNIQ_KEYs of the halves that were parked in that turn, by log offset."""
 
     def park(self, draft: Draft, producer_group: str) -> Placed:
         """Stage a message in the half topic, where it waits for its decision, and return its place there.
@@ -86,6 +88,7 @@ class HalfMessages:
         delayed(draft.moved(draft.topic, draft.partition, _committed(kept, LONGEST_ORDINAL)))
         placed = stage(self.context, draft.moved(HALF_TOPIC, 0, kept))
         self.staged()
+        self._unique_keys[placed.log_offset] = pairs.get(properties.UNIQUE_KEY)
         return placed
 
     def check_repeat(self, draft: Draft, first: First) -> None:
@@ -97,20 +100,26 @@ class HalfMessages:
         place = self.halves.place_of(first.ordinal, first.log_offset)
         if not ident or unique_key is None or place is None:
             return
+        if self._unique_key_at(place, draft.topic, ident) != unique_key:
+            reason = f"the transaction of the first message with the {properties.DEDUPE_ID} {ident[:40]!r} is undecided"
+            raise MessageIllegal(f"{reason}; send this one again once it is decided")
+
+    def _unique_key_at(self, place: int, topic: str, ident: str) -> str | None:
         store, asking = self.context.store, self._dedupe.asking
+        if place >= store.log.end:  # staged in this turn: there is nothing to read yet
+            return self._unique_keys.get(place)
         read_first = partial(store.log.record_at, place)
         try:
             stored = read_first(read_here if asking.has_read else read_cached)
         except ColdRead:
-            raise ColdIds(self._dedupe.keys(draft.topic, ident, store.clock.now_ms()), read_first) from None
-        if stored is None or pairs_of(decode_record(bytes(stored.buffer))).get(properties.UNIQUE_KEY) != unique_key:
-            reason = f"the transaction of the first message with the {properties.DEDUPE_ID} {ident[:40]!r} is undecided"
-            raise MessageIllegal(f"{reason}; send this one again once it is decided")
+            raise ColdIds(self._dedupe.keys(topic, ident, store.clock.now_ms()), read_first) from None
+        return None if stored is None else pairs_of(decode_record(bytes(stored.buffer))).get(properties.UNIQUE_KEY)
 
     def staged(self) -> None:
         """Note that a half message was staged in this turn: it is undecided as soon as readers can see it."""
         if self._noted != self.turns.number:
             self._noted = self.turns.number
+            self._unique_keys = {}
             note(self.turns, lambda _: self._follow())
 
     def _follow(self) -> None:

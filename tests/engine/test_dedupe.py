@@ -9,7 +9,8 @@ import pytest
 
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.remoting.codes import Request, Response
-from metaq.protocol.remoting.headers import SendMessage, encode_header
+from metaq.protocol.remoting.frames import encode_request
+from metaq.protocol.remoting.headers import SendMessage, encode_header, with_letters
 from metaq.protocol.remoting.sending.batch import BatchItem, encode_batch
 from metaq.protocol.sysflag import TRANSACTION_TYPE
 from tests.engine.test_timers import recall
@@ -149,6 +150,10 @@ def half_of(client: RemotingClient, ident: str, more: str = "") -> dict[str, str
     return sent_when_ready(client, half_header(ident, more), b"half")
 
 
+def half_request(opaque: int, header: SendMessage) -> bytes:
+    return encode_request(Request.SEND_MESSAGE_V2, opaque, with_letters(encode_header(header)), b"half")
+
+
 def decide(client: RemotingClient, half: dict[str, str], decision: int) -> None:
     place = decode_offset_id(half["msgId"]).log_offset
     header = Begun(int(half["queueOffset"]), place, half["transactionId"], half["msgId"]).end(decision)
@@ -209,6 +214,24 @@ def test_another_transaction_with_the_id_of_an_undecided_one_is_refused(tmp_path
         decide(client, second, COMMIT)
         assert half_of(client, "u3", same)["msgId"] == second["msgId"]
         assert count(client, TOPIC) == 1
+
+
+def test_a_half_that_is_sent_twice_in_one_turn_is_answered_as_the_first(tmp_path: Path) -> None:
+    """D-1: the first one is only staged then, and not there to be read; another transaction is refused all the same."""
+    with BrokerProcess(tmp_path / "data", *NEVER) as broker, RemotingClient(broker.host, broker.port) as client:
+        create(client)
+        half_of(client, "ready")
+        for turn in range(2):
+            same = f"DEDUPE_ID\x01d{turn}\x02"
+            headers = [half_header(f"{name}{turn}", same) for name in ("u1", "u1", "u2", "u1")]
+            opaques = range(1000 + 4 * turn, 1004 + 4 * turn)
+            client.send_bytes(b"".join(map(half_request, opaques, headers)))
+            first, again, other, last = map(client.response, opaques)
+            assert first.code == Response.SUCCESS
+            assert again.fields == last.fields == first.fields
+            assert other.code == Response.MESSAGE_ILLEGAL
+            decide(client, first.fields, COMMIT)
+        assert count(client, TOPIC) == 2
 
 
 def test_a_window_ends_and_a_new_topic_knows_nothing(tmp_path: Path) -> None:
