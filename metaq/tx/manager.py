@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.1
 """The age up to which a measurement of free space serves a vote: a third of ``least_free_bytes`` may be gone since."""
+NEVER_SAFE: Final = (1 << 63) - 1
+"""A log offset after all that this process can make safe."""
 
 
 class Transactions:
@@ -45,7 +47,8 @@ class Transactions:
         self.snapshots = Snapshots(store, self.steps, self._undecided, folder)
         self.keeping = Keeping(store, self._journal, self.steps, self._undecided, self.snapshots)
         self.doubtful_end = store.log.end
-        """The log offset before which steps were stored late: a power cut or a new master may still drop them."""
+        """The log offset before which steps were stored late, or may be stored or not: a power cut or a new master may still
+        drop them."""
         self.returning_end = self.doubtful_end
         """The same of steps that ended a prepared branch or an operator's decision, which would be there again then."""
         self._looked_s, self._available = -LOOK_S, 0
@@ -157,6 +160,11 @@ class Transactions:
         self.doubtful_end = max(self.doubtful_end, step.end)
         if step.refusal is XaCode.RMFAIL:  # it decides about a branch that the log has
             self.returning_end = max(self.returning_end, step.end)
+
+    def in_doubt(self, step: Step) -> None:
+        """Take a step as failed that may be in the log all the same: only the next start finds out."""
+        step.failed()
+        self.doubtful_end = NEVER_SAFE
 
     # -- looking ------------------------------------------------------------------------------------------------------
 

@@ -320,8 +320,12 @@ class _StepOutcome:
         self._session.answer(1, 0, write_result(OK, self._text, self._opaque))
 
     def refused(self, error: MetaqError, outcome: str) -> None:
-        self._step.failed()
-        code = self._step.refusal if outcome == NOT_STORED else XaCode.RMFAIL
+        code = self._step.refusal
+        if outcome == NOT_STORED:
+            self._step.failed()
+        else:
+            self._handler.transactions.in_doubt(self._step)
+            code = XaCode.RMFAIL
         self._fail(f"the transaction {outcome}: {error}", code)
 
     def late(self, short: Short) -> None:

@@ -253,3 +253,28 @@ def test_a_decision_that_a_power_cut_may_undo(tmp_path: Path) -> None:
         broker.go_on()
         wait_until(lambda: all("code=-4" in text for _, text in answers()), DEADLINE_S, "they are on the disk")
         assert talk.recover() == []
+
+
+def test_a_step_of_which_nobody_knows_whether_it_is_stored(tmp_path: Path) -> None:
+    """MQ-072, MQ-076: after a failed sync only the next start can say what became of a vote or of a commit of one phase."""
+    prepared, committed = keys = [new_key() for _ in range(2)]
+    with Controlled(tmp_path / "data", "--default-partitions", str(PARTITIONS)) as broker:
+        with Talk(broker) as first, Talk(broker) as second, Talk(broker) as other:
+            for key in keys:
+                fill(other, key, b"x")
+            broker.stall()
+            first.send(first.step(prepared, "PREPARE"))
+            second.send(second.step(committed, "COMMIT_ONE_PHASE"))
+            log = tmp_path / "data" / "commitlog" / f"{0:020}"
+            wait_until(lambda: all(key.encode() in log.read_bytes() for key in keys), DEADLINE_S, "both wait for the disk")
+            broker.go_on(failing=True)
+            for talk in (first, second):
+                assert b"code=-7,msg=the transaction may be stored or not" in talk.replies(1)[0].body
+            doubt = (ERROR, "XAException:code=-7,msg=recent decisions are not as safe as promised yet; ask again")
+            assert [other.transaction(key, "ROLLBACK") for key in keys] == [doubt, doubt]
+        broker.recover()
+        broker.restart()
+        with Talk(broker) as talk:
+            assert talk.recover() == [prepared]
+            assert "code=-4" in talk.transaction(committed, "ROLLBACK")[1]
+            assert everything(talk) == [[b"x"]] * PARTITIONS
