@@ -230,7 +230,10 @@ class TransactionHandler:
         self._after(session, command, self.transactions.rollback(key))
 
     def _forget(self, session: TextSession, command: Transaction, key: str) -> None:
-        self._after(session, command, self.transactions.forget(key))
+        step = self.transactions.forget(key)
+        if step is None:  # a power cut may bring a decision back that seems forgotten
+            self._check_safe(self.transactions.returning_end)
+        self._after(session, command, step)
 
     def _after(self, session: TextSession, command: Transaction, step: Step | None) -> None:
         if step is None:

@@ -255,6 +255,24 @@ def test_a_decision_that_a_power_cut_may_undo(tmp_path: Path) -> None:
         assert talk.recover() == []
 
 
+def test_a_decision_that_may_be_there_again(tmp_path: Path) -> None:
+    """MQ-072: a manager must not take an operator's decision for forgotten that it would have to forget after a power cut."""
+    key = new_key()
+    with Controlled(tmp_path / "data", "--sync-timeout-ms", "500") as broker, Talk(broker) as talk, connect(broker) as admin:
+        talk.done(key, "BEGIN")
+        talk.placed(TOPIC, b"x", key)
+        talk.done(key, "PREPARE")
+        ask(admin, Request.DECIDE_TRANSACTION, key=key, outcome="rollback")
+        broker.stall()
+        late = (ERROR, "XAException:code=-7,msg=stored, but not yet on the disk; ask again, or let recover tell")
+        assert talk.transaction(key, "FORGET") == late
+        doubt = (ERROR, "XAException:code=-7,msg=recent decisions are not as safe as promised yet; ask again")
+        assert talk.transaction(key, "FORGET") == doubt
+        broker.go_on()
+        wait_until(lambda: talk.transaction(key, "FORGET") == (OK, ""), DEADLINE_S, "it is on the disk")
+        assert talk.recover() == []
+
+
 def test_a_step_of_which_nobody_knows_whether_it_is_stored(tmp_path: Path) -> None:
     """MQ-072, MQ-076: after a failed sync only the next start can say what became of a vote or of a commit of one phase."""
     prepared, committed = keys = [new_key() for _ in range(2)]
