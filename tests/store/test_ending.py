@@ -12,10 +12,11 @@ from metaq.message import Durability
 from metaq.store.files.disk import Disk
 from metaq.store.files.ending import ABORT, SUSPECT, Ending
 from metaq.store.messagestore import LOG, MessageStore
+from metaq.store.recordgroups import put_record_group
 from metaq.store.recovery.recovery import Recovery, open_store
 from metaq.store.recovery.verify import repair, verify
 from metaq.store.settings import StoreSettings
-from tests.store.test_record_groups import FIRST, SETTINGS, bodies, put
+from tests.store.test_record_groups import FIRST, MARKS, SETTINGS, bodies, put, ready
 from tests.support.faultydisk import DATA, FaultyDisk, Stopped
 
 REPLICA: Final = replace(SETTINGS, durability=Durability.REPLICA, replicated=True)
@@ -106,11 +107,11 @@ def test_no_process_that_ends_in_between_hides_it() -> None:
             assert bodies(store, FIRST)[:20] == [b"%04d" % at * 10 for at in range(20)], (call, seed)
 
 
-def punched(disk: FaultyDisk) -> FaultyDisk:
+def punched(disk: FaultyDisk, body: bytes = b"0020" * 10) -> FaultyDisk:
     """Overwrite part of the log after the checkpoint with zeros, as if the page cache had not been written there."""
     for path, data in disk.files():
-        if path.parent == DATA / LOG and (at := data.find(b"0020" * 10)) >= 0:
-            data[at : at + 40] = bytes(40)
+        if path.parent == DATA / LOG and (at := data.find(body)) >= 0:
+            data[at : at + len(body)] = bytes(len(body))
     return disk
 
 
@@ -159,6 +160,32 @@ def test_queues_end_at_the_hole_too() -> None:
     put(store, FIRST, b"another")
     store.publish(store.log.end)
     assert bodies(store, FIRST) == [*(b"%04d" % at * 10 for at in range(20)), b"another"]
+
+
+@pytest.mark.parametrize("damaged", [b"0039" * 10, b"mark"])
+@pytest.mark.parametrize("settings", [REPLICA, ON_DISK])
+def test_queues_end_with_the_log(damaged: bytes, settings: StoreSettings) -> None:
+    """No record to keep follows the damage. A killed process leaves all that it had, so the log becomes suspect."""
+    disk = FaultyDisk(random.Random(0))
+    store, _ = opened(disk, settings)
+    for at in range(39):
+        put(store, FIRST, b"%04d" % at * 10)
+        if at == 15:
+            store.sweep()
+    put_record_group(store, ready(store, MARKS, b"mark"), [ready(store, FIRST, b"0039" * 10)])
+    store.append()
+    text_end = store.queue(*FIRST).text_end
+    for queue in store.queues.values():
+        queue.write()
+    disk.killed()
+    store, recovery = opened(punched(disk, damaged), settings)
+    queue = store.queue(*FIRST)
+    assert (recovery.walked_from > 0, recovery.cut) == (True, None)  # the units were not made anew
+    assert (queue.next, queue.text_end, store.queue(*MARKS).next) == (39, text_end - 60, 0)
+    assert store.suspicion.reason is not None
+    put(store, FIRST, b"another")
+    store.publish(store.log.end)
+    assert bodies(store, FIRST) == [*(b"%04d" % at * 10 for at in range(39)), b"another"]
 
 
 def test_damage_before_the_checkpoint_costs_no_other_record() -> None:

@@ -4,7 +4,7 @@
 2. Every intact record after the mark is dispatched to its queue; the records of a group (``metaq.store.recordgroups``) only
    when all of them are there. A bad range that is followed by records that are kept stays in the log and is listed in
    ``quarantine.json``; its messages leave filler units in their queues.
-   The log of a replica ends at such a range instead (``replicated``), its queues too, and the rest is copied again.
+   The log of a replica ends at such a range instead (``replicated``), and the rest is copied again. Its queues end there, too.
 3. After the last record that is kept the log is cut: zeroed and synced before anything is appended.
 
 A short, empty, torn or altered file never prevents a start, and one that cannot be read only if it is the log, where it must be
@@ -215,8 +215,8 @@ def _recover(store: MessageStore, recovery: Recovery, tell: Tell, *, rebuild: bo
     listed = _listed(store)
     recovery.end = max(mark, _walk(store, recovery, mark, Ranges(listed), tell))
     _suspect(store, recovery, listed)
-    if recovery.cut is not None:
-        _cut_queues(store, partitions, recovery.end)
+    if store.settings.replicated:
+        _cut_queues(store, recovery, partitions)
     log.start_at(recovery.end)
     _reach(store, partitions)
     _quarantine(store, recovery, listed)
@@ -439,17 +439,24 @@ def dispatch(store: MessageStore, stored: Stored, *, kept: bool = True) -> None:
         store.checkpointing.write_units(queue)
 
 
-def _cut_queues(store: MessageStore, partitions: dict[tuple[str, int], PartitionProgress], end: int) -> None:
+def _cut_queues(store: MessageStore, recovery: Recovery, partitions: dict[tuple[str, int], PartitionProgress]) -> None:
     """Cut the queues whose written units reach beyond the log offset where the log is cut: other records may come there.
 
-    This is done before the log is cut, or a start after a kill in between would not know that it was.
+    Their records were there: the log becomes suspect. This comes before it is cut, or a start after a kill would not know it.
     """
+    end = recovery.end
     for queue in store.queues.values():
         newest = next(offsets_of(queue, kept_back(queue, queue.next - 1, queue.base, read_here), read_here), None)
-        if newest is not None and newest[1] >= end:
-            progress = partitions.get((queue.topic, queue.partition), NOTHING)
-            queue.reset(max(progress.next, end_before(store, queue, end)[0]), 0)
-            queue.text_end = _text_end(store, queue, progress)
+        if newest is None or newest[1] < end:
+            continue
+        progress = partitions.get((queue.topic, queue.partition), NOTHING)
+        count = max(progress.next, end_before(store, queue, end)[0])
+        if count < queue.next and recovery.cut is None:
+            lost = f"no record to keep of {queue.topic} {queue.partition}, {count} … {queue.next - 1}: the log ends at {end}"
+            store.suspicion.rise(lost, store.log.owed.do)
+            recovery.problems.append(lost)
+        queue.reset(count, 0)
+        queue.text_end = _text_end(store, queue, progress)
 
 
 def _reach(store: MessageStore, partitions: dict[tuple[str, int], PartitionProgress]) -> None:
