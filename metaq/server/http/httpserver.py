@@ -252,10 +252,12 @@ class _Handler(pywsgi.WSGIHandler):
         """Write nothing: requests are counted elsewhere, and pywsgi would make a line before it throws it away."""
 
     def _write_with_headers(self, data: bytes) -> None:
-        """Send head and body with one call, unless the body is long or in chunks."""
+        """Send head and body with one call, unless the body is long or in chunks. Say when the connection ends after them."""
         this = cast(Any, self)  # the types of gevent do not have what is its own
         self.headers_sent = True
         self.finalize_headers()
+        if self.close_connection and all(name.lower() != b"connection" for name, _ in this.response_headers):
+            this.response_headers.append((b"Connection", b"close"))
         fields = b"".join([b"%b: %b\r\n" % field for field in this.response_headers])
         head = b"HTTP/1.1 %b\r\n%b\r\n" % (this.status, fields)
         if self.response_use_chunked or len(data) > MOST_JOINED:

@@ -94,11 +94,17 @@ def answered(connection: socket.socket, path: str) -> tuple[int, bytes]:
 
 
 def read(connection: socket.socket) -> tuple[int, bytes]:
+    head, body = parts(connection)
+    return int(head.split()[1]), body
+
+
+def parts(connection: socket.socket) -> tuple[bytes, bytes]:
+    """Head and body of what comes until the other side ends a connection."""
     data = b""
     while part := connection.recv(65536):
         data += part
     head, _, body = data.partition(b"\r\n\r\n")
-    return int(head.split()[1]), body
+    return head, body
 
 
 def ends(connection: socket.socket) -> bool:
@@ -232,6 +238,22 @@ def test_who_sends_without_a_pause_lets_others_run(stack: ExitStack) -> None:
     client.sendall(b"body")
     for had, rests in ((b"head", 0), (b"body", 1)):
         assert (received.readinto(buffer), bytes(buffer), len(rested)) == (4, had, rests)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST /api HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /api HTTP/1.0\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"GET /api HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n",
+    ],
+)
+def test_the_last_answer_says_so(stack: ExitStack, no_hurry: None, head: bytes) -> None:
+    """E-02: else a client takes the connection for its next request, which is lost."""
+    connection = connect(stack, serve(stack, Source(), Busy(Pace(gevent.get_hub().loop))))
+    connection.sendall(head)
+    assert parts(connection)[0].lower().count(b"\r\nconnection: close") == 1
 
 
 def test_chunks_without_an_end(stack: ExitStack, no_hurry: None) -> None:
