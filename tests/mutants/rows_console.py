@@ -29,8 +29,8 @@ CONSOLE: Final = [
     M(
         "console",
         "server/access/logins.py",
-        "if user_of(login.name) != login.user:",
-        "if user_of(login.name) is None:",
+        "user_of(login.name) != login.user:",
+        "user_of(login.name) is None:",
         "server/console/test_logins.py::test_a_change_of_the_user_ends_its_logins",
     ),
     M(

@@ -56,14 +56,16 @@ class Logins:
         ``used`` is false for what a page does by itself: that does not keep a login alive.
         """
         digest, now_s = _digest(token), self._now()
-        login = self._logins.pop(digest, None)
-        if login is None or now_s - login.used_s > IDLE_S or now_s - login.began_s > LONGEST_S:
+        login = self._logins.get(digest)
+        if login is None:
             return None
-        if user_of(login.name) != login.user:
+        is_over = now_s - login.used_s > IDLE_S or now_s - login.began_s > LONGEST_S
+        if is_over or user_of(login.name) != login.user:
+            del self._logins[digest]
             return None
         if used:
             login.used_s = now_s
-        self._logins[digest] = login
+            self._logins[digest] = self._logins.pop(digest)
         return login.name
 
     def end(self, token: str) -> None:

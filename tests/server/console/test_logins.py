@@ -221,6 +221,7 @@ def test_logins_are_bounded() -> None:
     logins = Logins(Clock())
     first, second = logins.begin("ann", user), logins.begin("ann", user)
     assert logins.find(first, {"ann": user}.get, used=True) == "ann"
+    assert logins.find(second, {"ann": user}.get, used=False) == "ann"  # what a page does by itself is no use
     for _ in range(MOST_LOGINS - 1):
         logins.begin("ann", user)
     assert len(logins) == MOST_LOGINS
