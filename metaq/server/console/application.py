@@ -240,12 +240,17 @@ class _Console:
         response.stream = self._parts(visit, parts, request)
 
     def _parts(self, visit: Visit, parts: Iterator[bytes], request: Request) -> Iterator[bytes]:
-        """Yield the parts of a file, then end the call; a reader has ``_STEP_S`` for each part."""
+        """Yield the parts of a file, then end the call; a reader has ``_STEP_S`` for each part.
+
+        When the role changes the file is cut off, so that its reader sees that it is not whole.
+        """
         deadline = request.env[DEADLINE]
         try:
             for part in parts:
                 deadline.within(_STEP_S)
                 yield part
+        except Fenced as error:
+            raise ConnectionAbortedError(str(error)) from error
         finally:
             visit.call.end()
 

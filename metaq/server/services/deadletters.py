@@ -141,9 +141,13 @@ def _dead(call: Call, group: str, query: DeadQuery, most_body: int) -> MessagesR
 
 
 def all_dead(call: Call, group: Name) -> Iterator[list[StoredMessage]]:
-    """Yield all dead letters that a group has now, the oldest first and with whole bodies, some at a time."""
+    """Yield all dead letters that a group has now, the oldest first and with whole bodies, some at a time.
+
+    Raise ``Fenced`` when the broker stops, or changes its role, before the last.
+    """
     at, end = 0, list_dead(call, group, DeadQuery(limit=1)).end
     while at < end:
+        call.check_goes_on()
         read = _dead(call, group, DeadQuery(offset=at), call.context.settings.max_message_bytes)
         yield [letter for letter in read.messages if letter.offset < end]
         if read.next <= at:

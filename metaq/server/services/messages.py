@@ -302,6 +302,7 @@ def _tail(call: Call, topic: str, tags: str, ends: Sequence[int]) -> Iterator[St
         moved = False
         for reader, offset in at.items():
             if reader.has(offset):
+                call.check_goes_on()  # whoever reads the stream may have taken long for the message before
                 found = reader.read(offset, TAILED_AT_ONCE)
                 at[reader], moved = found.next, True
                 for message in found.messages:
