@@ -13,6 +13,9 @@ from metaq.config import Settings, load
 from metaq.server.broker import Broker
 from metaq.server.http.http import Monitor
 from metaq.server.http.port import HttpPort
+from metaq.server.services.call import Call
+from metaq.server.services.deadletters import DeadQuery, list_dead
+from metaq.server.services.messages import StoredMessage
 from metaq.store.files.disk import Disk
 
 DEADLINE_S: Final = 60.0
@@ -66,6 +69,10 @@ class Served:
 
         self.port.go_long = counted  # type: ignore[assignment, method-assign]
 
+    def call(self, kind: type[Call] = Call) -> Call:
+        """A call of anybody."""
+        return kind(self.broker._make_interior(), self.broker.authentication.anonymous, ("127.0.0.1", 1))
+
     def stored(self, topic: str) -> int:
         """The number of messages in a topic."""
         known = self.broker.engine.context.topics.get(topic)
@@ -104,6 +111,14 @@ class Browser:
         headers.pop("date", None)
         return Answer(status, headers, body)
 
+    def post(self, path: str, body: object) -> Any:
+        """What the API answers, as JSON."""
+        data = json.dumps(body).encode()
+        lines = [f"POST {path} HTTP/1.1", "Host: localhost", JSON, f"Content-Length: {len(data)}", ""]
+        answer = self.ask("".join(f"{line}\r\n" for line in lines).encode() + data)
+        assert answer is not None
+        return json.loads(answer.body)
+
     def _more(self) -> bool:
         try:
             data = self.socket.recv(65536)
@@ -126,6 +141,16 @@ def request(topic: str, body: object, *headers: str, length: int | None = None) 
 def head(topic: str, length: int, *headers: str) -> bytes:
     lines = [f"POST {ROOT}/{topic}/messages HTTP/1.1", "Host: localhost", JSON, *headers, f"Content-Length: {length}"]
     return "".join(f"{line}\r\n" for line in [*lines, ""]).encode()
+
+
+def dead_letter(served: Served, topic: str, group: str) -> StoredMessage:
+    """Have a group give up a message of a topic, and return its first dead letter."""
+    browser, leases, call = Browser(served), f"/api/v1/groups/{group}/leases", served.call()
+    [leased] = browser.post(leases, {"topic": topic, "limit": 1})["messages"]
+    browser.post(f"{leases}/nack", {"topic": topic, "receipt": leased["receipt"], "reject": True})
+    while not (letters := list_dead(call, group, DeadQuery()).messages):
+        gevent.sleep(0.01)
+    return letters[0]
 
 
 def warm(served: Served, *topics: str) -> None:

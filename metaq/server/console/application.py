@@ -22,7 +22,6 @@ from metaq.server.console.routes import ROUTES, SECTIONS
 from metaq.server.console.visit import (
     NOTICES,
     ROOT,
-    ChangedInPart,
     GoTo,
     PageChange,
     PageData,
@@ -172,15 +171,16 @@ class _Console:
         """Make a change and return where the browser goes on; when it fails, write the page of its form and return ``None``."""
         try:
             gone = change.act(visit)
+            visit.changed = True
         except MetaqError as error:
-            if isinstance(error, ChangedInPart):
-                _note(change, visit, request)
             problem = problem_of(error, is_known=True)
             response.status = f"{problem.status} {problem.title}"
             shown = change.form.show(visit)
             self._write(request, response, change.form.template, shown, error=problem.detail, sent=visit.sent)
             return None
-        _note(change, visit, request)
+        finally:  # a change in part, too, whose request has taken too long
+            if visit.changed:
+                _note(change, visit, request)
         return gone
 
     def _stream(self, stream: PageStream, request: Request, response: Response, **path: str) -> None:

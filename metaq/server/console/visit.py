@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
-from metaq.errors import BadRequest, RequestFailed
+from metaq.errors import BadRequest
 from metaq.server.services.call import Call
 from metaq.server.services.rows import Input, Output, RowPage, read_input
 
@@ -44,6 +44,8 @@ class Visit:
         self.path = path
         self.query = query
         self.sent = sent
+        self.changed = False
+        """True when a change was made, or a part of it was or may have been: it is noted even when it fails."""
 
     def asked(self, kind: type[T], **more: object) -> T:
         """Return an input made of the query's fields that it has. Raise ``BadRequest``."""
@@ -69,10 +71,6 @@ class GoTo(NamedTuple):
     """A key of ``NOTICES``."""
     number: int = 0
     """The ``{count}`` of the notice."""
-
-
-class ChangedInPart(RequestFailed):
-    """A change failed after a part of it was made; the reason says which."""
 
 
 NOTICES: Final = {

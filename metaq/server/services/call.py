@@ -189,7 +189,7 @@ class Call:
         Raise ``Overloaded`` when one does not come in time: its request may have been carried out.
         """
         answers = self.ask_each(code, requests, ANSWER_S + wait_s)
-        late = next((answer for answer in answers if isinstance(answer, _Late)), None)
+        late = next((answer for answer in answers if isinstance(answer, Late)), None)
         if late is not None:
             raise late
         return answers
@@ -197,7 +197,10 @@ class Call:
     def ask_each(
         self, code: Request, requests: Sequence[tuple[Mapping[str, str], bytes]], seconds: float
     ) -> list[RemotingCommand | MetaqError]:
-        """Begin all requests as ``ask_all`` does; in the place of an answer that does not come in time is an ``Overloaded``."""
+        """Begin all requests as ``ask_all`` does; in the place of an answer that does not come in time is a ``Late``.
+
+        Raise ``CutOff`` when the broker ends what goes on.
+        """
         if self._inside is None:
             self._inside = _Inside(self.interior.endpoint, self.principal, self.address)
         inside = self._inside
@@ -218,8 +221,12 @@ def failed(answer: RemotingCommand) -> RequestFailed:
     return RequestFailed(answer.code, answer.remark or f"the broker answered {answer.code} without a reason")
 
 
-class _Late(Overloaded):
-    """An answer has not come in time."""
+class Late(Overloaded):
+    """An answer has not come in time: its request may have been carried out."""
+
+
+class CutOff(Fenced):
+    """The broker ends what goes on, so that no answer comes: its request may have been carried out."""
 
 
 class _Inside:
@@ -261,14 +268,14 @@ class _Inside:
         return self._last
 
     def wait(self, numbers: Sequence[int], seconds: float) -> list[RemotingCommand | MetaqError]:
-        """Return the answers; a ``_Late`` in the place of each that has not come by then."""
+        """Return the answers; a ``Late`` in the place of each that has not come by then. Raise ``CutOff``."""
         end = time.monotonic() + seconds
         while any(number not in self._answers for number in numbers) and time.monotonic() < end:
             if self.session.closed:
-                raise Fenced("the broker met an error, or changes its role, while it answered; see its log")
+                raise CutOff("the broker met an error, or changes its role, while it answered; see its log")
             self._arrived.clear()
             self._arrived.wait(max(0.0, end - time.monotonic()))
-        late = _Late(f"the broker has not answered within {seconds:g} s", retry_after_ms=1000)
+        late = Late(f"the broker has not answered within {seconds:g} s", retry_after_ms=1000)
         return [self._answers.pop(number, late) for number in numbers]
 
     # -- the stream that the session writes to ------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import TopicOnly
 from metaq.protocol.spans import Spans
 from metaq.server.access.permissions import Action
-from metaq.server.services.call import REST_S, Call
+from metaq.server.services.call import REST_S, Call, CutOff, Late
 from metaq.server.services.messages import (
     MOST_BODY,
     MessagesRead,
@@ -82,6 +82,7 @@ class Replayed(Output, frozen=True):
     offset_id: str
     id: Annotated[str | None, Meta(description="The id under which it was sent.")] = None
     refused: Annotated[str | None, Meta(description="Why it was not sent, or may not have been.")] = None
+    in_doubt: Annotated[bool, Meta(description="Whether it may have been sent all the same.")] = False
 
 
 class ReplayResult(Output, frozen=True):
@@ -181,7 +182,7 @@ def _replay(call: Call, group: str, offset_ids: Sequence[str], to: ReplayTarget)
         call.rest_after(number)
     outcomes = iter(send_all(call, [draft for draft in drafts if isinstance(draft, PreparedSend)]))
     return [
-        _replayed(offset_id, next(outcomes) if isinstance(draft, PreparedSend) else draft)
+        _replayed(offset_id, next(outcomes)) if isinstance(draft, PreparedSend) else Replayed(offset_id, refused=str(draft))
         for offset_id, draft in zip(offset_ids, drafts, strict=True)
     ]
 
@@ -197,7 +198,7 @@ def _draft(call: Call, group: str, offset_id: str, to: ReplayTarget) -> Prepared
 
 def _replayed(offset_id: str, outcome: str | MetaqError) -> Replayed:
     if isinstance(outcome, MetaqError):
-        return Replayed(offset_id=offset_id, refused=str(outcome))
+        return Replayed(offset_id=offset_id, refused=str(outcome), in_doubt=isinstance(outcome, (Late, CutOff)))
     return Replayed(offset_id=offset_id, id=outcome)
 
 

@@ -12,7 +12,7 @@ from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.recall import decode_recall
 from metaq.server.remoting.sending.outcome import RECALL_HANDLE
-from metaq.server.services.call import ANSWER_S, Call, failed
+from metaq.server.services.call import ANSWER_S, Call, CutOff, failed
 from metaq.server.services.outgoing import PreparedSend, outgoing
 from metaq.server.services.rows import Input, Milliseconds, Name, Output, Partition, UnixMs
 
@@ -110,8 +110,11 @@ def publish_many(call: Call, topic: Name, body: MessagesInput) -> PublishedMany:
 
 
 def send_all(call: Call, messages: Sequence[PreparedSend]) -> list[str | MetaqError]:
-    """Send messages and return their ids in their order, or why one was refused, or was not answered in time."""
-    answers = call.ask_each(Request.SEND_MESSAGE_V2, [message[1:] for message in messages], ANSWER_S) if messages else []
+    """Send messages and return their ids in their order, or why one was refused, or has no answer (``Late``, ``CutOff``)."""
+    try:
+        answers = call.ask_each(Request.SEND_MESSAGE_V2, [message[1:] for message in messages], ANSWER_S) if messages else []
+    except CutOff as error:
+        return [error] * len(messages)
     return [
         answer if isinstance(answer, MetaqError) else message.id if answer.code in _STATUSES else failed(answer)
         for message, answer in zip(messages, answers, strict=True)

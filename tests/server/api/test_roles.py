@@ -1,6 +1,5 @@
 """What a call sees of the broker's role: on a slave, and when the broker stops or changes its role meanwhile."""
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -13,10 +12,9 @@ import pytest
 
 from metaq.engine.role import Replicas
 from metaq.errors import Fenced
-from metaq.message import DEAD_PREFIX
 from metaq.server.services.call import Call
 from metaq.server.services.messages import ReadQuery, TailQuery, read_messages, tail
-from tests.support.served import JSON, Browser, Served, request, warm
+from tests.support.served import Browser, Served, dead_letter, request, warm
 
 DEADLINE_S: Final = 60.0
 TOPIC: Final = "told"
@@ -64,8 +62,7 @@ def test_a_change_of_role_ends_streams(served: Served) -> None:
 
 def test_a_change_of_role_ends_a_tail_that_has_more_to_read(served: Served) -> None:
     """E-15: its reader may have taken long for the message before."""
-    interior, user = served.broker._make_interior(), served.broker.authentication.anonymous
-    rows = tail(Call(interior, user, ("127.0.0.1", 1)), TOPIC, TailQuery())
+    rows = tail(served.call(), TOPIC, TailQuery())
     for partition in (0, 1):
         Browser(served).ask(request(TOPIC, {"body": "told", "partition": partition}))
     first = next(rows)
@@ -77,11 +74,7 @@ def test_a_change_of_role_ends_a_tail_that_has_more_to_read(served: Served) -> N
 
 def test_a_change_of_role_cuts_off_a_file_of_dead_letters(served: Served, capfd: pytest.CaptureFixture[str]) -> None:
     """E-15: so that nobody takes it for all of them; that is no error of the broker."""
-    browser, leases = Browser(served), "/api/v1/groups/teller/leases"
-    [leased] = post(browser, leases, {"topic": TOPIC, "limit": 1})["messages"]
-    post(browser, f"{leases}/nack", {"topic": TOPIC, "receipt": leased["receipt"], "reject": True})
-    while not served.stored(f"{DEAD_PREFIX}teller"):
-        gevent.sleep(0.01)
+    dead_letter(served, TOPIC, "teller")
     export = b"GET /console/dead-letters/teller/export HTTP/1.1\r\nHost: localhost\r\n\r\n"
     whole = Browser(served)
     whole.send(export)
@@ -89,15 +82,6 @@ def test_a_change_of_role_cuts_off_a_file_of_dead_letters(served: Served, capfd:
     served.broker.engine.holds.stop()
     assert Browser(served).ask(export) is None
     assert "Traceback" not in capfd.readouterr().err
-
-
-def post(browser: Browser, path: str, body: object) -> Any:
-    """The answer to a request of the API."""
-    data = json.dumps(body).encode()
-    lines = [f"POST {path} HTTP/1.1", "Host: localhost", JSON, f"Content-Length: {len(data)}", "", ""]
-    answer = browser.ask("\r\n".join(lines).encode() + data)
-    assert answer is not None
-    return json.loads(answer.body)
 
 
 def until(browser: Browser, end: bytes) -> bytes:

@@ -9,7 +9,6 @@ from metaq.protocol.remoting.codes import Response
 from metaq.server.console.bodies import preview
 from metaq.server.console.visit import (
     PAGE_ROWS,
-    ChangedInPart,
     GoTo,
     PageChange,
     PageExport,
@@ -74,26 +73,28 @@ def change_letters(visit: Visit) -> GoTo:
 def _replay(visit: Visit, offset_ids: list[str]) -> int:
     """Send letters again and return how many.
 
-    Raise ``RequestFailed`` when one is refused, or is not discarded as it should: ``ChangedInPart`` when others were sent.
+    Raise ``RequestFailed`` when one is refused, of one it is not known, or one is not discarded as it should.
     """
     group, sent = visit.path["group"], 0
     for begin in range(0, len(offset_ids), MOST_LETTERS):
-        some = visit.given(ReplayInput, offset_ids=offset_ids[begin : begin + MOST_LETTERS])
         try:
+            some = visit.given(ReplayInput, offset_ids=offset_ids[begin : begin + MOST_LETTERS])
             result = replay_dead(visit.call, group, some)
         except MetaqError as error:
-            if not sent:
-                raise
-            raise ChangedInPart(error.code, f"{sent:,} were sent again, and then no more: {error}") from error
+            if sent:
+                error.add_note(f"{sent:,} were sent again before")
+            raise
         sent += result.sent
-        failed = ChangedInPart if sent else RequestFailed
         refused = [letter for letter in result.letters if letter.refused is not None]
+        in_doubt = sum(letter.in_doubt for letter in refused)
+        visit.changed |= bool(sent or in_doubt)
         if refused:
-            why = f"{sent:,} were sent again, and {len(refused):,} were not; the first: {refused[0].refused}"
-            raise failed(Response.SYSTEM_ERROR, why)
+            others = f"{len(refused) - in_doubt:,} were not"
+            unsent = f"{others}, and of {in_doubt:,} it is not known" if in_doubt else f"and {others}"
+            raise RequestFailed(Response.SYSTEM_ERROR, f"{sent:,} were sent again, {unsent}; the first: {refused[0].refused}")
         if result.not_discarded is not None:
             why = f"{sent:,} were sent again; the last {result.sent:,} of them were not discarded: {result.not_discarded}"
-            raise failed(Response.SYSTEM_ERROR, why)
+            raise RequestFailed(Response.SYSTEM_ERROR, why)
     return sent
 
 
