@@ -23,13 +23,14 @@ class Brokers:
     """Brokers ``a`` to ``f`` by name, each a master at ``a:0`` and so on, and a clock.
 
     To connect to one of those that have ``vanished``, or to wait for an answer of those that are ``silent``, takes the time
-    that there is.
+    that there is; those that are ``refusing`` refuse a connection at once.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, slaves: int = 0) -> None:
         self.now = 1000.0
         self.vanished: set[str] = set()
         self.silent: set[str] = set()
+        self.refusing: set[str] = set()
         self.asked: list[str] = []
         self.later: list[Done] = []
         """Those who wait for an answer of a silent broker."""
@@ -47,6 +48,8 @@ class Brokers:
     def _connect(self, address: str, deadline: float) -> None:
         if deadline <= self.now:
             raise RequestTimeout(f"the time of a request to {address} was over before it was sent")
+        if address in self.refusing:
+            raise NotConnected(f"{address} refuses")
         if address in self.vanished:
             self.now = min(deadline, self.now + CONTROL_TIMEOUT_S)
             raise NotConnected(f"cannot connect to {address}")
@@ -57,7 +60,7 @@ class Brokers:
         if address in self.silent:
             self.now = deadline
             raise RequestTimeout(f"no answer from {address}")
-        return self.answer({"consumerIdList": [self.core.id]})
+        return self.answer({"consumerIdList": [self.core.id]}, fields={"offset": "7"})
 
     def _submit(self, address: str, request: RemotingRequest, deadline: float, done: Done) -> None:
         self._connect(address, deadline)
@@ -67,8 +70,8 @@ class Brokers:
             done(self.answer({}))
 
     @staticmethod
-    def answer(content: dict[str, Any], code: int = 0) -> RemotingCommand:
-        return RemotingCommand(code, 1, RESPONSE_FLAG, {}, orjson.dumps(content), None, "JAVA", 409, JSON)
+    def answer(content: dict[str, Any], fields: dict[str, str] | None = None) -> RemotingCommand:
+        return RemotingCommand(0, 1, RESPONSE_FLAG, fields or {}, orjson.dumps(content), None, "JAVA", 409, JSON)
 
     def took(self, call: Callable[[], object]) -> float:
         """The seconds that a call takes; ``asked`` is what it asks."""
@@ -103,7 +106,7 @@ def test_a_slave_is_asked_while_its_master_does_not_answer(monkeypatch: pytest.M
 
     def ask() -> None:
         request = RemotingRequest(Request.GET_CONSUMER_LIST_BY_GROUP)
-        answers.append(brokers.core.call_any("a", request, brokers.now + CONTROL_TIMEOUT_S))
+        answers.append(brokers.core.call_any("a", request, brokers.now + CONTROL_TIMEOUT_S, shares_time=True))
 
     assert brokers.took(ask) == pytest.approx(2.0)
     assert brokers.asked[-1] == "a:2"
@@ -111,6 +114,23 @@ def test_a_slave_is_asked_while_its_master_does_not_answer(monkeypatch: pytest.M
     with pytest.raises(RequestTimeout, match="no answer from a:2"):
         ask()
     assert len(answers) == 1
+
+
+def test_an_offset_is_read_at_a_slave_only_while_the_master_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slave may not know the last commits: while its master is only slow, the queue waits for it."""
+    brokers = Brokers(monkeypatch, slaves=1)
+    brokers.silent.add("a:0")
+    offsets, queue = BrokerOffsets(brokers.core, "billing"), MessageQueue("orders", "a", 0)
+
+    def read() -> None:
+        with pytest.raises(RequestTimeout, match="no answer from a:0"):
+            offsets.read(queue, brokers.now + CONTROL_TIMEOUT_S)
+
+    assert brokers.took(read) == CONTROL_TIMEOUT_S
+    assert brokers.asked == ["a:0"]
+    brokers.refusing.add("a:0")
+    assert offsets.read(queue, brokers.now + CONTROL_TIMEOUT_S) == 7
+    assert brokers.asked == ["a:0", "a:1"]
 
 
 @pytest.mark.parametrize("how", ["silent", "vanished"])

@@ -201,19 +201,24 @@ class Core:
             raise ConnectionFailed(f"no route names a master of {broker_name}")
         return address
 
-    def call_any(self, broker_name: str, request: RemotingRequest, deadline: float) -> RemotingCommand:
-        """Ask a master, or one of its slaves while the master does not answer, and return the answer, whatever its code.
+    def call_any(
+        self, broker_name: str, request: RemotingRequest, deadline: float, *, shares_time: bool = False
+    ) -> RemotingCommand:
+        """Ask a master, or one of its slaves while the master cannot be reached, and return the answer, whatever its code.
 
-        For requests that every replica can answer; each has its share of the time. ``ConnectionFailed`` when the last replica
-        cannot be reached, ``RequestTimeout`` when it does not answer in time.
+        For requests that every replica can answer. With ``shares_time`` each has its share of the time, and a slave is asked
+        also while its master is only slow; not for what a slave may learn too late, such as offsets. ``ConnectionFailed`` when
+        no replica can be reached, ``RequestTimeout``.
         """
         failure: ClientError = ConnectionFailed(f"no route names broker {broker_name}")
         addresses = list(self.routes.replicas(broker_name).values())
         for left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
             now = time.monotonic()
             try:
-                return self.transport.call(address, request, now + (deadline - now) / left)
+                return self.transport.call(address, request, now + (deadline - now) / left if shares_time else deadline)
             except (ConnectionFailed, RequestTimeout) as error:
+                if isinstance(error, RequestTimeout) and not shares_time:
+                    raise
                 failure = error
                 self.look_for_masters()
         raise failure

@@ -79,7 +79,8 @@ class Sharing:
         names = {queue.broker_name for queue in queues}
         for name in sorted(names, key=lambda name: (self._failed_at.get(name, 0.0), name))[:_MOST_ASKED]:
             try:
-                response = successful(self._core.call_any(name, request, time.monotonic() + CONTROL_TIMEOUT_S))
+                until = time.monotonic() + CONTROL_TIMEOUT_S
+                response = successful(self._core.call_any(name, request, until, shares_time=True))
                 members = list(map(str, orjson.loads(response.body)["consumerIdList"]))
             except ClientError as error:
                 failure = error
