@@ -194,3 +194,35 @@ def test_an_answer_to_an_earlier_offset_says_nothing_about_a_later_one(monkeypat
     second(RequestTimeout("no answer"))
     offsets.save()
     assert brokers.asked == ["a:0"] * 5
+
+
+def test_a_commit_tells_an_offset_again_whose_failure_is_just_being_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does so already while the one that has failed looks for a new master."""
+    brokers = Brokers(monkeypatch)
+    brokers.silent.add("a:0")
+    offsets, queue = BrokerOffsets(brokers.core, "billing"), MessageQueue("orders", "a", 0)
+    offsets.update(queue, QueueOffset(7))
+    offsets.save()
+    brokers.silent.clear()
+    monkeypatch.setattr(brokers.core, "look_for_masters", lambda: offsets.save(deadline=brokers.now + CONTROL_TIMEOUT_S))
+    brokers.later[0](RequestTimeout("no answer"))
+    assert brokers.asked == ["a:0"] * 2
+
+
+def test_a_queue_that_is_forgotten_while_its_offset_is_told_is_not_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers = Brokers(monkeypatch)
+    brokers.silent.add("b:0")
+    offsets, queues = BrokerOffsets(brokers.core, "billing"), [MessageQueue("orders", name, 0) for name in "ab"]
+    for queue in queues:
+        offsets.update(queue, QueueOffset(7))
+    usual = brokers.core.master
+
+    def master(name: str) -> str:
+        offsets.forget(queues[1])
+        return usual(name)
+
+    monkeypatch.setattr(brokers.core, "master", master)
+    offsets.save()
+    brokers.later.pop()(RequestTimeout("no answer"))
+    offsets.save(deadline=brokers.now + CONTROL_TIMEOUT_S)
+    assert brokers.asked == ["a:0", "b:0"]

@@ -172,11 +172,10 @@ class BrokerOffsets:
         waiter = Waiter()
 
         def answered(outcome: Outcome) -> None:
-            counts = self._answered(queue, waiter)
-            if isinstance(outcome, ClientError) or outcome.code != Response.SUCCESS:  # a former master refuses
+            has_failed = isinstance(outcome, ClientError) or outcome.code != Response.SUCCESS
+            self._answered(queue, waiter, has_failed)
+            if has_failed:  # a former master refuses
                 self._core.look_for_masters()
-                if counts:
-                    self._save_again({queue})
             waiter.set(outcome)
 
         request = self._update_of(queue, offset)
@@ -186,18 +185,21 @@ class BrokerOffsets:
                 self._unanswered[queue] = waiter
             self._core.transport.submit(address, request, deadline, answered)
         except ClientError:
-            self._answered(queue, waiter)
+            self._answered(queue, waiter, has_failed=True)
             self._core.look_for_masters()
             raise
         return lambda: successful(waiter.wait(deadline, request, address))
 
-    def _answered(self, queue: MessageQueue, waiter: Waiter) -> bool:
-        """Note that a request is answered; return false when another one has told a later offset, or the queue is forgotten."""
+    def _answered(self, queue: MessageQueue, waiter: Waiter, has_failed: bool) -> None:
+        """Note that a request is answered; one that has failed is told again, unless another one has told a later offset.
+
+        Both at once: a ``save`` meanwhile must not find the offset stored. A queue that is forgotten stays so.
+        """
         with self._guard:
-            if self._unanswered.get(queue) is not waiter:
-                return False
-            del self._unanswered[queue]
-            return True
+            if self._unanswered.get(queue) is waiter:
+                del self._unanswered[queue]
+                if has_failed and queue in self._offsets:
+                    self._changed.add(queue)
 
 
 class LocalOffsets:
