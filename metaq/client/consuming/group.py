@@ -36,6 +36,8 @@ REBALANCE_S: Final = 20.0
 COMMIT_S: Final = 5.0
 _SOON_S: Final = 1.0
 """The pause before an incomplete rebalance is repeated: a queue could not be taken, or the members are not known."""
+_REBALANCE_MOST_S: Final = 10.0
+"""The longest time that a closing ordered consumer waits for a rebalance."""
 
 
 class GroupConsumer:
@@ -76,7 +78,7 @@ class GroupConsumer:
         self._started_ms = time.time_ns() // 1_000_000
         self._is_inherited = False
         self._remembering = threading.Lock()  # so that no position from before a reset is remembered after it
-        self._rebalancing = threading.Lock()
+        self._rebalancing = threading.RLock()  # ``assign``, which is called under it, may close this
         self._rebalance_again = False
         self._rebalance_planned = False
         self._guard = threading.Lock()  # guards what follows
@@ -251,11 +253,14 @@ class GroupConsumer:
     def _take(self, queues: Sequence[MessageQueue]) -> bool:
         """Take queues that are newly assigned; return whether all were taken."""
         with self._guard:
-            free = [queue for queue in queues if queue not in self._leaving]
-        locked = free if self._locks is None else self._locks.take(free)
-        permitted = set(locked)
+            free = [queue for queue in queues if queue not in self._leaving and not self._closed]
+        permitted = set(free if self._locks is None else self._locks.take(free))
+        unused = []
         for queue in free:
-            if queue not in permitted or self._closed:
+            if queue not in permitted:
+                continue
+            if self._closed:
+                unused.append(queue)
                 continue
             with self._guard:
                 self._taking[queue] = None
@@ -268,15 +273,14 @@ class GroupConsumer:
             finally:
                 with self._guard:
                     commanded = self._taking.pop(queue)
+            if fetcher is None:
+                unused.append(queue)
             if commanded is not None:
                 self._reset(queue, commanded)
             elif fetcher is not None:
                 fetcher.pull()
-        if self._locks is not None:
-            with self._guard:
-                unused = [queue for queue in locked if queue not in self._fetchers and queue not in self._leaving]
-            if unused:  # held locks are renewed, and another member may get the queue
-                self._locks.release(unused)
+        if unused and self._locks is not None:  # held locks are renewed, and another member may get the queue
+            self._locks.release(unused)
         return len(permitted) == len(queues)
 
     def _begin(self, queue: MessageQueue) -> Fetcher | None:
@@ -439,8 +443,14 @@ class GroupConsumer:
         except ClientError as error:
             logger.warning("offsets not saved at the end group=%s reason=%s", self.group, error)
         self._drop(self.assignment())
+        self._end_rebalance()
         self._offsets.close()
         self._core.remove_consumer(self)
+
+    def _end_rebalance(self) -> None:
+        """Wait, within limits, for a thread that takes queues: it releases the locks of those that it does not begin."""
+        if self._locks is not None and self._rebalancing.acquire(timeout=_REBALANCE_MOST_S):
+            self._rebalancing.release()
 
     def _stop(self) -> None:
         """Stop consuming; a message that is being consumed may be finished."""
