@@ -70,8 +70,8 @@ class AgainPart(NamedTuple):
     ordinals: list[int]
     records: list[bytes | memoryview]
     times: list[int]
-    poisoned: list[tuple[int, bytes]]
-    """Those that were delivered as often as allowed."""
+    poisoned: list[tuple[int, bytes | None]]
+    """Those that were delivered as often as allowed; without their records those that are too many bytes to be moved now."""
     lost: list[int]
     """Those whose records are not there any more."""
     same_attempt: bool = False
@@ -250,7 +250,7 @@ class Planner:
     ) -> AgainPart:
         """Return what is given again of some messages that wait, at most ``most`` of them."""
         again = AgainPart([], [], [], [], [])
-        size = 0
+        size = poisoned_size = 0
         for ordinal in waiting:
             if len(again.ordinals) == most:
                 break
@@ -263,7 +263,9 @@ class Planner:
                 continue
             record = stored.buffer[stored.at : stored.at + stored.size]
             if bunch.times and bunch.times + times_of(record) >= group.retry_max_times:
-                again.poisoned.append((ordinal, bytes(record)))
+                is_too_much = poisoned_size > 0 and poisoned_size + stored.size > most_bytes
+                again.poisoned.append((ordinal, None if is_too_much else bytes(record)))
+                poisoned_size += stored.size
                 continue
             if again.ordinals and size + stored.size > most_bytes:
                 break

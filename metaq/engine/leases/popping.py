@@ -218,7 +218,8 @@ class Pops:
     def _give_up(self, request: PopRequest, part: PlanPart) -> PlanPart:
         """Give up what was delivered as often as allowed; return the part: in order, without what comes after one left open."""
         for ordinal, record in part.again.poisoned:
-            if not self._poison.give_up(part.place, ordinal, record, Reason.TIMES) and request.by_partition:
+            is_given_up = record is not None and self._poison.give_up(part.place, ordinal, record, Reason.TIMES)
+            if not is_given_up and request.by_partition:
                 return part._replace(again=part.again.before(ordinal))
         return part
 

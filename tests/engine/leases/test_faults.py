@@ -275,6 +275,23 @@ def test_in_order_nothing_comes_after_a_message_that_cannot_die(broker: LeasedBr
     assert (open_in(broker), dead(broker)) == ([1], [b"0"])
 
 
+@pytest.mark.parametrize("order", [False, True])
+def test_messages_that_die_together_are_no_more_bytes_than_are_asked_for(broker: LeasedBroker, order: bool) -> None:
+    """But at least one; the next one stops others in order only."""
+    put(broker, 3)
+    assert pop(broker, 2)[0] == [0, 1]
+    broker.advance(LEASE_MS / 1000)
+    assert pop(broker, 3)[0] == [0, 1, 2]
+    broker.advance(LEASE_MS / 1000)
+    request = broker.request(GROUP, 0, 1, LEASE_MS, in_order=order)._replace(most_bytes=2 * len(record(broker, 0)) - 1)
+    for given, left, letters in (([], [1, 2], [b"0"]), ([2], [2], [b"0", b"1"])) if order else (([2], [1, 2], [b"0"]),):
+        result = broker.take(request, broker.plan(request))
+        assert result is not None
+        assert [ordinal for part in result.given for ordinal in part.ordinals] == given
+        broker.end_turn()
+        assert (open_in(broker), dead(broker)) == (left, letters)
+
+
 # -- order, begin and clocks ------------------------------------------------------------------------------------------
 
 
