@@ -342,7 +342,7 @@ class Client:
 
         Raises:
             RouteNotFound: no registry answers.
-            ClientError: this client already has a consumer of the group, or the offsets cannot be used.
+            ClientError: this client already has a consumer of the group, the offsets cannot be used, or there are no threads.
             BadRequest: a name, an expression or a number is invalid.
             ClientClosed: the client was closed.
         """

@@ -1,13 +1,14 @@
 """Consumers whose making fails."""
 
+import threading
 from collections.abc import Collection
 from functools import partial
 
 import pytest
 
-from metaq.client import ConsumeFrom, connect
+from metaq.client import ConsumeFrom, ReceivedMessage, connect
 from metaq.client.connecting.core import Core
-from metaq.errors import ConfigError
+from metaq.errors import ClientError, ConfigError
 from metaq.message import MessageQueue
 from metaq.testing import InMemoryBroker
 
@@ -52,3 +53,28 @@ def test_a_consumer_that_cannot_share_queues_leaves_the_group(memory: InMemoryBr
         client.producer().send("orders", b"x")
         with client.consumer("orders", "billing", consume_from=ConsumeFrom.FIRST) as consumer:
             assert consumer.receive(DEADLINE_S) is not None
+
+
+def test_a_listener_without_its_threads_is_not_made(memory: InMemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SG-089: the error says so, and the threads that were started end."""
+    usual, started = threading.Thread.start, list[threading.Thread]()
+
+    def start(self: threading.Thread) -> None:
+        if self.name == "metaq-billing-4":
+            raise RuntimeError("can't start new thread")
+        if self.name.startswith("metaq-billing-"):
+            started.append(self)
+        usual(self)
+
+    def listener(message: ReceivedMessage) -> None:
+        """Accept."""
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with connect(memory.address) as client:
+        with pytest.raises(
+            ClientError, match="no thread 5 of 8 for the listener of group billing: can't start new thread; end"
+        ):
+            client.listen("orders", "billing", listener)
+        assert len(started) == 4
+        assert not any(thread.is_alive() for thread in started)
+        client.listen("orders", "billing", listener, threads=4).close()

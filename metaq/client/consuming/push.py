@@ -146,17 +146,26 @@ class PushConsumer(GroupConsumer):
         """The ordered queues for which the listener is being called; under the guard."""
         self._calls: dict[threading.Thread, object] = {}
         """The call of the listener that each thread makes now. A task may outlive the call that has made it."""
-        self._threads = [
-            threading.Thread(target=self._consume, name=f"metaq-{group}-{number}", daemon=True) for number in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
         try:
+            self._start_threads(threads)
             self.subscribe(topic, tags, sql=sql)
             self._start()
         except BaseException:
             self._stop()
             raise
+
+    def _start_threads(self, count: int) -> None:
+        """Start the threads that call the listener. ``ClientError`` when there cannot be so many."""
+        for number in range(count):
+            thread = threading.Thread(target=self._consume, name=f"metaq-{self.group}-{number}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                advice = "end threads, ask for fewer here (threads), or raise the limit of them (ulimit -u, pids.max)"
+                text = f"no thread {number + 1} of {count} for the listener of group {self.group}: {error}; {advice}"
+                raise ClientError(text) from error
+            self._threads.append(thread)
 
     # -- from the fetchers --------------------------------------------------------------------------------------------
 
