@@ -2,14 +2,16 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 
 import pytest
 
 import metaq.aio
-from metaq.client import Client, PushConsumer, ReceivedMessage, connect
+from metaq.client import Client, LeasedMessage, PushConsumer, ReceivedMessage, connect
+from metaq.client.leasing.holder import LeaseHolder
 from metaq.errors import ClientClosed
 from metaq.testing import InMemoryBroker
-from tests.client.test_consumers import DEADLINE_S, FIRST, send
+from tests.client.test_consumers import DEADLINE_S, FIRST, Heard, send
 from tests.support.broker import wait_until
 
 
@@ -80,3 +82,113 @@ def test_a_task_that_polls_learns_that_its_client_is_closed(memory: InMemoryBrok
             await consumer.poll()
 
     asyncio.run(read())
+
+
+class Closing:
+    """A consumer whose listener or handler runs ``handle`` while another thread closes the consumer, and waits for that."""
+
+    def __init__(self, client: Client, handle: Callable[["Closing"], None], kind: str) -> None:
+        self._began, self.ended = threading.Event(), threading.Event()
+        self._handle = handle
+        if kind == "listen":
+            listening = client.listen("orders", "billing", self._call, consume_from=FIRST)
+            self.close, self.is_closed = listening.close, lambda: listening._closed
+        else:
+            leasing = client.lease_consumer("orders", "billing", from_first=True)
+            self.close, self.is_closed = leasing.close, lambda: leasing.closed
+            threading.Thread(target=leasing.run, args=(self._call,), daemon=True).start()
+        send(client, 1)
+        assert self._began.wait(DEADLINE_S)
+        self.thread = threading.Thread(target=self._close, daemon=True)
+        self.thread.start()
+        wait_until(self.is_closed, DEADLINE_S, "the consumer is being closed")
+
+    def _close(self) -> None:
+        self.close()
+        self.ended.set()
+
+    def _call(self, message: ReceivedMessage | LeasedMessage) -> None:
+        self._began.set()
+        wait_until(self.is_closed, DEADLINE_S, "the consumer is being closed")
+        self._handle(self)
+
+
+KINDS = pytest.mark.parametrize("kind", ["listen", "lease"])
+
+
+@KINDS
+def test_a_client_waits_for_a_consumer_that_is_being_closed(memory: InMemoryBroker, client: Client, kind: str) -> None:
+    """What its listener still sends is sent."""
+    memory.create_topic("orders", 1)
+    producer, closed = client.producer(), threading.Event()
+
+    def handle(closing: Closing) -> None:
+        wait_until(lambda: client._core.is_closing, DEADLINE_S, "the client is being closed, too")
+        closed.wait(0.2)  # it comes only when the client does not wait for this
+        producer.send("invoices", b"0")
+
+    closing = Closing(client, handle, kind)
+    client.close()
+    closed.set()
+    assert closing.ended.wait(DEADLINE_S)
+    assert [message.body for message in memory.messages("invoices")] == [b"0"]
+
+
+@KINDS
+def test_a_listener_does_not_wait_for_the_close_that_waits_for_it(memory: InMemoryBroker, client: Client, kind: str) -> None:
+    memory.create_topic("orders", 1)
+    waited: list[bool] = []
+
+    def handle(closing: Closing) -> None:
+        closing.close()
+        waited.append(closing.ended.is_set())
+
+    closing = Closing(client, handle, kind)
+    assert closing.ended.wait(DEADLINE_S)
+    assert waited == [False]
+    client.close()
+
+
+def test_a_close_that_is_interrupted_closes_the_rest(
+    memory: InMemoryBroker, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by Ctrl-C while it waits for a listener: nobody could close the client later."""
+    memory.create_topic("orders", 1)
+    heard, usual, interrupts = Heard(), PushConsumer._stop, [KeyboardInterrupt()]
+    members = [client.listen("orders", group, heard, consume_from=FIRST) for group in ("billing", "shipping")]
+    producer = client.producer()
+    send(client, 1)
+    heard.wait(2)
+
+    def stop(consumer: PushConsumer) -> None:
+        usual(consumer)
+        if interrupts:
+            raise interrupts.pop()
+
+    monkeypatch.setattr(PushConsumer, "_stop", stop)
+    with pytest.raises(KeyboardInterrupt):
+        client.close()
+    assert [memory.committed(member.group, "orders") for member in members] == [{0: 1}, {0: 1}]
+    assert client._core._consumers == {}
+    with pytest.raises(ClientClosed):
+        producer.send("orders", b"late")
+    client.close()
+
+
+def test_a_lease_consumer_whose_close_is_interrupted_ends_its_acks(
+    memory: InMemoryBroker, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.create_topic("orders", 1)
+    consumer = client.lease_consumer("orders", "billing", from_first=True)
+    send(client, 1)
+    message = consumer.receive(DEADLINE_S)
+    assert message is not None
+
+    def interrupted(holder: LeaseHolder, inside: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LeaseHolder, "_drain", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        client.close()
+    with pytest.raises(ClientClosed):
+        message.ack()

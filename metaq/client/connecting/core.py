@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, Final, Protocol
 from weakref import WeakSet
 
@@ -114,6 +115,8 @@ class Core:
         self._guard = threading.Lock()  # guards what follows
         self._producers: dict[str, int] = {}
         self._consumers: dict[str, GroupMember] = {}
+        self._ending: set[GroupMember] = set()
+        """The consumers that have left their groups, and still wait for their handlers."""
         self._parts: WeakSet[ClientPart] = WeakSet()
         self._looking = False
         self._awake = False
@@ -133,6 +136,7 @@ class Core:
         self.id = client_id(self._address, f"{self.instance}#{os.getpid()}" if self.instance else "")
         self._guard = threading.Lock()
         self._consumers = {}
+        self._ending = set()
         self._looking = self._awake = False
         self.is_closing = self.closed
         self._guide = None
@@ -274,12 +278,21 @@ class Core:
                 raise ClientError(f"this client already has a consumer of group {member.group}; use it, or another client")
             self._consumers[member.group] = member
 
-    def remove_consumer(self, member: GroupMember) -> None:
+    def remove_consumer(self, member: GroupMember, end: Task = lambda: None) -> None:
+        """Have a consumer leave its group; ``end`` then completes its close, for which the close of this client waits, too."""
         with self._guard:
             if self._consumers.get(member.group) is not member:
                 return
             del self._consumers[member.group]
-        self._unregister(UnregisterClient(self.id, consumer_group=member.group))
+            self._ending.add(member)
+        try:
+            self._unregister(UnregisterClient(self.id, consumer_group=member.group))
+        finally:
+            try:
+                end()
+            finally:
+                with self._guard:
+                    self._ending.discard(member)
 
     def _unregister(self, header: UnregisterClient) -> None:
         """Unregister at all brokers, unless the client is unused. A broker that cannot be reached misses the heartbeats."""
@@ -373,28 +386,39 @@ class Core:
     def close(self) -> None:
         """Close the consumers first, because they still have offsets to save and their listeners may send; take no new ones.
 
-        Then nothing new is begun: close the parts, which may have messages to send, unregister, and close the connections.
+        Then nothing new is begun: close the parts, which may have messages to send, unregister, and close the connections. When
+        one of these steps is interrupted, as by Ctrl-C, do the others.
         """
         with self._guard:
             if self.is_closing:
                 return
             self.is_closing = True
-        for member in self._members():
-            member.close()
+            members = [*self._consumers.values(), *self._ending]
+        with ExitStack() as steps:  # the last one that is pushed is done first
+            steps.callback(self._disconnect)
+            steps.callback(self._close_parts)
+            for member in reversed(members):
+                steps.callback(member.close)
+
+    def _close_parts(self) -> None:
         with self._guard:
             self.closed = True
             parts = list(self._parts)
-        for part in parts:
-            part.close()
-        with self._guard:
-            producers = list(self._producers)
-            self._producers.clear()
-        for group in producers:
-            self._unregister(UnregisterClient(self.id, producer_group=group))
-        self.scheduler.close()
-        self.transport.close()
-        if self._guide is not None:
-            self._guide.close()
+        with ExitStack() as steps:
+            for part in reversed(parts):
+                steps.callback(part.close)
+
+    def _disconnect(self) -> None:
+        with ExitStack() as steps:
+            if self._guide is not None:
+                steps.callback(self._guide.close)
+            steps.callback(self.transport.close)
+            steps.callback(self.scheduler.close)
+            with self._guard:
+                producers = list(self._producers)
+                self._producers.clear()
+            for group in producers:
+                self._unregister(UnregisterClient(self.id, producer_group=group))
 
 
 _FOR_MEMBERS: Final = frozenset(

@@ -4,12 +4,14 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 from metaq.client import checks
+from metaq.client.connecting.closing import Closing
 from metaq.client.connecting.core import CONTROL_TIMEOUT_S, Core
 from metaq.client.connecting.forks import MADE_BEFORE, renewed_in_children
 from metaq.client.connecting.presence import level_of
@@ -81,6 +83,7 @@ class GroupConsumer:
         self._rebalancing = threading.RLock()  # ``assign``, which is called under it, may close this
         self._rebalance_again = False
         self._rebalance_planned = False
+        self._closing = Closing()
         self._guard = threading.Lock()  # guards what follows
         self._started = False
         self._closed = False
@@ -431,12 +434,27 @@ class GroupConsumer:
             raise ClientClosed(f"this consumer of group {self.group} {reason}")
 
     def close(self) -> None:
-        """Stop consuming, save the offsets and leave the group. The client stays open."""
+        """Stop consuming, save the offsets and leave the group. The client stays open.
+
+        When another thread does so already, wait for it, within limits.
+        """
         with self._guard:
-            if self._closed:
-                return
-            self._closed = True
-        self._stop()
+            is_first, self._closed = not self._closed, True
+        if not is_first:
+            if not self._is_inherited and not self._is_inside():
+                self._closing.wait()
+            return
+        with self._closing.begun(), ExitStack() as steps:  # the last one that is pushed is done first, also after Ctrl-C
+            steps.callback(self._core.remove_consumer, self)
+            steps.callback(self._offsets.close)
+            steps.callback(self._give_up_all)
+            self._stop()
+
+    def _is_inside(self) -> bool:
+        """Return whether this code belongs to a call of a listener, for which ``close`` on another thread waits."""
+        return False
+
+    def _give_up_all(self) -> None:
         self._remember_all()
         try:
             self._offsets.save(deadline=time.monotonic() + CONTROL_TIMEOUT_S)
@@ -444,8 +462,6 @@ class GroupConsumer:
             logger.warning("offsets not saved at the end group=%s reason=%s", self.group, error)
         self._drop(self.assignment())
         self._end_rebalance()
-        self._offsets.close()
-        self._core.remove_consumer(self)
 
     def _end_rebalance(self) -> None:
         """Wait, within limits, for a thread that takes queues: it releases the locks of those that it does not begin."""

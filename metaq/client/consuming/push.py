@@ -409,6 +409,10 @@ class PushConsumer(GroupConsumer):
         info["properties"]["PROP_THREADPOOL_CORE_SIZE"] = str(len(self._threads))
         return info
 
+    def _is_inside(self) -> bool:
+        own = _serving.get()
+        return own is not None and own in list(self._calls.values())
+
     def _stop(self) -> None:
         """Start no more calls, and wait up to 10 s for the listeners that run, but for one that calls this itself."""
         for _ in self._threads:

@@ -16,6 +16,7 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from metaq.client import intercepting
+from metaq.client.connecting.closing import Closing
 from metaq.client.connecting.core import CONTROL_TIMEOUT_S, Core
 from metaq.client.connecting.forks import MADE_BEFORE, renewed_in_children
 from metaq.client.connecting.transport import ClientAnswer
@@ -74,6 +75,7 @@ class LeaseHolder:
         self._settling = Settling(core, terms)
         self._polls = Polls(core, terms, self._demand, self._deliver)
         self._is_inherited = False
+        self._closing = Closing()
         self.on_change: Callable[[], None] = lambda: None
         """Called, on any thread, when ``take`` may have a message, and when the consumer is closed."""
         self._changed = threading.Condition()  # guards what follows
@@ -371,22 +373,29 @@ class LeaseHolder:
     def close(self, *, is_inside: bool = False) -> None:
         """Take no more messages, leave the group, give back what was not begun, and wait up to 10 s for running handlers.
 
-        ``is_inside``: one of the handlers waits for this itself.
+        When another thread does so already, wait for it, within limits. ``is_inside``: one of the handlers waits for this.
         """
         is_inside = is_inside or threading.get_ident() in self._threads
         with self._changed:
-            if self.closed:
-                return
-            self.closed = True
+            is_first, self.closed = not self.closed, True
             left = list(self._buffer)
             self._buffer.clear()
             self._changed.notify_all()
-        self._polls.close()
-        self.on_change()
-        self._core.remove_consumer(self)
-        self._give_back(left)
-        self._drain(int(is_inside))
-        self._settling.leave(CONTROL_TIMEOUT_S)
+        if not is_first:
+            if not self._is_inherited and not is_inside:
+                self._closing.wait()
+            return
+        with self._closing.begun():
+            self._polls.close()
+            self.on_change()
+            self._core.remove_consumer(self, partial(self._end, left, int(is_inside)))
+
+    def _end(self, left: Sequence[Lease], inside: int) -> None:
+        try:
+            self._give_back(left)
+            self._drain(inside)
+        finally:
+            self._settling.leave(CONTROL_TIMEOUT_S)
 
     def _drain(self, inside: int) -> None:
         until_s = time.monotonic() + DRAIN_S
