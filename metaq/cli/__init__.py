@@ -4,7 +4,7 @@ import errno
 import importlib
 import os
 import sys
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import click
 
@@ -126,9 +126,17 @@ def _completing(command: click.Command) -> click.Command:
     return command
 
 
-def _discard_output() -> None:
-    """Write the rest of the output nowhere: the interpreter flushes it once more at its exit, which must not fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _discard(stream: TextIO) -> None:
+    """Write the rest of a stream nowhere: the interpreter flushes it once more at its exit, which must not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _say(text: str) -> None:
+    """Print an error; nothing where standard error cannot be written either: the exit code is left to say it."""
+    try:
+        click.echo(f"metaq: {text}", err=True)
+    except OSError:
+        _discard(sys.stderr)
 
 
 class Commands(Suggesting):
@@ -149,20 +157,20 @@ class Commands(Suggesting):
             code = super().invoke(ctx)
             sys.stdout.flush()
         except MetaqError as error:
-            click.echo(f"metaq: {error.told}", err=True)
+            _say(error.told)
             code = exit_code(error)
         except BrokenPipeError:
-            _discard_output()
+            _discard(sys.stdout)
             code = OUTPUT_CLOSED
         except OSError as error:
             if error.errno not in _FULL:
                 raise
-            _discard_output()
-            click.echo(f"metaq: cannot write the output: {error.strerror}", err=True)
+            _discard(sys.stdout)
+            _say(f"cannot write the output: {error.strerror}")
             code = OUTPUT_CLOSED
         except click.Abort as error:  # the end of a prompt
             if isinstance(error.__context__, EOFError):
-                click.echo(f"metaq: there is nobody to ask for the password; set {PASSWORD_VARIABLE}", err=True)
+                _say(f"there is nobody to ask for the password; set {PASSWORD_VARIABLE}")
                 code = USAGE
             else:
                 code = INTERRUPTED
