@@ -57,6 +57,14 @@ def test_the_id_of_a_broker_that_advertises_a_name(tmp_path: Path) -> None:
             assert message is not None and message.id == sent["id"]
             assert admin.query_by_offset_id(f"7F000001{sent['offset_id'][8:]}", address=address) is None
 
+        # One at an address where nobody answers may have made such an id, too.
+        unreachable = ("--broker-name", "other", "--registries", broker.registry, "--advertise", f"[::1]:{port}")
+        with BrokerProcess(tmp_path / "other", *unreachable):
+            wait_until(lambda: len(cli.rows("cluster", "brokers")) == 2, DEADLINE_S, "both are registered")
+            assert cli.rows("message", "query", "orders", "--id", sent["offset_id"]) == [found]
+            absent = cli.run("message", "show", f"{sent['offset_id'][:-1]}1", code=3)
+            assert f"[::1]:{port}" in absent.stderr
+
 
 def test_a_time_that_no_calendar_has_is_shown_as_a_number(cli: Cli, broker: BrokerProcess) -> None:
     """E-04: programs may give any number as the time at which a message was born, as one in microseconds."""

@@ -3,7 +3,7 @@
 import heapq
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -21,7 +21,7 @@ from metaq.cli.times import TIMES, When, later_options
 from metaq.client import Admin, Client, PullConsumer, ReceivedMessage
 from metaq.client.message import unix_ms
 from metaq.diagnosis.tracks import track_of
-from metaq.errors import BadRequest, RouteNotFound
+from metaq.errors import BadRequest, MetaqError, RouteNotFound
 from metaq.protocol.ids import decode_offset_id
 from metaq.protocol.properties import DELAY, KEYS, PRIORITY, SHARDING_KEY
 from metaq.protocol.record import TAGS
@@ -285,9 +285,27 @@ def by_id(admin: Admin, topics: list[str], message_id: str) -> list[ReceivedMess
             broker.name: broker.address for broker in reversed(admin.brokers()) if place.is_of(*parse_address(broker.address))
         }
         if makers:
-            asked = [admin.query_by_offset_id(message_id, address=address) for address in makers.values()]
-            return [one for one in asked if one is not None]
+            return _of_makers(admin, makers.values(), message_id)
     return [one for topic in topics for one in admin.query_by_id(topic, message_id)]
+
+
+def _of_makers(admin: Admin, addresses: Iterable[str], message_id: str) -> list[ReceivedMessage]:
+    """Return the messages with an id that any of these brokers may have made.
+
+    An error of one is raised only when none of them has the message: it may be there.
+    """
+    found: list[ReceivedMessage] = []
+    errors: list[MetaqError] = []
+    for address in addresses:
+        try:
+            one = admin.query_by_offset_id(message_id, address=address)
+        except MetaqError as error:
+            errors.append(error)
+        else:
+            found += [] if one is None else [one]
+    if errors and not found:
+        raise errors[0]
+    return found
 
 
 class _AdminTraces:
