@@ -241,6 +241,11 @@ class Cluster:
         return tuple(known[name] for name in wanted)
 
 
+def normal_folder(path: str) -> str:
+    """Return an absolute path as all paths are compared: ``normpath`` alone keeps two slashes at its beginning."""
+    return os.path.normpath("/" + path.lstrip("/"))
+
+
 def reachable(listen: str) -> str:
     """Return the address at which its own machine reaches a service that listens there."""
     host, port = parse_listen("listen", listen)
@@ -330,7 +335,7 @@ def _check_different(folders: Sequence[tuple[str, str, str]]) -> None:
     """Raise ``ConfigError`` for a path that occurs twice. Each folder is its key, its path, and its owner."""
     seen: dict[str, str] = {}
     for key, said, who in folders:
-        path = os.path.normpath(said)
+        path = normal_folder(said)
         if path in seen:
             raise ConfigError(f"{key}: {path} of that machine is already used by {seen[path]}")
         seen[path] = who

@@ -5,7 +5,6 @@ An unknown host key is refused, also that of a jump host: ``ssh`` to the host on
 
 import json
 import logging
-import os.path
 import shlex
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +13,7 @@ from fabric import Connection
 from invoke.exceptions import CommandTimedOut
 from paramiko import RejectPolicy, SSHException
 
-from metaq.deploy.cluster import Host
+from metaq.deploy.cluster import Host, normal_folder
 from metaq.errors import DeployFailed
 
 CONNECT_S: Final = 10
@@ -28,8 +27,7 @@ class Machine:
     def __init__(self, host: Host) -> None:
         """Prepare the connection, which opens at the first command."""
         self.host = host
-        # as its processes have it; normpath would keep two slashes at the beginning
-        self.folder = os.path.normpath("/" + host.settings.folder.lstrip("/"))
+        self.folder = normal_folder(host.settings.folder)
         # paramiko also logs the errors that it raises
         logging.getLogger("paramiko").setLevel(logging.CRITICAL)
         settings = host.settings

@@ -11,13 +11,12 @@ its log                 the journal                                    FOLDER/lo
 ======================  =============================================  =================================================
 """
 
-import os.path
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from metaq.deploy.cluster import COMMANDS, Kind, Service
+from metaq.deploy.cluster import COMMANDS, Kind, Service, normal_folder
 from metaq.deploy.machine import Machine
 from metaq.deploy.unit import OPEN_FILES, unit
 
@@ -204,7 +203,7 @@ class Systemd:
         if not text:
             return None
         found = re.search(r"^ExecStart=(.+?)/current/", text, re.MULTILINE)
-        return os.path.normpath(found[1]) if found else ""
+        return normal_folder(found[1]) if found else ""
 
 
 class Supervisor:

@@ -104,7 +104,8 @@ class Releases:
         """Return the release whose Python a process runs; empty for another process, and for one that has ended."""
         code, words, _ = self._machine.attempt(f"cat /proc/{pid}/cmdline")
         before, _, rest = words.partition(f"{self._folder}/releases/")
-        return rest.partition("/")[0] if code == 0 and not before else ""
+        # a slash before it is of a folder that was written with two
+        return rest.partition("/")[0] if code == 0 and not before.strip("/") else ""
 
     def switch(self, name: str) -> None:
         """Make a release the current one, at once or not at all."""

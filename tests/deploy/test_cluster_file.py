@@ -141,9 +141,10 @@ def test_hosts_that_share_a_machine_share_nothing_else(tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text(yaml.safe_dump({"hosts": {"a": first, "b": second}}))
     assert len(Cluster.read(file).hosts) == 2
-    same_folder = {**second, "folder": "/opt/metaq/"}
-    said = refused(tmp_path, {"hosts": {"a": first, "b": same_folder}})
-    assert said == "hosts.b.folder: /opt/metaq of that machine is already used by host a"
+    for folder in ("/opt/metaq/", "//opt/metaq"):
+        same_folder = {**second, "folder": folder}
+        said = refused(tmp_path, {"hosts": {"a": first, "b": same_folder}})
+        assert said == "hosts.b.folder: /opt/metaq of that machine is already used by host a"
     same_data = {**second, "broker": {**second["broker"], "data": "/data"}}
     said = refused(tmp_path, {"hosts": {"a": first, "b": same_data}})
     assert said == "hosts.b.broker.data: /data of that machine is already used by broker on a"

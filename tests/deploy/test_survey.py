@@ -159,5 +159,8 @@ def test_a_process_is_of_its_release_however_the_folder_is_written(systems: Syst
     release_at(home, RELEASE, broker=BROKER)
     (home / "current").symlink_to(f"releases/{RELEASE}")
     node = Node.look(systems.machine(systems.host(folder=form.format(tmp_path), user="", registry=None, broker=BROKER)))
-    with running(home / "releases" / RELEASE) as pid:
-        assert node.releases.of(pid) == RELEASE
+    for started_as in (home, Path(f"/{home}")):  # a path keeps two slashes in front
+        with running(started_as / "releases" / RELEASE) as pid:
+            assert node.releases.of(pid) == RELEASE
+    with running(tmp_path / home.relative_to("/") / "releases" / RELEASE) as pid:
+        assert node.releases.of(pid) == ""
