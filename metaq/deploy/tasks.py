@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from metaq.deploy.cluster import COMMANDS, Cluster, Host, Service
+from metaq.deploy.cluster import COMMANDS, Cluster, Host, Kind
 from metaq.deploy.health import look
 from metaq.deploy.machine import Machine
 from metaq.deploy.processes import RUNNING, STARTING, Systemd
@@ -169,7 +169,7 @@ def _as_deployed(nodes: Sequence[Node]) -> list[Node]:
 
 
 def status(cluster: Cluster, say: Say, hosts: Sequence[Host]) -> bool:
-    """Print a line for each service. Return whether all is well."""
+    """Print a line for each service of the file, and of what is deployed. Return whether all is well."""
     say(COLUMNS.format("host", "service", "process", "release", "role", "epoch", "health"))
     well, nodes = True, []
     with contextlib.ExitStack() as stack:
@@ -178,26 +178,28 @@ def status(cluster: Cluster, say: Say, hosts: Sequence[Host]) -> bool:
                 machine = Machine(host)
                 stack.callback(machine.close)
                 nodes.append(Node.look(machine))
-                for service in host.services:
-                    well &= _status_of(nodes[-1], service, say)
+                for kind in COMMANDS:
+                    well &= _status_of(nodes[-1], kind, say)
             except DeployFailed as error:
                 well = False
                 say(COLUMNS.format(host.name, "-", "unknown", "-", "-", "-", str(error).partition(": ")[2]))
         if well and len(hosts) == len(cluster.hosts):
-            problems = Roll(nodes, 0, say).unwhole()
+            problems = Roll(_as_deployed(nodes), 0, say).unwhole()
             for problem in problems:
                 say(problem)
             well = not problems
     return well
 
 
-def _status_of(node: Node, service: Service, say: Say) -> bool:
-    """Print the line of one service. Return whether it is well."""
-    present = node.present(service.kind)
+def _status_of(node: Node, kind: Kind, say: Say) -> bool:
+    """Print the line of one service, if the file or what is deployed has it. Return whether it is well, or not there at all."""
+    present = node.present(kind)
     if present is None:
-        say(COLUMNS.format(node.host.name, service.kind, "absent", "none", "-", "-", "not deployed"))
-        return False
-    process, found = node.processes.look(service.kind), look(node.machine, present)
+        wanted = any(service.kind == kind for service in node.services)
+        if wanted:
+            say(COLUMNS.format(node.host.name, kind, "absent", "none", "-", "-", "not deployed"))
+        return not wanted
+    process, found = node.processes.look(kind), look(node.machine, present)
     state, health = process.state, found.problem or "serves"
     if found.answers and state == STARTING:
         state = RUNNING
@@ -207,7 +209,7 @@ def _status_of(node: Node, service: Service, say: Say) -> bool:
     if release != node.current:
         health += f"; {node.current} is current: deploy again, or restart it"
     epoch = found.stats.get("epoch", "-")
-    say(COLUMNS.format(node.host.name, service.kind, state, release, found.role or "-", epoch, health))
+    say(COLUMNS.format(node.host.name, kind, state, release, found.role or "-", epoch, health))
     return found.answers and state == RUNNING and release == node.current
 
 

@@ -1,6 +1,7 @@
 """The survey of a machine: what is there, and what is in the way of a release; on this machine, without SSH."""
 
 import json
+import shlex
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import pytest
 from metaq.deploy.cluster import Cluster, ClusterSettings, Host
 from metaq.deploy.processes import Systemd
 from metaq.deploy.survey import Node, problems_of, problems_of_formats, warn_of_features
+from metaq.deploy.tasks import status
 from metaq.deploy.wheels import Release
 from metaq.errors import DeployFailed
 from tests.deploy.systems import Systems
@@ -40,6 +42,19 @@ def running(release: Path) -> Iterator[int]:
             yield process.pid
         finally:
             process.kill()
+
+
+def answering(home: Path, states: Mapping[str, str], **stats: str) -> None:
+    """Have the supervisor of a folder report these states, and all services of its current release answer with ``stats``."""
+    said = "".join(f"*'(\"{kind}\")'*) echo {state} ;;\n" for kind, state in states.items())
+    for program, text in (
+        (home / "supervisor" / "venv" / "bin" / "python", f'case "$2" in\n{said}esac\n'),
+        (home / "current" / "venv" / "bin" / "metaq", f"echo {shlex.quote(json.dumps(stats))}\n"),
+    ):
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{text}")
+        program.chmod(0o755)
+    (home / "supervisor" / "complete").touch()
 
 
 def test_the_data_of_a_kept_release_however_its_path_is_written(systems: Systems, tmp_path: Path) -> None:
@@ -164,3 +179,28 @@ def test_a_process_is_of_its_release_however_the_folder_is_written(systems: Syst
             assert node.releases.of(pid) == RELEASE
     with running(tmp_path / home.relative_to("/") / "releases" / RELEASE) as pid:
         assert node.releases.of(pid) == ""
+
+
+def test_the_status_of_a_service_that_the_file_has_lost(
+    systems: Systems, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E-18: it runs until the next deployment, and has a line; all is well only if it is, too, and its replicas."""
+    home = tmp_path / "metaq"
+    release_at(home, RELEASE, broker={**BROKER, "replication_listen": "127.0.0.1:18130"}, registry=REGISTRY)
+    (home / "current").symlink_to(f"releases/{RELEASE}")
+    host = systems.host(folder=str(home), user="", processes="supervisor", broker=None, registry=REGISTRY)
+    cluster = Cluster(ClusterSettings(hosts={"none": None}), (host,))
+    monkeypatch.setattr("metaq.deploy.tasks.Machine", systems.machine)
+    with running(home / "releases" / RELEASE) as pid:
+        for broker, role, well, more in (
+            ("RUNNING", "master", True, []),
+            ("RUNNING", "slave", False, ["a: metaq has not one master: none"]),
+            ("FATAL", "master", False, []),
+        ):
+            answering(home, {"registry": f"RUNNING {pid}", "broker": f"{broker} {pid}"}, role=role)
+            said: list[str] = []
+            assert status(cluster, said.append, [host]) is well
+            state = "running" if broker == "RUNNING" else "failed"
+            rows = [line.split()[:4] for line in said[1:3]]
+            assert rows == [["a", "registry", "running", RELEASE], ["a", "broker", state, RELEASE]]
+            assert said[3:] == more
