@@ -49,12 +49,12 @@ def rollback(cluster: Cluster, say: Say, *, to: str = "") -> None:
     """Go back to the release that ran everywhere before this one, or to ``to``, with the configuration of that release."""
     with surveyed(cluster.hosts) as nodes:
         kept = [name for name in nodes[0].facts["releases"] if all(name in node.facts["releases"] for node in nodes)]
-        before = {node.previous for node in nodes}
+        before = {node.previous for node in nodes if node.previous}  # a host that was new in this release has none
         name = to or (before.pop() if len(before) == 1 else "")
         if name not in kept:
-            raise DeployFailed(
-                f"not all hosts have the release {to or 'before this one'}; all have: {', '.join(kept) or 'none'}"
-            )
+            lacking = ", ".join(node.host.name for node in nodes if name not in node.facts["releases"])
+            which = f"{name}; it is not on {lacking}" if name else "before this one"
+            raise DeployFailed(f"not all hosts have the release {which}; all have: {', '.join(kept) or 'none'}")
         nodes[:] = [node.of_release(name) for node in nodes]
         roll = Roll(nodes, cluster.settings.start_deadline_s, say)
         about = nodes[0].about(name)
@@ -72,14 +72,16 @@ def rollback(cluster: Cluster, say: Say, *, to: str = "") -> None:
 def _remember(nodes: Sequence[Node], name: str) -> str:
     """Record the release that runs everywhere, if it is not ``name``, as the one to roll back to. Return it, or an empty name.
 
-    While hosts differ, a deployment is unfinished: the release from before that one stays the one to go back to.
+    While hosts differ, a deployment is unfinished: the release from before that one stays the one to go back to. A host that
+    has had none yet is new, and has no say.
     """
-    runs = {node.runs(service.kind) or node.current for node in nodes for service in node.services}
-    runs |= {node.current for node in nodes}
-    if len(runs) != 1 or runs <= {"", name}:
+    old = [node for node in nodes if node.current]
+    runs = {node.runs(service.kind) or node.current for node in old for service in node.services}
+    runs |= {node.current for node in old}
+    if len(runs) != 1 or runs == {name}:
         return ""
     (before,) = runs
-    for node in nodes:
+    for node in old:
         node.releases.remember(before)
     return before
 

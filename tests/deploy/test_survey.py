@@ -1,6 +1,7 @@
 """The survey of a machine: what is there, and what is in the way of a release; on this machine, without SSH."""
 
 import json
+import re
 import shlex
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -13,10 +14,11 @@ import pytest
 from metaq.deploy.cluster import Cluster, ClusterSettings, Host
 from metaq.deploy.processes import Systemd
 from metaq.deploy.survey import Node, problems_of, problems_of_formats, warn_of_features
-from metaq.deploy.tasks import status
+from metaq.deploy.tasks import rollback, status
 from metaq.deploy.wheels import Release
 from metaq.errors import DeployFailed
 from tests.deploy.systems import Systems
+from tests.support.fab import Fab
 
 RELEASE: Final = "0.1.0-1"
 LATER: Final = "0.1.0-2"
@@ -45,11 +47,14 @@ def running(release: Path) -> Iterator[int]:
 
 
 def answering(home: Path, states: Mapping[str, str], **stats: str) -> None:
-    """Have the supervisor of a folder report these states, and all services of its current release answer with ``stats``."""
+    """Have the supervisor of a folder report these states, and all services of its releases answer with ``stats``."""
     said = "".join(f"*'(\"{kind}\")'*) echo {state} ;;\n" for kind, state in states.items())
+    manager = home / "supervisor" / "venv" / "bin"
+    answer = f"echo {shlex.quote(json.dumps(stats))}\n"
     for program, text in (
-        (home / "supervisor" / "venv" / "bin" / "python", f'case "$2" in\n{said}esac\n'),
-        (home / "current" / "venv" / "bin" / "metaq", f"echo {shlex.quote(json.dumps(stats))}\n"),
+        (manager / "python", f'case "$2" in\n{said}esac\n'),
+        (manager / "supervisorctl", ""),
+        *((release / "venv" / "bin" / "metaq", answer) for release in (home / "releases").iterdir()),
     ):
         program.parent.mkdir(parents=True, exist_ok=True)
         program.write_text(f"#!/bin/sh\n{text}")
@@ -204,3 +209,34 @@ def test_the_status_of_a_service_that_the_file_has_lost(
             rows = [line.split()[:4] for line in said[1:3]]
             assert rows == [["a", "registry", "running", RELEASE], ["a", "broker", state, RELEASE]]
             assert said[3:] == more
+
+
+def test_the_release_to_go_back_to_when_a_host_is_new(
+    systems: Systems, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E-18: it is the one that the others ran; the new host, which lacks it, is named."""
+    homes = {name: tmp_path / name / "metaq" for name in ("old", "new")}
+    hosts = {}
+    for name, home in homes.items():
+        broker = {"data": str(tmp_path / name / "data"), "broker_name": name}
+        for release in (RELEASE, LATER) if name == "old" else (LATER,):
+            release_at(home, release, broker=broker)
+        hosts[name] = {"address": name, "folder": str(home), "processes": "supervisor", "broker": broker}
+    (homes["old"] / "current").symlink_to(f"releases/{RELEASE}")
+    (homes["old"] / "previous").symlink_to("releases/0.0.9-1")
+    fab = Fab(tmp_path / "cluster.yaml")
+    fab.configure(hosts)
+    cluster = Cluster.read(fab.file)
+    monkeypatch.setattr("metaq.deploy.tasks.Machine", systems.machine)
+    monkeypatch.setattr("metaq.deploy.survey.Machine", systems.machine)
+    said: list[str] = []
+    with running(homes["old"] / "releases" / RELEASE) as pid:
+        answering(homes["old"], {"broker": f"RUNNING {pid}"})
+        answering(homes["new"], {"broker": "STOPPED 0"})
+        rollback(cluster, said.append, to=LATER)
+    assert said[-1] == f"{LATER} runs on 2 hosts"
+    assert (homes["old"] / "previous").readlink() == Path("releases") / RELEASE
+    assert not (homes["new"] / "previous").exists()
+    reason = f"not all hosts have the release {RELEASE}; it is not on new; all have: {LATER}"
+    with pytest.raises(DeployFailed, match=f"^{re.escape(reason)}$"):
+        rollback(cluster, said.append)
