@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from metaq.deploy.cluster import Service
+from metaq.address import parse_address
+from metaq.deploy.cluster import COMMANDS, Service
 from metaq.deploy.health import LOOK_S, ReplicaGroup, groups_of, look
 from metaq.deploy.processes import DOWN, FAILED, RUNNING, STOPPED
 from metaq.deploy.survey import Node
@@ -131,6 +132,9 @@ class Roll:
             found = look(node.machine, self._present[service])
             settled = before == node.processes.look(kind).state  # else its state changed during the question
             if settled and before in DOWN:
+                if found.answers and (other := self._in_place_of(service)):
+                    reason = f"the {other} that runs answers at the address of the {kind}, which does not run"
+                    raise node.machine.fail(f"{reason}: `fab stop --on {node.host.name}`, then this task again")
                 if found.answers:
                     reason = f"{kind} answers, but its service manager says that it has {before}"
                     raise node.machine.fail(f"{reason}: end that process, then `fab start --on {node.host.name}`")
@@ -141,6 +145,16 @@ class Roll:
                 reason = f"{kind} is {before} and does not answer: {found.problem}"
                 raise node.machine.fail(f"{reason}; `fab logs` may say why. `fab stop --on {node.host.name}` stops it")
             time.sleep(LOOK_S)
+
+    def _in_place_of(self, service: Service) -> str:
+        """Return the kind of the other service of its machine that runs and has its port; empty when there is none."""
+        node, port = self._nodes[service], parse_address(self._present[service].asked_at).port
+        for kind in COMMANDS:
+            if kind != service.kind and node.processes.look(kind).state not in DOWN:
+                other = node.present(kind)
+                if other is not None and port in {taken for _, _, taken in other.addresses()}:
+                    return kind
+        return ""
 
     def _ordered(self) -> list[Service]:
         return [*self.registries, *(service for group in self.groups for service in group.members)]

@@ -240,3 +240,23 @@ def test_the_release_to_go_back_to_when_a_host_is_new(
     reason = f"not all hosts have the release {RELEASE}; it is not on new; all have: {LATER}"
     with pytest.raises(DeployFailed, match=f"^{re.escape(reason)}$"):
         rollback(cluster, said.append)
+
+
+def test_a_registry_that_the_broker_has_taken_over(systems: Systems, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E-18: a release with both starts when nothing has the registry's port; the process to stop for that is named."""
+    home = tmp_path / "metaq"
+    both = {"broker": {**BROKER, "data": str(tmp_path / "data")}, "registry": {**REGISTRY, "data": str(tmp_path / "registry")}}
+    merged = {"data": str(tmp_path / "data"), "registry_listen": REGISTRY["registry_listen"]}
+    release_at(home, RELEASE, **both)
+    release_at(home, LATER, broker=merged)
+    (home / "current").symlink_to(f"releases/{LATER}")
+    host = systems.host(folder=str(home), user="", processes="supervisor", broker=merged, registry=None)
+    cluster = Cluster(ClusterSettings(hosts={"none": None}), (host,))
+    monkeypatch.setattr("metaq.deploy.survey.Machine", systems.machine)
+    held = "the broker that runs answers at the address of the registry, which does not run: `fab stop --on a`, then this task"
+    unknown = "registry answers, but its service manager says that it has stopped: end that process"
+    with running(home / "releases" / LATER) as pid:
+        for broker, reason in ((f"RUNNING {pid}", held), ("STOPPED 0", unknown)):
+            answering(home, {"registry": "STOPPED 0", "broker": broker})
+            with pytest.raises(DeployFailed, match=f"^a: {re.escape(reason)}"):
+                rollback(cluster, lambda _: None, to=RELEASE)
