@@ -229,6 +229,10 @@ class CutOff(Fenced):
     """The broker ends what goes on, so that no answer comes: its request may have been carried out."""
 
 
+class InDoubt(RequestFailed):
+    """The broker answers that it does not know what became of a send: the message may be stored."""
+
+
 class _Inside:
     """A session of the remoting protocol without a socket, whose requests nobody has to sign: its principal is known."""
 

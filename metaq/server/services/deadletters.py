@@ -19,7 +19,7 @@ from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import TopicOnly
 from metaq.protocol.spans import Spans
 from metaq.server.access.permissions import Action
-from metaq.server.services.call import REST_S, Call, CutOff, Late
+from metaq.server.services.call import REST_S, Call, CutOff, InDoubt, Late
 from metaq.server.services.messages import (
     MOST_BODY,
     MessagesRead,
@@ -198,7 +198,7 @@ def _draft(call: Call, group: str, offset_id: str, to: ReplayTarget) -> Prepared
 
 def _replayed(offset_id: str, outcome: str | MetaqError) -> Replayed:
     if isinstance(outcome, MetaqError):
-        return Replayed(offset_id=offset_id, refused=str(outcome), in_doubt=isinstance(outcome, (Late, CutOff)))
+        return Replayed(offset_id=offset_id, refused=str(outcome), in_doubt=isinstance(outcome, (Late, CutOff, InDoubt)))
     return Replayed(offset_id=offset_id, id=outcome)
 
 

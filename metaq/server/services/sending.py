@@ -11,8 +11,9 @@ from metaq.errors import MetaqError
 from metaq.protocol.remoting.codes import Request
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.recall import decode_recall
+from metaq.protocol.text.replies import IN_DOUBT
 from metaq.server.remoting.sending.outcome import RECALL_HANDLE
-from metaq.server.services.call import ANSWER_S, Call, CutOff, failed
+from metaq.server.services.call import ANSWER_S, Call, CutOff, InDoubt, failed
 from metaq.server.services.outgoing import PreparedSend, outgoing
 from metaq.server.services.rows import Input, Milliseconds, Name, Output, Partition, UnixMs
 
@@ -110,15 +111,25 @@ def publish_many(call: Call, topic: Name, body: MessagesInput) -> PublishedMany:
 
 
 def send_all(call: Call, messages: Sequence[PreparedSend]) -> list[str | MetaqError]:
-    """Send messages and return their ids in their order, or why one was refused, or has no answer (``Late``, ``CutOff``)."""
+    """Send messages and return their ids in their order, or why one was not stored.
+
+    It may be stored all the same after ``Late``, ``CutOff`` and ``InDoubt``.
+    """
     try:
         answers = call.ask_each(Request.SEND_MESSAGE_V2, [message[1:] for message in messages], ANSWER_S) if messages else []
     except CutOff as error:
         return [error] * len(messages)
-    return [
-        answer if isinstance(answer, MetaqError) else message.id if answer.code in _STATUSES else failed(answer)
-        for message, answer in zip(messages, answers, strict=True)
-    ]
+    return [_id_or_error(message.id, answer) for message, answer in zip(messages, answers, strict=True)]
+
+
+def _id_or_error(ident: str, answer: RemotingCommand | MetaqError) -> str | MetaqError:
+    if isinstance(answer, MetaqError):
+        return answer
+    if answer.code in _STATUSES:
+        return ident
+    if answer.remark is not None and IN_DOUBT in answer.remark:
+        return InDoubt(answer.code, answer.remark)
+    return failed(answer)
 
 
 def _outcome(topic: str, ident: str, answer: RemotingCommand | MetaqError) -> MessageOutcome:

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 import gevent
 import pytest
+from gevent.hub import get_hub
 
 from metaq.errors import DiskFailed, Fenced, MetaqError, StoreError
 from metaq.protocol.remoting.codes import Request
@@ -134,3 +135,32 @@ def test_letters_of_which_it_is_not_known(
     assert answer is not None and "0 were sent again, 0 were not, and of 1 it is not known; the first:" in answer.body
     assert why in answer.body
     assert noted(caplog) == 1
+
+
+class Abandoned(Call):
+    """A call whose sends the broker gives up while they wait for the disk."""
+
+    def ask_each(
+        self, code: Request, requests: Sequence[tuple[Mapping[str, str], bytes]], seconds: float
+    ) -> list[RemotingCommand | MetaqError]:
+        turns = self.interior.turns
+
+        def give_up(_: StoreError | None) -> None:
+            """Abandon them once the turn has parked them, and before a sync can end."""
+            get_hub().loop.run_callback(turns.abandon, DiskFailed("why"))
+
+        if code == Request.SEND_MESSAGE_V2:
+            turns.with_answers(give_up)
+        return super().ask_each(code, requests, seconds)
+
+
+def test_letters_of_which_the_broker_cannot_tell(tmp_path: Path) -> None:
+    """E-05: are in doubt, although it has answered."""
+    with ExitStack() as stack, gevent.Timeout(DEADLINE_S):
+        served = Served(stack, tmp_path / "data", durability="disk")
+        warm(served, TOPIC)
+        letter = dead_letter(served, TOPIC, GROUP)
+        result = replay_dead(served.call(Abandoned), GROUP, ReplayInput([letter.offset_id]))
+        [replayed] = result.letters
+        assert replayed.refused == "the message may be stored or not: why"
+        assert replayed.in_doubt and not result.sent
