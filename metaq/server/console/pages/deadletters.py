@@ -84,6 +84,9 @@ def _replay(visit: Visit, offset_ids: list[str]) -> int:
             if sent:
                 error.add_note(f"{sent:,} were sent again before")
             raise
+        except BaseException:  # the request is ended in the middle of these: some may have been sent
+            visit.changed = True
+            raise
         sent += result.sent
         refused = [letter for letter in result.letters if letter.refused is not None]
         in_doubt = sum(letter.in_doubt for letter in refused)
