@@ -12,7 +12,7 @@ from metaq.engine.timers.timing import Timing
 from metaq.engine.writing import Placed, internal_mark, note
 from metaq.errors import DiskFull, Fenced
 from metaq.message import GroupPartition, TopicPartition
-from metaq.store.files.disk import RealDisk, Usage
+from metaq.store.files.disk import RealDisk, RealFile, Usage
 from metaq.store.files.filecache import run_here
 from metaq.timers.handles import Handle
 from tests.engine.leases.leased import GROUPS, TOPIC, LeasedBroker
@@ -101,6 +101,13 @@ class FillingDisk(RealDisk):
     """The real one, which says what the test wants of its room."""
 
     room: Usage = EMPTY
+    has_room = True
+    """False: the log gets no new segment."""
+
+    def open(self, path: Path) -> RealFile:
+        if not self.has_room and path.parent.name == "commitlog" and not path.exists():
+            raise DiskFull(f"no room for {path}: a test says so")
+        return super().open(path)
 
     def usage(self, path: Path) -> Usage:
         return self.room

@@ -72,6 +72,17 @@ class Bench(TimedBroker):
         self.parts.store.sync()
         self.timing.timers.apply()
 
+    def fill_segment(self) -> None:
+        """Leave no room for any record in the newest segment."""
+        log = self.parts.store.log
+        begin = log.staged_end
+        self.put(b"")
+        overhead = log.staged_end - begin
+        while (room := log.room_end - log.staged_end) >= overhead:
+            self.put(BODY[: room - overhead])
+        self.parts.store.sync()
+        self.timing.timers.apply()
+
     def retire(self) -> None:
         self.disk.room = FORCED
         super().retire()
@@ -223,3 +234,25 @@ def test_an_index_is_opened_again_while_timers_are_stored_again(
     bench.until(lambda: timers.table is not None, "the index is opened again")
     bench.retire()
     assert bench.parts.store.log.begin > 0 and timers.pending == 1
+
+
+def test_segments_before_a_timer_go_where_there_is_no_room_for_it(
+    tmp_path: Path, again: Callable[[Bench, bool], Bench], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor for the secret of handles: what these segments free may be the room that both need."""
+    with closing(Bench(tmp_path)) as bench:
+        for _ in range(8):
+            bench.put(BODY)
+        place = bench.park(b"later", LATER_MS)
+        for _ in range(8):
+            bench.put(BODY)
+        bench.fill_segment()
+    bench = again(bench, True)
+    log = bench.parts.store.log
+    bench.disk.has_room = False
+    bench.retire()
+    assert "duty failed duty=TimerKeeper.keep reason=no room" in caplog.text
+    assert log.segments[0].base <= place < log.segments[0].end
+    bench.disk.has_room = True
+    bench.retire()
+    assert log.begin > place and bench.timing.timers.pending == 1

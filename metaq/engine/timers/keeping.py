@@ -79,9 +79,6 @@ class TimerKeeper:
         table = self._timers.table
         if table is None:
             return
-        if table.secret is not None and table.secret.place < before:
-            self._timers.stage_secret_again()
-        self._keep_definitions(table, before)
         try:
             self._confirm(table)
             self._walk(table, before)
@@ -92,6 +89,9 @@ class TimerKeeper:
                 return
             self._timers.failed(error)
             raise
+        if table.secret is not None and table.secret.place < before:  # last: without room, segments before it still go
+            self._timers.stage_secret_again()
+        self._keep_definitions(table, before)
 
     def _keep_definitions(self, table: Pending, before: int) -> None:
         """Store the definitions of recurring messages again whose marks lie before a log offset."""
@@ -125,18 +125,24 @@ class TimerKeeper:
             if self._timers.table is not table or self._is_stopping:
                 return
             needed = self._needed(table, parks)
+            reached = parks[-1].place if parks else reached
             if needed and first is None:
                 first = needed[0].place
+            self._saw(table, reached if first is None else first)  # now: where there is no room, the next line fails
             if at < end:
                 room -= self._keep_all(table, needed)
-            at, reached = at + count, parks[-1].place if parks else reached
+            at += count
             if clock.monotonic() - began >= LOOK_S:
                 until = reached if at < ahead else until
                 break
             if clock.monotonic() - rested >= LONG_WORK_S:
                 gevent.sleep(REST_S)
                 rested = clock.monotonic()
-        self._seen = max(self._seen, until if first is None else first)
+        self._saw(table, until if first is None else first)
+
+    def _saw(self, table: Pending, until: int) -> None:
+        """Take note that no park before a log offset is pending there."""
+        self._seen = max(self._seen, until)
         self._seen_at = max(self._seen_at, table.followed)
 
     def _parks(self, ordinal: int, count: int) -> list[_Parked]:
