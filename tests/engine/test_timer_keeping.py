@@ -11,7 +11,7 @@ import pytest
 
 from metaq.engine.timers.keeping import AT_ONCE, TimerKeeper
 from metaq.engine.timers.recurring import Runs
-from metaq.engine.writing import internal_mark, note
+from metaq.engine.writing import internal_mark, note, stage
 from metaq.errors import DiskFull
 from metaq.protocol.record import HEADER_SIZE, decode_record
 from metaq.store.copies.discarding import TIMER_INDEX
@@ -25,6 +25,7 @@ from tests.support.broker import wait_until
 DEADLINE_S: Final = 30.0
 BODY: Final = bytes(12 * 1024)
 LATER_MS: Final = 30 * DAY_MS
+MANY: Final = 3 * AT_ONCE + 1
 FORCED: Final = Usage(55 * GIB, 9 * GIB)
 """The room of a disk on which the oldest segments go, and puts are taken."""
 
@@ -83,6 +84,18 @@ class Bench(TimedBroker):
         self.parts.store.sync()
         self.timing.timers.apply()
 
+    def until_kept(self, keeper: TimerKeeper) -> None:
+        """Have rounds of a keeper until it needs none of the full segments."""
+        segments = self.parts.store.log.segments
+        before = segments[-1].base
+
+        def is_kept() -> bool:
+            keeper.keep(before)
+            note(self.parts.turns, lambda _: None)
+            return (keeper.oldest or 0) >= before
+
+        self.until(is_kept, "the timers are stored again")
+
     def retire(self) -> None:
         self.disk.room = FORCED
         super().retire()
@@ -108,6 +121,13 @@ def flip(data: Path, place: int) -> None:
         byte = segment.read(1)[0]
         segment.seek(place + HEADER_SIZE)
         segment.write(bytes([byte ^ 1]))
+
+
+def lose_places(data: Path, count: int) -> None:
+    """Damage the first entries of the queue of parks."""
+    units = next((data / "consumequeue" / PARKS.topic / str(PARKS.partition)).iterdir())
+    with units.open("r+b") as file:
+        file.write(UNIT.pack(1 << 50, 500, 0) * count)
 
 
 @pytest.fixture
@@ -201,9 +221,7 @@ def test_a_timer_is_kept_of_which_only_the_place_is_lost(tmp_path: Path, again: 
     with closing(Bench(tmp_path)) as bench:
         bench.park(b"later", LATER_MS)
         bench.fill()
-    units = next((tmp_path / "consumequeue" / PARKS.topic / str(PARKS.partition)).iterdir())
-    with units.open("r+b") as file:
-        file.write(UNIT.pack(1 << 50, 500, 0))
+    lose_places(tmp_path, 1)
     bench = again(bench, True)
     bench.retire()
     assert bench.parts.store.log.begin > 0
@@ -256,3 +274,34 @@ def test_segments_before_a_timer_go_where_there_is_no_room_for_it(
     bench.disk.has_room = True
     bench.retire()
     assert log.begin > place and bench.timing.timers.pending == 1
+
+
+@pytest.fixture
+def without_places(tmp_path: Path, again: Callable[[Bench, bool], Bench]) -> Bench:
+    """A broker with many timers, of which the queue has lost all places."""
+    with closing(Bench(tmp_path)) as bench:
+        now_ms, timers = bench.parts.clock.now_ms(), bench.timing.timers
+        for number in range(MANY):
+            timers.park(internal_mark(bench.parts.context, JOBS, b"%d" % number), now_ms + LATER_MS + number)
+        bench.fill()
+    lose_places(tmp_path, MANY)
+    return again(bench, True)
+
+
+def test_messages_that_come_meanwhile_do_not_stop_retention(without_places: Bench) -> None:
+    """Nothing about timers comes after them: the last timer is cancelled while it is looked at."""
+    bench, timers = without_places, without_places.timing.timers
+    assert timers.table is not None
+    *others, (key, place) = timers.upkeep.page(timers.table, b"", MANY)
+    came: list[bool] = []
+
+    def run(call: Callable[[], Any]) -> Any:
+        if timers.moved == len(others) and not came:
+            came.append(True)
+            timers.stage_cancel(key, place, {})
+            stage(bench.parts.context, internal_mark(bench.parts.context, JOBS, b"ordinary"))
+        return call()
+
+    keeper = TimerKeeper(timers, Runs(bench.parts.context, run_here), run)
+    bench.until_kept(keeper)
+    assert came and timers.moved == timers.pending == len(others)

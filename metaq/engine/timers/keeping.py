@@ -195,9 +195,7 @@ class TimerKeeper:
         if self._timers.table is not table or table.covered < self._seen_at:
             return
         counted = table.counted(self._seen)
-        if counted and self._has_missed(table):
-            self._seen_at = self._store.log.staged_end
-        elif self._timers.table is table:
+        if not (counted and self._has_missed(table)) and self._timers.table is table:
             table.discount(counted)
             self._clean = self._seen
 
@@ -217,7 +215,10 @@ class TimerKeeper:
             parks = [_Parked(keys[place], place, _data(stored)) for place, stored in found.items()]
             places = self._places(table, [park.key for park in parks])
             parks = [park for park in parks if places.get(park.key) == park.place]
-            room -= self._keep_all(table, parks)
+            for park in parks:
+                if size := self._keep_all(table, [park]):
+                    self._seen_at = self._store.log.staged_end
+                    room -= size
             if room <= 0:
                 return True
             is_there = is_there or bool(parks)
