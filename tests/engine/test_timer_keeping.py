@@ -3,13 +3,14 @@
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import gevent
 import pytest
 
-from metaq.engine.timers.keeping import AT_ONCE, TimerKeeper
+from metaq.engine.timers.keeping import AT_ONCE, LOOK_S, TimerKeeper
 from metaq.engine.timers.recurring import Runs
 from metaq.engine.writing import internal_mark, note, stage
 from metaq.errors import DiskFull
@@ -84,7 +85,7 @@ class Bench(TimedBroker):
         self.parts.store.sync()
         self.timing.timers.apply()
 
-    def until_kept(self, keeper: TimerKeeper) -> None:
+    def until_kept(self, keeper: TimerKeeper, after_round: Callable[[], None] = lambda: None) -> None:
         """Have rounds of a keeper until it needs none of the full segments."""
         segments = self.parts.store.log.segments
         before = segments[-1].base
@@ -92,6 +93,7 @@ class Bench(TimedBroker):
         def is_kept() -> bool:
             keeper.keep(before)
             note(self.parts.turns, lambda _: None)
+            after_round()
             return (keeper.oldest or 0) >= before
 
         self.until(is_kept, "the timers are stored again")
@@ -305,3 +307,18 @@ def test_messages_that_come_meanwhile_do_not_stop_retention(without_places: Benc
     keeper = TimerKeeper(timers, Runs(bench.parts.context, run_here), run)
     bench.until_kept(keeper)
     assert came and timers.moved == timers.pending == len(others)
+
+
+def test_timers_that_the_queue_has_lost_are_looked_for_in_many_rounds(without_places: Bench) -> None:
+    """Each one ends in time: a full disk, and a broker that stops, wait for it."""
+    bench, timers = without_places, without_places.timing.timers
+    moved = [0]
+
+    def run(call: Callable[[], Any]) -> Any:
+        bench.parts.clock.advance(LOOK_S)
+        return call()
+
+    keeper = TimerKeeper(timers, Runs(bench.parts.context, run_here), run)
+    bench.until_kept(keeper, lambda: moved.append(timers.moved))
+    assert max(after - before for before, after in pairwise(moved)) == AT_ONCE
+    assert timers.moved == MANY

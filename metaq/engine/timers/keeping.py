@@ -6,11 +6,13 @@ of it. So the parks themselves decide: a segment goes when all its parks were lo
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple
 
 import gevent
 
+from metaq.clock import Clock
 from metaq.engine.halfmessages import pairs_of
 from metaq.engine.timers.defining import stage_definition_again
 from metaq.engine.timers.recurring import Runs
@@ -45,6 +47,34 @@ class _Parked(NamedTuple):
     data: bytes
 
 
+@dataclass(slots=True)
+class _Search:
+    """A look for timers that the queue has lost, among all that are pending; it goes on from round to round."""
+
+    table: Pending
+    before: int
+    """The log offset before which they lie."""
+    after: Key = b""
+    """The key of the last timer that was looked at."""
+    is_there: bool = False
+    """True once one was found."""
+
+
+class _Look:
+    """The time that one round looks; others go on in between."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began = self._rested = clock.monotonic()
+
+    def is_over(self) -> bool:
+        """Return whether the time is over; rest first when it is time for that."""
+        if self._clock.monotonic() - self._rested >= LONG_WORK_S:
+            gevent.sleep(REST_S)
+            self._rested = self._clock.monotonic()
+        return self._clock.monotonic() - self._began >= LOOK_S
+
+
 class TimerKeeper:
     """Keeps retention from deleting what pending timers need."""
 
@@ -57,6 +87,7 @@ class TimerKeeper:
         self._seen = 0  # no park before this log offset was pending there
         self._seen_at = 0  # the end of the events of timers when that was seen
         self._clean = 0  # the same, and nothing that ended these timers can be taken back
+        self._search: _Search | None = None
         self._is_stopping = False
 
     def stop(self) -> None:
@@ -79,11 +110,12 @@ class TimerKeeper:
         table = self._timers.table
         if table is None:
             return
+        look = _Look(self._store.clock)
         try:
-            self._confirm(table)
-            self._walk(table, before)
+            self._confirm(table, look)
+            self._walk(table, before, look)
             self._timers.upkeep.enter(table)
-            self._confirm(table)
+            self._confirm(table, look)
         except IndexFailed as error:
             if self._timers.table is not table:  # it was opened again meanwhile, and the new one is in order
                 return
@@ -106,7 +138,7 @@ class TimerKeeper:
             self._store.check_appendable()
             stage_definition_again(self._timers, definition, recurring)
 
-    def _walk(self, table: Pending, before: int) -> None:
+    def _walk(self, table: Pending, before: int, look: _Look) -> None:
         """Store the timers before a log offset again; look as far beyond it, up to the next one that is pending.
 
         So retention, which deletes a few segments at a time, need not wait for a look at each time.
@@ -117,8 +149,7 @@ class TimerKeeper:
         at, end, ahead = (place_of(self._store, offset, self._read).parks for offset in offsets)
         if at < ahead and self._store.queues[PARKS].readable < ahead:
             return
-        room, first, reached, clock = KEPT_A_ROUND, None, self._seen, self._store.clock
-        began = rested = clock.monotonic()
+        room, first, reached = KEPT_A_ROUND, None, self._seen
         while at < ahead and (first is None or (at < end and room > 0)):
             count = min(AT_ONCE, (end if at < end else ahead) - at)
             parks = self._parks(at, count)
@@ -132,12 +163,9 @@ class TimerKeeper:
             if at < end:
                 room -= self._keep_all(table, needed)
             at += count
-            if clock.monotonic() - began >= LOOK_S:
+            if look.is_over():
                 until = reached if at < ahead else until
                 break
-            if clock.monotonic() - rested >= LONG_WORK_S:
-                gevent.sleep(REST_S)
-                rested = clock.monotonic()
         self._saw(table, until if first is None else first)
 
     def _saw(self, table: Pending, until: int) -> None:
@@ -190,42 +218,45 @@ class TimerKeeper:
             return 0
         return record.size
 
-    def _confirm(self, table: Pending) -> None:
+    def _confirm(self, table: Pending, look: _Look) -> None:
         """Have no segment kept any more in which nothing was seen to be pending, once that cannot be taken back."""
         if self._timers.table is not table or table.covered < self._seen_at:
             return
-        counted = table.counted(self._seen)
-        if not (counted and self._has_missed(table)) and self._timers.table is table:
+        search = self._search
+        if search is None or search.table is not table:
+            search = self._search = _Search(table, self._seen)
+        counted = table.counted(search.before)
+        if counted and not self._search_on(search, look):
+            return
+        self._search = None
+        if not search.is_there:
             table.discount(counted)
-            self._clean = self._seen
+            self._clean = search.before
 
-    def _has_missed(self, table: Pending) -> bool:
-        """Store timers again that the walk did not meet, since the queue has lost their places; return whether any is there.
+    def _search_on(self, search: _Search, look: _Look) -> bool:
+        """Store timers again that the walk did not meet, since the queue has lost their places; return whether that is done.
 
-        Those whose records are lost, too, are reported.
+        Otherwise a later round goes on with it. Those whose records are lost, too, are reported.
         """
-        lost: list[int] = []
-        after, is_there, room = b"", False, KEPT_A_ROUND
-        while timers := self._timers.upkeep.page(table, after, AT_ONCE):
-            after = timers[-1][0]
-            keys = {place: key for key, place in timers if place < self._seen}
+        table, room, lost, is_done = search.table, KEPT_A_ROUND, list[int](), False
+        while room > 0 and not (is_done or self._is_stopping or look.is_over()):
+            timers = self._timers.upkeep.page(table, search.after, AT_ONCE)
+            keys = {place: key for key, place in timers if place < search.before}
             found = records_at(self._store.log, PARKS, list(keys), self._run)
             if self._timers.table is not table:
-                return True
-            parks = [_Parked(keys[place], place, _data(stored)) for place, stored in found.items()]
-            places = self._places(table, [park.key for park in parks])
-            parks = [park for park in parks if places.get(park.key) == park.place]
+                break
+            parks = self._needed(table, [_Parked(keys[place], place, _data(stored)) for place, stored in found.items()])
+            search.is_there = search.is_there or bool(parks)
             for park in parks:
                 if size := self._keep_all(table, [park]):
                     self._seen_at = self._store.log.staged_end
                     room -= size
-            if room <= 0:
-                return True
-            is_there = is_there or bool(parks)
             lost += keys.keys() - found.keys()
+            search.after = timers[-1][0] if timers else search.after
+            is_done = not timers
         if lost:
             logger.error("timers lost, their segments go timers=%d first_log_offset=%d", len(lost), min(lost))
-        return is_there
+        return is_done
 
 
 def _data(stored: Stored) -> bytes:
