@@ -149,10 +149,11 @@ class TimerKeeper:
         at, end, ahead = (place_of(self._store, offset, self._read).parks for offset in offsets)
         if at < ahead and self._store.queues[PARKS].readable < ahead:
             return
+        records = self._store.records(self._store.queues[PARKS], at, READ_BYTES, self._read)
         room, first, reached = KEPT_A_ROUND, None, self._seen
         while at < ahead and (first is None or (at < end and room > 0)):
             count = min(AT_ONCE, (end if at < end else ahead) - at)
-            parks = self._parks(at, count)
+            parks = [park for park in map(_parked, islice(records, count)) if park is not None]
             if self._timers.table is not table or self._is_stopping:
                 return
             needed = self._needed(table, parks)
@@ -172,10 +173,6 @@ class TimerKeeper:
         """Take note that no park before a log offset is pending there."""
         self._seen = max(self._seen, until)
         self._seen_at = max(self._seen_at, table.followed)
-
-    def _parks(self, ordinal: int, count: int) -> list[_Parked]:
-        records = self._store.records(self._store.queues[PARKS], ordinal, READ_BYTES, self._read)
-        return [park for park in map(_parked, islice(records, count)) if park is not None]
 
     def _needed(self, table: Pending, parks: Sequence[_Parked]) -> list[_Parked]:
         """Return those of some parks whose timers are pending at just this place, or taken, at the moment of the return."""
