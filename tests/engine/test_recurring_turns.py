@@ -250,6 +250,24 @@ def test_a_recurring_message_goes_on_after_the_record_of_its_run_is_lost(bench: 
     assert bench.timers.pending == 1
 
 
+def test_a_recurring_message_that_ends_while_it_gets_a_lost_run_has_no_run(bench: Bench) -> None:
+    """Its end waits until the run is in the log."""
+    bench.end(bench.begin(bench.recurring.define, TICK))
+    data, place = bench.parts.settings.data, last_park(bench)
+
+    def damage() -> None:
+        flip(data, [place])
+        shutil.rmtree(data / TIMER_INDEX)
+
+    open_again(bench, damage)
+    before = bench.parts.store.log.staged_end
+    wait_until(lambda: bench._has_staged(before), DEADLINE_S, "a run is staged")
+    undefining = gevent.spawn(bench.recurring.undefine, TICK.name)
+    gevent.sleep(0)
+    bench.end(undefining)
+    check_over(bench, [])
+
+
 def test_a_recurring_message_of_which_nothing_is_left_is_reported(
     bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -290,6 +308,13 @@ def flip(data: Path, places: list[int]) -> None:
 
 
 def begin_again(bench: Bench, meanwhile: Callable[[], object]) -> None:
+    """Begin again as ``open_again`` does, and read the log."""
+    open_again(bench, meanwhile)
+    bench.end(gevent.spawn(bench.recurring.list_, "", 9))  # once the log is read
+    bench.settle()
+
+
+def open_again(bench: Bench, meanwhile: Callable[[], object]) -> None:
     """Begin again with the same time, after something was done to the folder."""
     now_ms, data = bench.parts.clock.now_ms(), bench.parts.settings.data
     bench.close()
@@ -299,8 +324,6 @@ def begin_again(bench: Bench, meanwhile: Callable[[], object]) -> None:
     bench.delivery = following.delivery
     bench.parts.clock.jump(now_ms - bench.parts.clock.now_ms())
     bench.timers.start()
-    bench.end(gevent.spawn(bench.recurring.list_, "", 9))  # once the log is read
-    bench.settle()
 
 
 def test_a_recurring_message_does_not_end_because_the_disk_cannot_be_asked(bench: Bench) -> None:

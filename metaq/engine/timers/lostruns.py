@@ -30,10 +30,9 @@ class LostRuns:
         """Stage a run for each recurring message that has none. Raises ``MetaqError`` when that must be tried again."""
         if self._looked_at is table:
             return
-        for definition in self._without_run(table):
-            if definition.number not in self._done:
-                self._restore(table, definition)
-        if self._timers.table is table:
+        lacking = [each for each in self._without_run(table) if each.number not in self._done]
+        left = [each for each in lacking if not self._restore(table, each)]
+        if not left and self._timers.table is table:
             self._looked_at = table
 
     def _without_run(self, table: Pending) -> list[Definition]:
@@ -46,13 +45,14 @@ class LostRuns:
         pending = {key for key, (state, _) in zip(far, states, strict=True) if state is TimerState.PENDING}
         return [definition for definition, key in lacking.items() if key not in pending]
 
-    def _restore(self, table: Pending, definition: Definition) -> None:
+    def _restore(self, table: Pending, definition: Definition) -> bool:
+        """Stage a run if there is one; return false when somebody else changes the definition, who may fail."""
         now_ms, key = self._context.store.clock.now_ms(), table.definitions.run(definition)
         due_ms = now_ms if key is None else parts_of(key)[0]
         run = self._runs.next_run(definition, None, self._runs.plan(definition, due_ms, now_ms, 1).next_ms)
         is_same = self._timers.table is table and table.definitions.get(definition.name) is definition
         if not is_same or definition.name in self._timers.names_in_flight:
-            return
+            return False
         if run is not None:
             self._context.store.check_writable()
             self._timers.ready()
@@ -62,9 +62,11 @@ class LostRuns:
                 logger.error("recurring message lost name=%s", definition.name)
             else:
                 self._timers.stage_runs([run], [place], [self._context.store.log.staged_end])
+                self._timers.hold(definition.name)  # an end that comes meanwhile would not know of the run
                 note(self._timers.turns, partial(self._settled, definition))
                 logger.error("recurring message had lost its run name=%s next_ms=%d", definition.name, run.due_ms)
         self._done.add(definition.number)
+        return True
 
     def _settled(self, definition: Definition, failure: MetaqError | None) -> None:
         if failure is not None:

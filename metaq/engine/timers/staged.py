@@ -27,7 +27,7 @@ class Changes:
     taken: list[Key] = field(default_factory=list)
     """The timers that are taken for them: given back when they are not stored."""
     names: list[str] = field(default_factory=list)
-    """The recurring messages that are being defined or ended."""
+    """The recurring messages that are being defined or ended, or get a run that was lost."""
     _run: Parks | None = None  # the last of the events, when more parks may join it
 
     def add(self, event: TimerEvent) -> None:

@@ -65,7 +65,7 @@ class TimerTable:
         self._in_log: deque[Appended] = deque()  # the turns that readers may not see yet
         self._in_log_events = 0
         self.names_in_flight: set[str] = set()
-        """Names of recurring messages that are being defined or ended."""
+        """Names of recurring messages that are being defined or ended, or get a run that was lost."""
         self._has_recurring = False  # as the folder says
         self._handles: Handles | None = None  # known with the secret
         self._flushed = 0
@@ -292,9 +292,12 @@ class TimerTable:
         if taken:
             changes.taken += taken
         if isinstance(event, Defined | Undefined):
-            name = event.definition.name if isinstance(event, Defined) else event.name
-            changes.names.append(name)
-            self.names_in_flight.add(name)
+            self.hold(event.definition.name if isinstance(event, Defined) else event.name)
+
+    def hold(self, name: str) -> None:
+        """Let nobody change a recurring message until readers see what this turn stages, or it has failed."""
+        self._changes().names.append(name)
+        self.names_in_flight.add(name)
 
     # -- for changes --------------------------------------------------------------------------------------------------
 
