@@ -1,16 +1,13 @@
 """Causes that keep a deployment from beginning, or end it: it names the host and the reason, and changes nothing."""
 
-import os
 import socket
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from tests.deploy.pair import Pair
+from tests.support.smalldisk import needs_root, small_disk
 
 pytestmark = [pytest.mark.partner("sshd"), pytest.mark.timeout(900)]
 
@@ -73,20 +70,6 @@ def test_users_and_permissions(pair: Pair, tmp_path: Path) -> None:
         pair.configure(processes="systemd")
         assert "b: systemd is not the init of this machine" in pair.fab.refused("deploy")
     assert pair.untouched()
-
-
-@contextmanager
-def small_disk(folder: Path, *options: str) -> Iterator[Path]:
-    """A file system with a limit; it needs root, as in CI."""
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(folder)], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
 
 
 @needs_root

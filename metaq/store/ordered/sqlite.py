@@ -14,11 +14,12 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Final
 
 from metaq.checksum import crc32c
 from metaq.errors import DiskFull, IndexFailed
-from metaq.store.files.disk import MAKE_ROOM
+from metaq.store.files.disk import FULL, MAKE_ROOM
 from metaq.store.ordered.engine import DeleteKey, Entry, Operation, SetKey
 
 MARK: Final = "index.sqlite"
@@ -43,9 +44,20 @@ def _translated(action: str, folder: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         text = f"cannot {action} {folder}: {error}"
-        if getattr(error, "sqlite_errorcode", 0) in NO_ROOM:
+        if _is_full(getattr(error, "sqlite_errorcode", 0), folder):
             raise DiskFull(f"{text}; {MAKE_ROOM}") from error
         raise IndexFailed(text) from error
+
+
+def _is_full(code: int, folder: Path) -> bool:
+    """Return whether an error says that the disk is full."""
+    if code != sqlite3.SQLITE_CANTOPEN:
+        return code in NO_ROOM
+    try:
+        TemporaryFile(dir=folder).close()  # the code does not say why no file was made
+    except OSError as error:
+        return error.errno in FULL
+    return False
 
 
 class Seal:

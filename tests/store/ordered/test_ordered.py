@@ -20,6 +20,7 @@ from metaq.store.ordered import rocksdb, sqlite
 from metaq.store.ordered.engine import DeleteKey, DeleteRange, Operation, SetKey
 from metaq.store.ordered.ordered import Covered, EngineName, Ordered, open_ordered, remove_ordered
 from tests.store.ordered.writer import ENGINES, enter, entries, open_small
+from tests.support.smalldisk import needs_root, small_disk
 
 T = TypeVar("T")
 OTHER: Final[dict[EngineName, EngineName]] = {"rocksdict": "sqlite3", "sqlite3": "rocksdict"}
@@ -256,6 +257,26 @@ def test_an_index_of_sqlite_that_a_full_disk_has_no_room_to_open_is_not_removed(
     again, reason = open_small(folder, "sqlite3")
     assert (reason, again.covered) == (None, Covered(1, 0))
     again.close()
+
+
+@needs_root
+def test_an_index_of_sqlite_is_not_removed_where_no_more_files_can_be_made(tmp_path: Path) -> None:
+    """F-13: SQLite says only that it cannot open one."""
+    with small_disk(tmp_path / "small", "nr_inodes=5") as disk:
+        folder = disk / "index"
+        index = open_small(folder, "sqlite3")[0]
+        index.apply([SetKey(b"Ta")], Covered(1, 0))
+        index.close()
+        others = [disk / "a", disk / "b"]
+        for other in others:
+            other.touch()
+        with pytest.raises(DiskFull, match=f"cannot open {folder}: unable to open database file; free space"):
+            open_ordered(folder, "sqlite3")
+        for other in others:
+            other.unlink()
+        again, reason = open_small(folder, "sqlite3")
+        assert (reason, again.covered) == (None, Covered(1, 0))
+        again.close()
 
 
 def test_the_errors_of_rocksdict_are_told_apart_by_their_texts() -> None:
