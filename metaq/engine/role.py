@@ -6,6 +6,7 @@ from typing import Final, NamedTuple, Protocol
 from metaq.errors import DiskFull
 from metaq.protocol.remoting.codes import MASTER
 from metaq.replication.insync import Standing
+from metaq.replication.nodes import NO_LOG, ReplicaLog
 from metaq.store.copies.epochs import FIRST, Epochs
 from metaq.store.files.filecache import Run
 from metaq.store.messagestore import MessageStore
@@ -23,6 +24,9 @@ class Role(NamedTuple):
     """Of a master: the replicas that may become the next master, until it has another set agreed on."""
     yields: bool = False
     """Of a master: it becomes a slave instead while its log may lack something that other eligible replicas have."""
+    stood_with: ReplicaLog = NO_LOG
+    """Of an elected master: the log with which it stood. It yields, too, while its log is suspect and shorter than that, since
+    another one may be the longest now."""
     shortage: str | None = None
     """Of a slave that was to become master: why there is no room for the record that begins its epoch."""
 
@@ -36,7 +40,8 @@ class Role(NamedTuple):
         if self.epoch and epochs.table == [FIRST]:  # never a replica's log: all of it was acknowledged at the level before
             role = self._replace(readable_end=store.log.end)
         slave = role._replace(is_master=False, epoch=0)
-        if self.yields and store.suspicion.reason is not None:
+        is_shorter = self.stood_with.is_longer(ReplicaLog(epochs.current.number, store.log.end))
+        if (self.yields or is_shorter) and store.suspicion.reason is not None:
             return slave, epochs
         if self.epoch:
             number = max(self.epoch, epochs.current.number + 1)  # the log may know later epochs than an operator

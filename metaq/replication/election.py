@@ -32,7 +32,7 @@ from metaq.address import Address, parse_address
 from metaq.errors import BadRequest, ChangeUnknown, Fenced, MetaqError, RegistryUnavailable
 from metaq.registry.session import CheckVersion, CreateNode, DeleteNode, SetData
 from metaq.registry.zookeeper import ZooKeeper
-from metaq.replication.nodes import UNTOLD, Candidate, Master, ReplicaGroupState, ReplicaLog
+from metaq.replication.nodes import NO_LOG, UNTOLD, Candidate, Master, ReplicaGroupState, ReplicaLog
 from metaq.store.messagestore import FIRST_EPOCH
 
 logger = logging.getLogger(__name__)
@@ -59,15 +59,15 @@ class Election:
         replication: str,
         *,
         log: Callable[[], ReplicaLog],
-        elected: Callable[[int, frozenset[int], bool], None],
+        elected: Callable[[int, frozenset[int], ReplicaLog], None],
         deposed: Callable[[], None],
         moved: Callable[[Address], None],
         monotonic: Callable[[], float],
     ) -> None:
         """Create it for a group, which is named cluster/broker name.
 
-        ``elected`` receives the epoch to begin, the replicas of which the next master may be elected, and whether this one
-        stood as suspect. ``deposed`` is called when this replica is no longer master. ``moved`` receives the address of a new
+        ``elected`` receives the epoch to begin, the replicas of which the next master may be elected, and the log with which
+        this one stood. ``deposed`` is called when this replica is no longer master. ``moved`` receives the address of a new
         master. All three have to be quick.
         """
         base = f"/metaq/groups/{group}"
@@ -91,8 +91,8 @@ class Election:
         """The session in which it became master."""
         self._tried: tuple[Master, int | None] | None = None
         """The master node and the session of its last attempt: it may have been elected without receiving the answer."""
-        self._stood_as_suspect = False
-        """True when its log was known to be suspect at its last attempt."""
+        self._stood_with = NO_LOG
+        """Its log as it was known at its last attempt."""
         self._alone_since: float | None = None
         self._vacant = -1
         """The version of the state at which this replica sees no master, as its node says; -1 while it sees one."""
@@ -406,7 +406,7 @@ class Election:
         remove = [] if former is None else [DeleteNode(self._master_path)]
         change = SetData(self._state_path, wanted.encode(), self._version)
         tried = self._tried = master, session
-        self._stood_as_suspect = log.suspect is not None
+        self._stood_with = log
         if self._zookeeper.commit([*remove, CreateNode(self._master_path, master.encode(), ephemeral=True), change]):
             self._read()
         if self._tried is tried and self._state == wanted and self.master == master and self._zookeeper.session == session:
@@ -415,7 +415,7 @@ class Election:
     def _lead(self, state: ReplicaGroupState) -> None:
         self._leading, self._session, self._alone_since, self._said = state, self._zookeeper.session, None, ""
         logger.info("elected epoch=%d", state.epoch)
-        self._elected(state.epoch, frozenset(state.in_sync), self._stood_as_suspect)
+        self._elected(state.epoch, frozenset(state.in_sync), self._stood_with)
 
     def _obstacle(self, log: ReplicaLog, alone_s: float) -> str | None:
         """Return why this replica must not stand for election now, or ``None``."""

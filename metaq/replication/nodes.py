@@ -85,6 +85,10 @@ class ReplicaLog(NamedTuple):
         return (self.epoch, self.end) > (other.epoch, other.end)
 
 
+NO_LOG: Final = ReplicaLog(0, 0)
+"""Longer than no other."""
+
+
 class Candidate(NamedTuple):
     """The ephemeral node of a replica that is running."""
 

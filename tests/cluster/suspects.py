@@ -203,12 +203,12 @@ class Process:
         self.leave()
         self.in_sync, self.waiting = None, []
         if wanted is not None:
-            epoch, eligible, stood_as_suspect = wanted
+            epoch, eligible, stood = wanted
             self.epoch = epoch
             machine, world = self.machine, self.machine.world
-            if world.faults and machine.suspect is None and world.rng.random() < 0.05:
+            if world.faults and world.rng.random() < 0.05:
                 machine.lose(DAMAGE)
-            if machine.suspect is not None and not stood_as_suspect:
+            if machine.suspect is not None and (stood.suspect is None or stood.is_longer(machine.describe())):
                 self.election.give_up()
                 return
             machine.log.append(Entry(epoch, machine.number, world.number()))

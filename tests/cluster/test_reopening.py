@@ -14,6 +14,8 @@ from metaq.message import Durability
 from metaq.replication.nodes import ReplicaGroupState
 from metaq.server.replicas.replica import ReplicaServer
 from metaq.store.files.ending import ABORT
+from tests.store.test_record_groups import FIRST as T0
+from tests.store.test_record_groups import put
 
 ANY: Final = "127.0.0.1:0"
 MASTER: Final = Role(is_master=True, epoch=7)
@@ -99,12 +101,37 @@ def test_who_was_elected_before_its_log_was_known_to_be_suspect_gives_way(tmp_pa
     with started(tmp_path, "elected", "127.0.0.1:1") as server:
         election = server._election
         assert election is not None
-        election._stood_as_suspect = is_known
+        election._stood_with = server._log()._replace(suspect="its log was empty" if is_known else None)
         election._lead(ReplicaGroupState(7, 2, (1, 2)))
         server.broker.store.fail(DiskFailed("cannot sync: input/output error"))
         change(server)
         assert server.broker.role.is_master == election.leading == is_known
         assert (server.suspicion is None) == is_known
+
+
+def test_who_was_elected_as_suspect_for_a_longer_log_gives_way(tmp_path: Path) -> None:
+    """F-FAIL: the page cache has lost some more of it. Another one has the longest log now."""
+    with started(tmp_path, "elected", "127.0.0.1:1") as server:
+        election, store = server._election, server.broker.store
+        assert election is not None
+        put(store, T0, b"one")
+        end = store.log.end
+        put(store, T0, b"two")
+        election._stood_with = server._log()._replace(suspect="its log was empty")
+        election._lead(ReplicaGroupState(7, 2, (1, 2)))
+        store.fail(DiskFailed("cannot sync: input/output error"))
+        segment = store.log.segments[-1]
+        with open(segment.path, "r+b") as file:
+            file.seek(end - segment.base)
+            file.write(bytes(store.log.end - end))
+        change(server)
+        assert server.broker.store.log.end == end
+        assert not server.broker.role.is_master and not election.leading
+        assert server.suspicion is not None
+        election._stood_with = server._log()
+        election._lead(ReplicaGroupState(8, 2, (1, 2)))
+        change(server)
+        assert server.broker.role.is_master and election.leading, "it is the longest even so"
 
 
 @pytest.mark.parametrize("accept_loss", [False, True])

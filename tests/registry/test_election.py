@@ -35,7 +35,7 @@ def election(
     deposed: Callable[[], None] = lambda: None,
     session_ms: int = 2000,
     make: type[ZooKeeper] = ZooKeeper,
-    elected: Callable[[int, frozenset[int], bool], None] = lambda epoch, eligible, stood_as_suspect: None,
+    elected: Callable[[int, frozenset[int], ReplicaLog], None] = lambda epoch, eligible, log: None,
 ) -> Election:
     clock = SystemClock()
     return Election(
@@ -159,7 +159,7 @@ class GivingUp(ZooKeeper):
 
 def test_a_replica_that_gives_up_while_it_is_elected_stands_again(tmp_path: Path) -> None:
     """F-FAIL: the log that it was elected for is replaced."""
-    led: list[tuple[int, frozenset[int], bool]] = []
+    led: list[tuple[int, frozenset[int], ReplicaLog]] = []
     with ZooKeeperProcess(tmp_path / "zookeeper") as server, server.client() as other:
         other.create(STATE, ReplicaGroupState(3, 1, (1,)).encode(), makepath=True)
         log = ReplicaLog(3, 0, "its log is empty")
@@ -169,7 +169,7 @@ def test_a_replica_that_gives_up_while_it_is_elected_stands_again(tmp_path: Path
         replica.start()
         try:
             wait(lambda: replica.leading, "it is elected again")
-            assert led == [(5, frozenset({1}), True)]
+            assert led == [(5, frozenset({1}), log)]
         finally:
             replica.stop()
 

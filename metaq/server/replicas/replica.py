@@ -203,10 +203,12 @@ class ReplicaServer:
             monotonic=SystemClock().monotonic,
         )
 
-    def _was_elected(self, epoch: int, eligible: frozenset[int], stood_as_suspect: bool) -> None:
-        """Become the master that was elected, unless the opening finds the log to be suspect, which was not considered."""
-        yields = self.settings.durability.on_replicas and not stood_as_suspect
-        self._change(Role(is_master=True, epoch=epoch, eligible=eligible, yields=yields))
+    def _was_elected(self, epoch: int, eligible: frozenset[int], log: ReplicaLog) -> None:
+        """Become the master that was elected for a log, unless the opening finds that it lacks more than was known."""
+        role = Role(is_master=True, epoch=epoch, eligible=eligible)
+        if self.settings.durability.on_replicas:
+            role = role._replace(yields=log.suspect is None, stood_with=log)
+        self._change(role)
 
     def _log(self) -> ReplicaLog:
         log = self.broker.store.log
