@@ -225,6 +225,7 @@ class Follower:
             data = connection.recv(RECEIVE_BYTES)
             if not data:
                 raise ProtocolError("the master closed the connection")
+            self._store.check_healthy()  # after a failure it could not tell whether it still holds what it reports
             for item in reader.receive(data):
                 if not agreed and isinstance(item, Control) and "challenge" in item.content:
                     connection.sendall(claim.answer(item.content["challenge"]))
@@ -315,7 +316,6 @@ class Follower:
         raise Replaced
 
     def _take(self, copier: Copier, item: Data) -> None:
-        self._store.check_healthy()  # after a failure it could not tell whether it still holds what it reports
         if (shortage := self._store.shortage) is not None:
             raise DiskFull(shortage)
         copier.take(item.log_offset, item.data)

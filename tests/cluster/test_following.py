@@ -102,8 +102,11 @@ class Master:
         self._connection.sendall(encode_data(start, len(data)) + bytes(data))
 
     def send_table(self, text: str) -> None:
+        self.send_heartbeat([1], documents={TABLE: text})
+
+    def send_heartbeat(self, in_sync: list[int], **more: Any) -> None:
         end = self._store.log.end
-        said = {"epoch": 0, "readable_end": end, "begin": 0, "in_sync": [1], "documents": {TABLE: text}}
+        said = {"epoch": 0, "readable_end": end, "begin": 0, "in_sync": in_sync, **more}
         self._connection.sendall(encode_control(end, said))
 
     def wait_for_report(self) -> None:
@@ -233,6 +236,22 @@ def test_a_slave_whose_disk_has_failed_reports_no_more(tmp_path: Path) -> None:
         with pytest.raises(AssertionError, match="the slave hung up"):
             master.wait_for_report()
         assert slave.log.end < source.log.end
+    source.close()
+
+
+def test_a_slave_whose_disk_has_failed_follows_no_idle_master_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F-FAIL: it would stay in sync, and a suspicion would be taken from it, although nothing comes that it could not keep."""
+    monkeypatch.setattr(follower, "SILENCE_S", 2 * DEADLINE_S)
+    source, _ = open_store(tmp_path / "master", SETTINGS)
+    master = Master(source)
+    with gevent.Timeout(DEADLINE_S), following(tmp_path / "slave", master, Disk(), lambda names: None) as slave:
+        put(source, T0, b"one")
+        master.send_log()
+        master.wait_for_report()
+        slave.fail(DiskFailed("cannot sync: input/output error"))
+        master.send_heartbeat(in_sync=[1, 2])
+        master.wait_for_end()
+        assert slave.suspicion.reason == "it is new"
     source.close()
 
 

@@ -22,7 +22,12 @@ MASTER: Final = Role(is_master=True, epoch=7)
 
 
 @contextmanager
-def slave(folder: Path, role: Literal["slave", "elected"] = "slave", zookeeper: str = "") -> Iterator[ReplicaServer]:
+def slave(
+    folder: Path,
+    role: Literal["slave", "elected"] = "slave",
+    zookeeper: str = "",
+    durability: Durability = Durability.REPLICA,
+) -> Iterator[ReplicaServer]:
     """A replica that follows nobody, and changes no role before its greenlets run."""
     server = ReplicaServer(
         Settings(
@@ -35,7 +40,7 @@ def slave(folder: Path, role: Literal["slave", "elected"] = "slave", zookeeper: 
             replica_number=2,
             role=role,
             zookeeper=zookeeper,
-            durability=Durability.REPLICA,
+            durability=durability,
         )
     )
     try:
@@ -132,6 +137,17 @@ def test_who_was_elected_as_suspect_for_a_longer_log_gives_way(tmp_path: Path) -
         election._lead(ReplicaGroupState(8, 2, (1, 2)))
         change(server)
         assert server.broker.role.is_master and election.leading, "it is the longest even so"
+
+
+@pytest.mark.parametrize("durability", [Durability.REPLICA, Durability.DISK_REPLICA])
+def test_who_stands_while_its_disk_has_failed_stands_as_suspect(tmp_path: Path, durability: Durability) -> None:
+    """F-FAIL: another one may have what the page cache has lost, unless all was synced before it was reported."""
+    with slave(tmp_path, "elected", "127.0.0.1:1", durability) as server:
+        put(server.broker.store, T0, b"one")
+        assert server._log().suspect is None
+        server.broker.store.fail(DiskFailed("cannot sync: input/output error"))
+        suspect = "its disk has failed: cannot sync: input/output error"
+        assert server._log().suspect == (suspect if durability is Durability.REPLICA else None)
 
 
 @pytest.mark.parametrize("accept_loss", [False, True])

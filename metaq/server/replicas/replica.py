@@ -211,9 +211,13 @@ class ReplicaServer:
         self._change(role)
 
     def _log(self) -> ReplicaLog:
-        log = self.broker.store.log
-        empty = "its log is empty" if log.begin == log.end else None  # the log may have had messages that are lost
-        return ReplicaLog(self.broker.epochs.current.number, log.end, self.suspicion or empty)
+        store, durability, suspect = self.broker.store, self.settings.durability, self.suspicion
+        log = store.log
+        if suspect is None and log.begin == log.end:  # the log may have had messages that are lost
+            suspect = "its log is empty"
+        if suspect is None and store.failure is not None and durability.on_replicas and not durability.on_disk:
+            suspect = f"its disk has failed: {store.failure}"  # the page cache may have lost what was reported
+        return ReplicaLog(self.broker.epochs.current.number, log.end, suspect)
 
     @property
     def suspicion(self) -> str | None:
