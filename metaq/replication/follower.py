@@ -303,7 +303,8 @@ class Follower:
                 cut_at_next_opening(store, end, self._proved_end if "differs" in content else None, self._run)
                 self._give_up_derived()
         if store.log.begin == end:
-            self._suspect("its log was empty")
+            with self._keeping:
+                self._suspect("its log was empty")
 
     def _suspect(self, reason: str) -> None:
         """Mark the log as suspect until the master counts this replica as in sync: it may lack messages that it had."""
@@ -335,7 +336,8 @@ class Follower:
         suspicion = self._store.suspicion
         if suspicion.reason is not None and self._identity.replica in seen.in_sync:
             logger.info("suspect no more reason=%s end=%d", suspicion.reason, self._store.log.end)
-            self._run(suspicion.clear)
+            with self._keeping:
+                self._run(suspicion.clear)
         if "documents" in content:
             documents.check(self._folder, content["documents"])
             self._tables |= content["documents"]

@@ -106,8 +106,7 @@ class Master:
 
     def send_heartbeat(self, in_sync: list[int], **more: Any) -> None:
         end = self._store.log.end
-        said = {"epoch": 0, "readable_end": end, "begin": 0, "in_sync": in_sync, **more}
-        self._connection.sendall(encode_control(end, said))
+        self._connection.sendall(encode_control(end, {"epoch": 0, "readable_end": end, "begin": 0, "in_sync": in_sync, **more}))
 
     def wait_for_report(self) -> None:
         """Wait until the slave reports that it has all that was sent."""
@@ -294,6 +293,23 @@ def test_who_hears_of_another_master_while_it_connects_follows_that_one(tmp_path
         each.close()
 
 
+def stop_at_a_write(slave: Follower, master: Master, disk: Disk, say: Callable[[], None]) -> None:
+    """Stop it while it writes what the master has said; it has to wait."""
+    with gevent.Timeout(DEADLINE_S):
+        slave.start()
+        master.meet()
+        disk.asked.clear()
+        disk.answers.clear()
+        say()
+        disk.asked.wait()
+        stopping = gevent.spawn(slave.stop)
+        gevent.idle()
+        assert not stopping.ready()
+        disk.answers.set()
+        stopping.join()
+    master.close()
+
+
 def test_a_cut_that_is_being_written_down_is_waited_for(tmp_path: Path) -> None:
     """F-FAIL: written after the store was opened anew, in another role, it would cut that one's log at its next opening."""
     source, _ = open_store(tmp_path / "master", SETTINGS)
@@ -303,21 +319,28 @@ def test_a_cut_that_is_being_written_down_is_waited_for(tmp_path: Path) -> None:
     put(store, T0, b"two")
     master, disk, replaced = Master(source), Disk(), list[str]()
     slave = follower_of(store, lambda: master.address, disk, replaced=lambda: replaced.append("replaced"))
-    with gevent.Timeout(DEADLINE_S):
-        slave.start()
-        master.meet()
-        disk.asked.clear()
-        disk.answers.clear()
-        master.follow(end)
-        disk.asked.wait()
-        stopping = gevent.spawn(slave.stop)
-        gevent.idle()
-        assert not stopping.ready()
-        disk.answers.set()
-        stopping.join()
+    stop_at_a_write(slave, master, disk, lambda: master.follow(end))
     assert read_document(RealDisk(), store.directory / INTENT)[0] is not None
     assert not replaced, "whoever stops it opens the store anew"
-    master.close()
+    store.close()
+    source.close()
+
+
+@pytest.mark.parametrize("is_cleared", [False, True])
+def test_a_suspicion_that_is_being_written_down_is_waited_for(tmp_path: Path, *, is_cleared: bool) -> None:
+    """F-FAIL: raised or cleared after the store was opened anew, it would be one of another role."""
+    source, _ = open_store(tmp_path / "master", SETTINGS)
+    store, _ = open_store(tmp_path / "slave", SETTINGS)
+    if is_cleared:
+        store.suspicion.rise("it is new")
+    master, disk = Master(source), Disk()
+
+    def follow() -> None:
+        master.follow(0)  # raises one, since the log is empty
+        master.send_heartbeat([1, 2] if is_cleared else [1])
+
+    stop_at_a_write(follower_of(store, lambda: master.address, disk), master, disk, follow)
+    assert (store.suspicion.reason is None) == is_cleared
     store.close()
     source.close()
 
