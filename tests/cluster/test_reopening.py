@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal
 
+import gevent
 import pytest
 
 from metaq.config import Settings
@@ -148,6 +149,21 @@ def test_who_stands_while_its_disk_has_failed_stands_as_suspect(tmp_path: Path, 
         server.broker.store.fail(DiskFailed("cannot sync: input/output error"))
         suspect = "its disk has failed: cannot sync: input/output error"
         assert server._log().suspect == (suspect if durability is Durability.REPLICA else None)
+
+
+def test_who_is_elected_anew_while_its_log_turns_out_to_be_suspect_is_asked_again(tmp_path: Path) -> None:
+    """F-FAIL: it gives up the election that it was opened for, and not the next one, for which it opens once more."""
+    with started(tmp_path, "elected", "127.0.0.1:1") as server:
+        election = server._election
+        assert election is not None
+        election._stood_with = server._log()._replace(suspect=None)
+        election._lead(ReplicaGroupState(7, 2, (1, 2)))
+        server.broker.store.fail(DiskFailed("cannot sync: input/output error"))
+        gevent.spawn(election._lead, ReplicaGroupState(9, 2, (1, 2)))  # when the opening waits for the disk
+        change(server)
+        assert not server.broker.role.is_master and election.leading
+        change(server)
+        assert not server.broker.role.is_master and not election.leading
 
 
 @pytest.mark.parametrize("accept_loss", [False, True])

@@ -348,8 +348,9 @@ class ReplicaServer:
         self.broker = self._open(role, bound, self.authentication)
         self.broker.configure(self._with_address(self.settings))  # the settings may have changed while it opened
         taken = self.broker.role
-        if self._election is not None and role.is_master and not taken.is_master and taken.shortage is None:
-            self._election.give_up()  # its log has turned out to be suspect: it stands again as such
+        yielded = role.is_master and not taken.is_master and taken.shortage is None  # its log has turned out to be suspect
+        if self._election is not None and yielded and self._wanted is None:  # else it may have been elected anew meanwhile
+            self._election.give_up()
         self._start_broker()
 
     def promote(self, *, accept_loss: bool) -> None:
