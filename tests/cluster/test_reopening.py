@@ -42,6 +42,8 @@ def slave(
             role=role,
             zookeeper=zookeeper,
             durability=durability,
+            segment_bytes=1024 * 1024,  # an opening after a failure reads all of it
+            max_body_bytes=1024,
         )
     )
     try:
