@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from metaq.client import checks
-from metaq.client.connecting.closing import Closing
+from metaq.client.closing import Closing
 from metaq.client.connecting.core import CONTROL_TIMEOUT_S, Core
 from metaq.client.connecting.forks import MADE_BEFORE, renewed_in_children
 from metaq.client.connecting.presence import level_of

@@ -16,7 +16,7 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from metaq.client import intercepting
-from metaq.client.connecting.closing import Closing
+from metaq.client.closing import Closing
 from metaq.client.connecting.core import CONTROL_TIMEOUT_S, Core
 from metaq.client.connecting.forks import MADE_BEFORE, renewed_in_children
 from metaq.client.connecting.transport import ClientAnswer
