@@ -278,6 +278,20 @@ def test_segments_before_a_timer_go_where_there_is_no_room_for_it(
     assert log.begin > place and bench.timing.timers.pending == 1
 
 
+def test_a_broker_that_could_not_store_its_first_timer_deletes_segments(tmp_path: Path) -> None:
+    """It has a table of timers then, and no queue of parks."""
+    with closing(Bench(tmp_path)) as bench:
+        bench.timing.timers.ready()
+        for _ in range(16):
+            bench.put(BODY)
+        bench.fill_segment()
+        bench.put(BODY)
+        assert PARKS not in bench.parts.store.queues
+        bench.retire()
+        bench.retire()
+        assert bench.parts.store.log.begin > 0
+
+
 @pytest.fixture
 def without_places(tmp_path: Path, again: Callable[[Bench, bool], Bench]) -> Bench:
     """A broker with many timers, of which the queue has lost all places."""

@@ -147,9 +147,10 @@ class TimerKeeper:
         until = min(2 * before - self._store.log.begin, lasting_end)
         offsets = (self._seen, min(before, lasting_end), until)
         at, end, ahead = (place_of(self._store, offset, self._read).parks for offset in offsets)
-        if at < ahead and self._store.queues[PARKS].readable < ahead:
+        queue = self._store.queue(*PARKS)  # there is none while only the secret of handles is stored
+        if at < ahead and queue.readable < ahead:
             return
-        records = self._store.records(self._store.queues[PARKS], at, READ_BYTES, self._read)
+        records = self._store.records(queue, at, READ_BYTES, self._read)
         room, first, reached = KEPT_A_ROUND, None, self._seen
         while at < ahead and (first is None or (at < end and room > 0)):
             count = min(AT_ONCE, (end if at < end else ahead) - at)
