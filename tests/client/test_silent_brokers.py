@@ -133,6 +133,15 @@ def test_an_offset_is_read_at_a_slave_only_while_the_master_cannot_be_reached(mo
     assert brokers.asked == ["a:0", "a:1"]
 
 
+def test_an_offset_is_read_at_a_slave_when_the_host_of_the_master_has_vanished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To learn that, connecting takes all the time there is."""
+    brokers = Brokers(monkeypatch, slaves=1)
+    brokers.vanished.add("a:0")
+    offsets, queue = BrokerOffsets(brokers.core, "billing"), MessageQueue("orders", "a", 0)
+    assert offsets.read(queue, brokers.now + CONTROL_TIMEOUT_S) == 7
+    assert brokers.asked == ["a:1"]
+
+
 @pytest.mark.parametrize("how", ["silent", "vanished"])
 def test_a_commit_reaches_the_brokers_that_answer(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """SG-118: they get their offsets before others are waited for; the caller learns that not all are stored."""

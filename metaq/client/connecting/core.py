@@ -37,6 +37,8 @@ LOOK_S: Final = 0.5
 EXPIRY_S: Final = 0.5
 CONTROL_TIMEOUT_S: Final = 3.0
 """The time limit of the client's own requests: heartbeats, members, offsets."""
+LEAST_S: Final = 1.0
+"""The time that each broker has at least for offsets, when connecting to others has taken it all."""
 
 MakeTransport = Callable[[Asked, Greet], Transport]
 
@@ -211,8 +213,8 @@ class Core:
         """Ask a master, or one of its slaves while the master cannot be reached, and return the answer, whatever its code.
 
         For requests that every replica can answer. With ``shares_time`` each has its share of the time, and a slave is asked
-        also while its master is only slow; not for what a slave may learn too late, such as offsets. ``ConnectionFailed`` when
-        no replica can be reached, ``RequestTimeout``.
+        also while its master is only slow; not for what a slave may learn too late, such as offsets. A slave has ``LEAST_S`` in
+        any case. ``ConnectionFailed`` when no replica can be reached, ``RequestTimeout``.
         """
         failure: ClientError = ConnectionFailed(f"no route names broker {broker_name}")
         addresses = list(self.routes.replicas(broker_name).values())
@@ -221,10 +223,11 @@ class Core:
             try:
                 return self.transport.call(address, request, now + (deadline - now) / left if shares_time else deadline)
             except (ConnectionFailed, RequestTimeout) as error:
+                self.look_for_masters()
                 if isinstance(error, RequestTimeout) and not shares_time:
                     raise
                 failure = error
-                self.look_for_masters()
+                deadline = max(deadline, time.monotonic() + LEAST_S)  # to find that a host has vanished may take all of it
         raise failure
 
     def look_for_masters(self) -> None:

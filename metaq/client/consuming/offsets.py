@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
-from metaq.client.connecting.core import CONTROL_TIMEOUT_S, Core
+from metaq.client.connecting.core import CONTROL_TIMEOUT_S, LEAST_S, Core
 from metaq.client.connecting.transport import Outcome, RemotingRequest, Waiter, refusal, successful
 from metaq.errors import BadRequest, ClientError, Refused
 from metaq.message import MessageQueue, QueueOffset
@@ -20,8 +20,6 @@ from metaq.protocol.remoting.headers import Int32, QueryConsumerOffset, QueueOnl
 
 logger = logging.getLogger(__name__)
 
-_LEAST_S: Final = 1.0
-"""The time that each broker has at least to take offsets, when connecting to others has taken it all."""
 OFFSETS_FOLDER: Final = Path.home() / ".metaq_offsets"
 
 
@@ -131,7 +129,7 @@ class BrokerOffsets:
             if queue.broker_name in silent:
                 continue  # another attempt would take the time of the other brokers
             now = time.monotonic()
-            until = now + limit_s if deadline is None else max(deadline, now + min(limit_s, _LEAST_S))
+            until = now + limit_s if deadline is None else max(deadline, now + min(limit_s, LEAST_S))
             try:
                 if queue == last:
                     self._core.ask_broker(queue.broker_name, self._update_of(queue, offset), until)
