@@ -110,6 +110,14 @@ class TimerKeeper:
         table = self._timers.table
         if table is None:
             return
+        try:
+            if table.secret is not None and table.secret.place < before:
+                self._timers.stage_secret_again()
+            self._keep_definitions(table, before)
+        finally:  # without room for these, too: segments before them still go
+            self._keep_parks(table, before)
+
+    def _keep_parks(self, table: Pending, before: int) -> None:
         look = _Look(self._store.clock)
         try:
             self._confirm(table, look)
@@ -121,9 +129,6 @@ class TimerKeeper:
                 return
             self._timers.failed(error)
             raise
-        if table.secret is not None and table.secret.place < before:  # last: without room, segments before it still go
-            self._timers.stage_secret_again()
-        self._keep_definitions(table, before)
 
     def _keep_definitions(self, table: Pending, before: int) -> None:
         """Store the definitions of recurring messages again whose marks lie before a log offset."""
