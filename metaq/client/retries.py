@@ -46,6 +46,10 @@ class Backoff:
         return longest * random.uniform(1.0 - self.jitter, 1.0)
 
 
+READ_BACKOFF: Final = Backoff(first=0.2, most=5.0, jitter=0.5)
+"""The pauses after pulls and pops that failed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Retry:
     """The number of further tries of something that failed, and the pauses before them; after the last one it is given up."""

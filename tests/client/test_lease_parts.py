@@ -20,6 +20,7 @@ from metaq.client.leasing.lease import BACK_OFF_S, Lease, back_off_s
 from metaq.client.leasing.requests import LeaseTerms, read_popped
 from metaq.client.leasing.settling import PAUSE_S, Settling
 from metaq.client.message import ReceivedMessage
+from metaq.client.retries import Backoff
 from metaq.errors import BadRequest, ClientClosed, ConnectionFailed, LeaseLost, Refused, StreamLost
 from metaq.protocol.remoting.codes import JSON, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand, encode_response
@@ -259,7 +260,7 @@ def test_after_the_end_of_the_client_nothing_is_told() -> None:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(polling, "_MOST_PAUSE_S", 0.05)
+    monkeypatch.setattr(polling, "READ_BACKOFF", Backoff(first=0.05, most=0.05))
 
 
 def held(request: RemotingCommand) -> Reply | None:

@@ -23,6 +23,7 @@ from metaq.client.consuming import fetching, push
 from metaq.client.consuming.consumer import Inbox
 from metaq.client.consuming.fetching import Fetcher
 from metaq.client.consuming.progress import Progress
+from metaq.client.retries import Backoff
 from metaq.errors import ChecksumMismatch, DecodeError
 from metaq.message import DEAD_PREFIX
 from metaq.protocol.inflating import inflated
@@ -229,7 +230,7 @@ def test_a_step_that_fails_skips_no_message(
     memory: InMemoryBroker, monkeypatch: pytest.MonkeyPatch, kind: str, seed: int
 ) -> None:
     """SG-077, SG-118: whatever fails between a broker's answer and the program, nothing is committed that did not arrive."""
-    monkeypatch.setattr(fetching, "_LEAST_PAUSE_S", 0.001)
+    monkeypatch.setattr(fetching, "READ_BACKOFF", Backoff(first=0.001))
     monkeypatch.setattr(push, "LOCAL_BACKOFF", metaq.Backoff(first=0.001))
     faults = Faults(seed, monkeypatch)
     faults.at(fetching, "decode_messages")

@@ -163,11 +163,16 @@ def test_a_commit_reaches_the_brokers_that_answer(monkeypatch: pytest.MonkeyPatc
     assert brokers.asked == ["a:0"]
 
 
-def test_a_commit_returns_only_when_a_broker_has_stored_the_offset(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SG-118: what was sent before in the background is told again while it has no answer."""
+def of_silent(monkeypatch: pytest.MonkeyPatch) -> tuple[Brokers, BrokerOffsets, MessageQueue]:
+    """Return brokers of which ``a`` is silent, the offsets of a group, and a queue of ``a``."""
     brokers = Brokers(monkeypatch)
     brokers.silent.add("a:0")
-    offsets, queue = BrokerOffsets(brokers.core, "billing"), MessageQueue("orders", "a", 0)
+    return brokers, BrokerOffsets(brokers.core, "billing"), MessageQueue("orders", "a", 0)
+
+
+def test_a_commit_returns_only_when_a_broker_has_stored_the_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SG-118: what was sent before in the background is told again while it has no answer."""
+    brokers, offsets, queue = of_silent(monkeypatch)
     offsets.update(queue, QueueOffset(7))
     offsets.save()
     with pytest.raises(RequestTimeout):
@@ -182,9 +187,7 @@ def test_a_commit_returns_only_when_a_broker_has_stored_the_offset(monkeypatch: 
 
 def test_an_answer_to_an_earlier_offset_says_nothing_about_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """SG-118: and a failure of the later one has it told again."""
-    brokers = Brokers(monkeypatch)
-    brokers.silent.add("a:0")
-    offsets, queue = BrokerOffsets(brokers.core, "billing"), MessageQueue("orders", "a", 0)
+    brokers, offsets, queue = of_silent(monkeypatch)
     for number in (7, 8):
         offsets.update(queue, QueueOffset(number))
         offsets.save()
@@ -207,9 +210,7 @@ def test_an_answer_to_an_earlier_offset_says_nothing_about_a_later_one(monkeypat
 
 def test_a_commit_tells_an_offset_again_whose_failure_is_just_being_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It does so already while the one that has failed looks for a new master."""
-    brokers = Brokers(monkeypatch)
-    brokers.silent.add("a:0")
-    offsets, queue = BrokerOffsets(brokers.core, "billing"), MessageQueue("orders", "a", 0)
+    brokers, offsets, queue = of_silent(monkeypatch)
     offsets.update(queue, QueueOffset(7))
     offsets.save()
     brokers.silent.clear()

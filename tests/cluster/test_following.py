@@ -221,37 +221,37 @@ def test_tables_that_have_come_are_kept_when_it_stops(tmp_path: Path) -> None:
     source.close()
 
 
-def test_a_slave_whose_disk_has_failed_reports_no_more(tmp_path: Path) -> None:
-    """F-FAIL: what it had reported may be gone from the page cache, so it must not stay in sync."""
-    source, _ = open_store(tmp_path / "master", SETTINGS)
+@contextmanager
+def failed_slave(folder: Path) -> Iterator[tuple[MessageStore, Master, MessageStore]]:
+    """A master with its store, and a slave whose disk fails after it has reported a message."""
+    source, _ = open_store(folder / "master", SETTINGS)
     master = Master(source)
-    with gevent.Timeout(DEADLINE_S), following(tmp_path / "slave", master, Disk(), lambda names: None) as slave:
+    with gevent.Timeout(DEADLINE_S), following(folder / "slave", master, Disk(), lambda names: None) as slave:
         put(source, T0, b"one")
         master.send_log()
         master.wait_for_report()
         slave.fail(DiskFailed("cannot sync: input/output error"))
+        yield source, master, slave
+    source.close()
+
+
+def test_a_slave_whose_disk_has_failed_reports_no_more(tmp_path: Path) -> None:
+    """F-FAIL: what it had reported may be gone from the page cache, so it must not stay in sync."""
+    with failed_slave(tmp_path) as (source, master, slave):
         put(source, T0, b"two")
         master.send_log()
         with pytest.raises(AssertionError, match="the slave hung up"):
             master.wait_for_report()
         assert slave.log.end < source.log.end
-    source.close()
 
 
 def test_a_slave_whose_disk_has_failed_follows_no_idle_master_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """F-FAIL: it would stay in sync, and a suspicion would be taken from it, although nothing comes that it could not keep."""
     monkeypatch.setattr(follower, "SILENCE_S", 2 * DEADLINE_S)
-    source, _ = open_store(tmp_path / "master", SETTINGS)
-    master = Master(source)
-    with gevent.Timeout(DEADLINE_S), following(tmp_path / "slave", master, Disk(), lambda names: None) as slave:
-        put(source, T0, b"one")
-        master.send_log()
-        master.wait_for_report()
-        slave.fail(DiskFailed("cannot sync: input/output error"))
+    with failed_slave(tmp_path) as (_, master, slave):
         master.send_heartbeat(in_sync=[1, 2])
         master.wait_for_end()
         assert slave.suspicion.reason == "it is new"
-    source.close()
 
 
 # -- changes ----------------------------------------------------------------------------------------------------------

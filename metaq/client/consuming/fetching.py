@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from metaq.client.connecting.presence import level_of
 from metaq.client.connecting.transport import Outcome, RemotingRequest, refusal
 from metaq.client.consuming.records import decode_messages
 from metaq.client.message import ReceivedMessage
+from metaq.client.retries import READ_BACKOFF
 from metaq.errors import ChecksumMismatch, ClientError, ConnectionFailed
 from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol.remoting.codes import MASTER, PULL_HAS_SUBSCRIPTION, PULL_SUSPENDS, Request, Response
@@ -32,10 +32,6 @@ QUEUE_MESSAGES: Final = 8192
 """The most messages buffered of one queue; two more pulls may be in flight."""
 TOTAL_BYTES: Final = 64 * 1024 * 1024
 """The most bytes buffered of all queues of a consumer; beyond it, each queue buffers only the result of one pull."""
-_LEAST_PAUSE_S: Final = 0.1
-_MOST_PAUSE_S: Final = 5.0
-_MOST_EXPONENT: Final = 10
-"""A greater power of two says no more, and would be too large for a number at some time."""
 _TOO_SOON_S: Final = 0.05
 """A broker that has no messages holds a pull. When it answers an empty pull faster than this, the next one is delayed."""
 
@@ -317,11 +313,11 @@ class Fetcher:
         with self._guard:
             if self.stopped:
                 return
+            pause_s = READ_BACKOFF.pause_s(self._failures)
             self._failures += 1
-            most = min(_MOST_PAUSE_S, _LEAST_PAUSE_S * 2.0 ** min(self._failures, _MOST_EXPONENT))
         if error is not None:
             logger.log(level_of(error), "pull failed queue=%s failures=%s reason=%r", self.queue, self._failures, error)
-        self._source.core.scheduler.after(random.uniform(most / 2, most), self.pull)
+        self._source.core.scheduler.after(pause_s, self.pull)
 
 
 _PULLED: Final = frozenset(

@@ -1,7 +1,6 @@
 """Long polls: one at each broker that has the topic, while somebody waits for messages."""
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from metaq.client.connecting.presence import level_of
 from metaq.client.connecting.transport import Outcome, refusal
 from metaq.client.leasing.lease import Lease
 from metaq.client.leasing.requests import EMPTY, LeaseTerms, read_popped
+from metaq.client.retries import READ_BACKOFF
 from metaq.errors import BrokerBusy, ClientError, ConnectionFailed, Refused
 from metaq.protocol.remoting.codes import Response
 
@@ -20,8 +20,7 @@ logger = logging.getLogger(__name__)
 
 _ANSWER_S: Final = 15.0
 """The time that a poll may take beyond the time that the broker may hold it."""
-_LEAST_PAUSE_S: Final = 0.1
-_MOST_PAUSE_S: Final = 5.0
+_TOO_SOON_PAUSE_S: Final = 0.1
 _TOO_SOON_S: Final = 0.05
 """A broker that has no messages holds a poll. When it answers faster than this, or need not hold it, there is a pause."""
 _SOON_S: Final = 1.0
@@ -145,7 +144,7 @@ class Polls:
             poll.failures = 0
             poll.is_busy = is_too_soon = not leases and time.monotonic() <= held_until_s
         if is_too_soon:
-            self._core.scheduler.after(_LEAST_PAUSE_S, partial(self._resume, name, poll))
+            self._core.scheduler.after(_TOO_SOON_PAUSE_S, partial(self._resume, name, poll))
             return
         if leases:
             self._deliver(leases)
@@ -171,10 +170,10 @@ class Polls:
         elif isinstance(error, ConnectionFailed) or getattr(error, "code", 0) == Response.SERVICE_NOT_AVAILABLE:
             self._core.look_for_masters()
         with self._guard:
+            pause_s = READ_BACKOFF.pause_s(poll.failures)
             poll.failures += 1
-            most_s = min(_MOST_PAUSE_S, _LEAST_PAUSE_S * 2.0 ** min(poll.failures, 10))
         least_s = error.retry_after_s if isinstance(error, BrokerBusy) else 0.0
-        self._core.scheduler.after(max(least_s, random.uniform(most_s / 2, most_s)), partial(self._resume, name, poll))
+        self._core.scheduler.after(max(least_s, pause_s), partial(self._resume, name, poll))
 
     def _resume(self, name: str, poll: _Poll) -> None:
         with self._guard:

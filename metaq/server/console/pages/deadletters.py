@@ -7,17 +7,7 @@ from metaq.errors import BadRequest, MetaqError, RequestFailed
 from metaq.message import DEAD_PREFIX
 from metaq.protocol.remoting.codes import Response
 from metaq.server.console.bodies import preview
-from metaq.server.console.visit import (
-    PAGE_ROWS,
-    GoTo,
-    PageChange,
-    PageExport,
-    PageView,
-    Route,
-    Visit,
-    link,
-    rows_page,
-)
+from metaq.server.console.visit import PAGE_ROWS, GoTo, PageChange, PageExport, PageView, Route, Visit, link, rows_page
 from metaq.server.services.deadletters import (
     MOST_LETTERS,
     DeadQuery,
