@@ -118,7 +118,7 @@ def run_lives(kind: type[Life], seed: int, count: int, workers: int = 2) -> Resu
 
 
 def main(kind: type[Life]) -> None:
-    """``--seed N`` lives the case N, ``--count M`` that and as many behind it as make M kills."""
+    """``--seed N`` lives the case N, ``--count M`` that and as many after it as make M kills."""
     parser = argparse.ArgumentParser(
         description=sys.modules[kind.__module__].__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -24,12 +24,14 @@ from typing import ClassVar, Final
 
 from metaq.client import TextClient
 from metaq.errors import ConnectionFailed
+from metaq.protocol.record import decode_record
 from metaq.protocol.remoting.codes import Request
 from tests.crash.command import expect
 from tests.crash.lives import Life, await_answers, main, one_life, run_lives
 from tests.crash.timerjournal import CANCELLED, DELIVERED, HOUR_MS, TOPIC, Connection, Journal
 from tests.support.admin import ask, connect
 from tests.support.broker import SOCKET_TIMEOUT_S, BrokerProcess, wait_until
+from tests.support.remoting import RemotingClient
 
 PARTITIONS: Final = 2
 SENDERS: Final = 3
@@ -44,6 +46,8 @@ AIMING: Final = 8
 """Connections that cancel just in time, each with a partition of its own."""
 DELIVERY_DEADLINE_S: Final = 120.0
 KEPT_S: Final = 2
+ASKED_S: Final = 0.5
+"""How long the command to delete segments is repeated when one is due and none goes."""
 FILLER: Final = "filler"
 """A topic of nobody."""
 
@@ -72,11 +76,12 @@ class TimerLife(Life):
     def _draw_settings(self) -> None:
         """Small files and short pauses, so that everything that happens to timers happens all the time."""
         rng = self._rng
+        pauses_ms = (10, 50, 200) if self._keeps_little else (10, 50, 200, 5000)  # what is deleted is in a checkpoint before
         drawn = {
             "max-body-bytes": LARGEST_BODY + 64,
             "segment-bytes": 262_144,
             "hot-bytes": rng.choice((0, 50_000, 256 << 20)),
-            "checkpoint-interval-ms": rng.choice((10, 50, 200, 5000)),
+            "checkpoint-interval-ms": rng.choice(pauses_ms),
             "sweep-interval-ms": rng.choice((10, 50, 250)),
             "sync-timeout-ms": 600_000,  # no put is refused, however busy the disk is
             "ample-free-bytes": 0,  # a disk that is rather full deletes nothing
@@ -187,14 +192,42 @@ class TimerLife(Life):
                     break
 
     def _delete_expired(self) -> None:
-        """End the last segment, and have those deleted that are old enough: all of their messages have been read."""
-        before = self._bases()
+        """End the last segment, and have those deleted that are old enough: all of their messages have been read.
+
+        The command deletes none whose delayed messages are not looked at yet, as right after a start: it is repeated for a time.
+        """
+        bases = self._bases()
         with self._client() as client:
-            while self._bases() == before:  # how much the senders write depends on the machine
+            while self._bases() == bases:  # how much the senders write depends on the machine
                 client.put(FILLER, bytes(LARGEST_BODY))
+        until = time.monotonic() + (ASKED_S if self._is_due() else 0)
         with connect(self.broker) as client:
-            ask(client, Request.DELETE_EXPIRED_COMMITLOG)
-        self.counts["segments deleted"] += len(before - self._bases())
+            while self._delete(client) == 0 and time.monotonic() < until:
+                time.sleep(0.01)
+
+    def _delete(self, client: RemotingClient) -> int:
+        before = self._bases()
+        ask(client, Request.DELETE_EXPIRED_COMMITLOG)
+        deleted = len(before - self._bases())
+        self.counts["segments deleted"] += deleted
+        return deleted
+
+    def _delete_all(self) -> None:
+        """Nothing is pending any more: of all segments only the last one stays, and the spare one after it."""
+
+        def is_deleted(client: RemotingClient) -> bool:
+            self._delete(client)
+            return len(self._bases()) <= 2
+
+        with connect(self.broker) as client:
+            wait_until(partial(is_deleted, client), DELIVERY_DEADLINE_S, "all full segments are deleted", pause_s=0.05)
+
+    def _is_due(self) -> bool:
+        """Return whether the oldest segment is old enough: the time of the first record of the second one says so."""
+        _, second, *_ = sorted((self._folder / "data" / "commitlog").iterdir())
+        with second.open("rb") as file:
+            begin = file.read(2 * LARGEST_BODY)
+        return any(begin) and self.clock() - decode_record(begin).store_ms >= KEPT_S * 1000
 
     def _bases(self) -> set[str]:
         return {path.name for path in (self._folder / "data" / "commitlog").iterdir()}
@@ -268,6 +301,8 @@ class TimerLife(Life):
             time.sleep(0.5)  # for what nobody is owed: its park was not answered
             self._read_on(client, None)
         self.journal.check()
+        if self._keeps_little:
+            self._delete_all()
         self._stop()
         self.counts.update(self.journal.counts())
 

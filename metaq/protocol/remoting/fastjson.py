@@ -184,6 +184,9 @@ class _Parser:
 
     def _peek(self) -> str:
         """Skip blanks and return the next character, without consuming it; empty at the end."""
+        sign = self._text[self._at : self._at + 1]
+        if not sign.isspace():  # as a rule: fastjson writes no blanks
+            return sign
         match = _BLANKS.match(self._text, self._at)
         assert match is not None
         self._at = match.end()
@@ -290,18 +293,21 @@ class _Parser:
         if match is None:
             self._refuse("expected a value")
         whole, fraction, exponent = match.groups()
+        # twenty digits and a sign hold all of 64 bits; int() of a much longer number is costly
+        if fraction is None and exponent is None and len(whole) <= 21 and int(whole) in _INT64:
+            self._at = match.end()
+            return int(whole)
         number = float(match[0])
         if math.isinf(number):
             self._refuse("expected a number within the range of a double")
         self._at = match.end()
-        # twenty digits and a sign hold all of 64 bits; int() of a much longer number is costly
-        if fraction is None and exponent is None and len(whole) <= 21 and int(whole) in _INT64:
-            return int(whole)
         return number
 
 
 def _queue_text(text: str) -> MessageQueue | None:
     """Return the message queue whose text stands as a key, or ``None`` when the text only looks like one."""
+    if not text.endswith("}"):  # thousands of errors would take long
+        return None
     try:
         return _queue(orjson.loads(text))
     except orjson.JSONDecodeError:

@@ -23,6 +23,8 @@ ROW_BYTES: Final = 8 * 1024
 """For one row or a few: a group, a version, the route of a topic."""
 TABLE_BYTES: Final = 256 * 1024
 """For what one client reports about itself: a thousand subscriptions, or a thousand queues."""
+OFFSETS_BYTES: Final = 32 * 1024
+"""For an offset for each partition of a topic that has as many as a topic may have."""
 SETTINGS_BYTES: Final = 64 * 1024
 REGISTRATION_BYTES: Final = 4 * 1024 * 1024
 """16,000 topics."""
@@ -209,7 +211,7 @@ ADMITTED: Final[Mapping[int, Admission]] = {
         ROW_BYTES,
     ),
     **_of(_CHANGE, (Request.UPDATE_BROKER_CONFIG, Request.UPDATE_NAMESRV_CONFIG), SETTINGS_BYTES),
-    **_of(_CHANGE, (Request.INVOKE_BROKER_TO_RESET_OFFSET,), SETTINGS_BYTES),  # an offset for each partition
+    **_of(_CHANGE, (Request.INVOKE_BROKER_TO_RESET_OFFSET,), OFFSETS_BYTES),
     **_of(_CHANGE, (Request.REGISTER_BROKER,), REGISTRATION_BYTES),
 }
 """By code. A handler cannot be registered for a code that is missing here."""
