@@ -120,6 +120,7 @@ def test_registries_come_and_go(cluster: Cluster) -> None:
         wait_registries(client, first, second)
 
 
+@pytest.mark.slow
 def test_a_client_that_is_there_before_everything_else(tmp_path: Path) -> None:
     """MQ-020: it waits for ZooKeeper and for a broker as long as the call may last."""
     (port,) = free_ports(1)

@@ -194,7 +194,7 @@ class TimerLife(Life):
     def _delete_expired(self) -> None:
         """End the last segment, and have those deleted that are old enough: all of their messages have been read.
 
-        The command deletes none whose delayed messages are not looked at yet, as right after a start: it is repeated for a time.
+        The command is repeated for a time: right after a start the delayed messages there have not been looked at yet.
         """
         bases = self._bases()
         with self._client() as client:

@@ -76,6 +76,7 @@ def test_what_a_delay_cannot_be(tmp_path: Path) -> None:
         assert answer.code == Response.NO_PERMISSION
 
 
+@pytest.mark.slow
 def test_a_message_whose_topic_was_deleted_is_dropped(tmp_path: Path) -> None:
     """SG-075: its topic's messages are gone, and so is it, also if none was there yet; those after it are delivered."""
     with BrokerProcess(tmp_path / "data") as broker:

@@ -203,6 +203,7 @@ def test_what_cannot_be_defined(tmp_path: Path, members: dict[str, Any], sentenc
         assert pending(client) == [] and cron(client, "list")["rows"] == []
 
 
+@pytest.mark.slow
 def test_a_definition_outlives_its_segment(tmp_path: Path) -> None:
     """E-13, I-6: mark and run are stored again before retention deletes them, and are found without the index."""
     flags = {"segment-bytes": 262_144, "max-body-bytes": 65_536, "keep-hours": 1 / 3600, "checkpoint-interval-ms": 20}

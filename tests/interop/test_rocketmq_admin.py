@@ -230,6 +230,7 @@ def test_broker_status(tool: AdminTool, address: str, sent: list[Sent]) -> None:
     } <= status.keys()
 
 
+@pytest.mark.slow
 def test_statistics(tool: AdminTool, address: str, sent: list[Sent]) -> None:
     """SG-086: what was put and got, by topic and group; how far groups lag behind, over the whole broker."""
 

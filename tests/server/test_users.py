@@ -225,6 +225,7 @@ def is_refused(broker: BrokerProcess, user: str, password: str) -> bool:
 # -- reloading --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_users_change_under_load(tmp_path: Path) -> None:
     """E-05: whoever may go on is not disturbed, who may no more is refused at once, on connections that are open.
 
