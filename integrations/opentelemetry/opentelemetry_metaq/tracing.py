@@ -55,7 +55,7 @@ class Tracing(Interceptor):
         current = context.get_current()
         if current and not is_instrumentation_enabled():  # an empty context says nothing
             return _nothing
-        if len(messages) > 1:
+        if len(messages) > 1 or UNIQUE_KEY not in messages[0]:  # those of a batch get their ids later
             return self._sending_batch(client, topic, messages)
         message = messages[0]
         name, shared = _of_sends(client, topic)

@@ -271,6 +271,15 @@ def test_a_batch(spans: Spans, client: metaq.Client) -> None:
     assert carried == linked(span)
 
 
+def test_a_batch_of_one(spans: Spans, client: metaq.Client) -> None:
+    """It is a batch: its message gets its id later."""
+    assert len(client.producer().send_batch("orders", [b"1"])) == 1
+    span, created = spans.one("send orders"), spans.one("create orders")
+    assert linked(span) == ids(created) == [int(received(client)[0].properties["traceparent"].split("-")[2], 16)]
+    with pytest.raises(metaq.BadRequest):
+        client.producer().send_batch("orders", [b"1", 5])  # type: ignore[list-item]
+
+
 def test_a_batch_without_create_spans(client: metaq.Client) -> None:
     """The messages carry the context of the send."""
     spans = Spans()
