@@ -21,7 +21,7 @@ from metaq.client.leasing.requests import LeaseTerms, read_popped
 from metaq.client.leasing.settling import PAUSE_S, Settling
 from metaq.client.message import ReceivedMessage
 from metaq.client.retries import Backoff
-from metaq.errors import BadRequest, ClientClosed, ConnectionFailed, LeaseLost, Refused, StreamLost
+from metaq.errors import BadRequest, ClientClosed, ConnectionFailed, LeaseLost, Refused, SendFailed, StreamLost
 from metaq.protocol.remoting.codes import JSON, Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand, encode_response
 from metaq.protocol.remoting.headers import Int32, decode_header, encode_header
@@ -245,6 +245,18 @@ def test_another_time_is_told_as_it_is() -> None:
     assert isinstance(error_of(told), LeaseLost)
 
 
+def test_an_extension_that_fails_looks_for_another_master() -> None:
+    """E-08: with long handlers there may be no polls and no acks that would."""
+    core = Scripted()
+    refusals = map(answered, (Response.SERVICE_NOT_AVAILABLE, Response.NO_PERMISSION))
+    outcomes: list[Outcome] = [ConnectionFailed("lost"), *refusals]
+    for outcome, looked in zip(outcomes, (1, 2, 2), strict=True):
+        told = core.settling.change(leases(1)[0], 1500)
+        core.sent.popleft()[1](outcome)
+        assert isinstance(error_of(told), ConnectionFailed | Refused)
+        assert core.looked == looked
+
+
 def test_after_the_end_of_the_client_nothing_is_told() -> None:
     core = Scripted()
     first, second = leases(2)
@@ -332,6 +344,31 @@ def test_polls_go_on_whatever_is_answered(reply: Reply) -> None:
     with serving(pop_message=in_turn(reply, reply, given_one(b"a"))) as server:
         assert received(server).body == b"a"
         assert len(pops(server)) == 3
+
+
+def test_a_poll_that_need_not_be_held_is_followed_by_a_pause() -> None:
+    """E-08: an idle topic is not asked for as fast as brokers answer."""
+    with serving(pop_message=lambda request: Reply(Response.POLLING_TIMEOUT)) as server, consuming(server, wait=0) as consumer:
+        assert consumer.receive(timeout_s=0.5) is None
+        assert 1 <= len(pops(server)) <= 6
+
+
+def test_polls_go_over_to_the_next_master_though_a_send_has_forgotten_the_route() -> None:
+    """E-08: nothing else in the process may ask for the route of that topic again."""
+    with serving() as registry, serving(pop_message=in_turn(given_one(b"a"))) as slave:
+        with serving(pop_message=held) as master:
+            registry.scripts[Request.GET_ROUTEINFO_BY_TOPIC] = route_to({BROKER_NAME: master.address})
+            client = connect(registry.address, timeout_s=DEADLINE_S)
+            consumer = client.lease_consumer("orders", "g")
+            assert consumer.receive(timeout_s=0.05) is None
+            wait_until(lambda: len(pops(master)) == 1, DEADLINE_S, "it polls")
+        with client, consumer:
+            with pytest.raises(SendFailed):
+                client.producer().send("orders", b"x", timeout_s=0.3)
+            registry.scripts[Request.GET_ROUTEINFO_BY_TOPIC] = route_to({BROKER_NAME: slave.address})
+            message = consumer.receive(timeout_s=DEADLINE_S / 4)
+            assert message is not None
+            assert message.body == b"a"
 
 
 def test_a_lost_connection_is_made_again() -> None:

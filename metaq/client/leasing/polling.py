@@ -128,7 +128,7 @@ class Polls:
             poll.is_busy = True
         sent_s = time.monotonic()
         request = self._terms.pop(name, most, round(wait_s * 1000))
-        answered = partial(self._answered, name, poll, sent_s + min(wait_s, _TOO_SOON_S))
+        answered = partial(self._answered, name, poll, sent_s + (min(wait_s, _TOO_SOON_S) or _TOO_SOON_S))
         try:
             self._core.transport.submit(self._core.master(name), request, sent_s + wait_s + _ANSWER_S, answered)
         except ClientError as error:
@@ -169,6 +169,7 @@ class Polls:
             self._resolve_soon()
         elif isinstance(error, ConnectionFailed) or getattr(error, "code", 0) == Response.SERVICE_NOT_AVAILABLE:
             self._core.look_for_masters()
+            self._resolve_soon()  # the masters of a topic whose route was forgotten are not looked for
         with self._guard:
             pause_s = READ_BACKOFF.pause_s(poll.failures)
             poll.failures += 1

@@ -150,8 +150,7 @@ class Settling:
 
     def _wait(self, name: str, line: _Line, acks: Sequence[_Ack], error: ClientError) -> bool:
         """Plan another try of those acks that have time for it, and fail the others; return whether there is one."""
-        if not isinstance(error, BrokerBusy):
-            self._core.look_for_masters()
+        self._look(error)
         after = time.monotonic() + PAUSE_S
         again = [ack for ack in acks if ack.deadline > after and not (self._is_left and self._core.is_closing)]
         if not again:
@@ -163,6 +162,11 @@ class Settling:
                 self._end(ack.told, error)
         self._core.scheduler.after(PAUSE_S, partial(self._send, name, line))
         return True
+
+    def _look(self, error: ClientError) -> None:
+        """Look for another master where the error may mean that there is one."""
+        if may_pass(error) and not isinstance(error, BrokerBusy):
+            self._core.look_for_masters()
 
     # -- other times --------------------------------------------------------------------------------------------------
 
@@ -177,7 +181,13 @@ class Settling:
         name = lease.message.queue.broker_name
         deadline = time.monotonic() + self._core.timeout_s
         request = self._terms.change(lease, invisible_ms)
-        self._submit(name, request, deadline, lambda outcome: self._end(told, failure_of(outcome)))
+        self._submit(name, request, deadline, partial(self._changed_lease, told))
+
+    def _changed_lease(self, told: Told, outcome: Outcome) -> None:
+        error = failure_of(outcome)
+        if error is not None:
+            self._look(error)
+        self._end(told, error)
 
 
 def _leaves_doubt(outcome: Outcome, count: int) -> bool:
