@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dramatiq.errors import ConnectionClosed
 
 import metaq
+from metaq.client.connecting.transport import may_pass
 
 
 @contextmanager
@@ -14,6 +15,6 @@ def told_to_dramatiq() -> Iterator[None]:
     try:
         yield
     except metaq.ClientError as error:
-        if not error.retriable:
+        if not may_pass(error):
             raise
         raise ConnectionClosed(error) from error

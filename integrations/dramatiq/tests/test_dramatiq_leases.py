@@ -6,7 +6,9 @@ from typing import Final
 
 import dramatiq
 import pytest
+from dramatiq.errors import ConnectionClosed
 from dramatiq_metaq import MetaqBroker
+from dramatiq_metaq.errors import told_to_dramatiq
 from dramatiq_support import (
     DEADLINE_MS,
     DEADLINE_S,
@@ -19,6 +21,7 @@ from dramatiq_support import (
     working,
 )
 
+import metaq
 from tests.support.broker import wait_until
 
 __all__ = ["broker", "make_broker"]  # fixtures
@@ -156,3 +159,18 @@ def test_a_paused_worker_goes_on(broker: MetaqBroker, monkeypatch: pytest.Monkey
         worker.resume()
         broker.join(append.queue_name, timeout=DEADLINE_MS)
     assert seen == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (metaq.ConnectionFailed("lost"), ConnectionClosed),
+        (metaq.Refused(14, "no master"), ConnectionClosed),
+        (metaq.Refused(16, "no permission"), metaq.Refused),
+    ],
+    ids=["lost", "deposed", "refused"],
+)
+def test_what_may_pass_is_tried_again(error: metaq.ClientError, raised: type[Exception]) -> None:
+    """By dramatiq's workers, which do so after ``ConnectionClosed`` only."""
+    with pytest.raises(raised), told_to_dramatiq():
+        raise error

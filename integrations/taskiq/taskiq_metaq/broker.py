@@ -2,17 +2,22 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final, NamedTuple
 
 from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 
 import metaq.aio
+from metaq.client.connecting.transport import may_pass
 
 logger = logging.getLogger(__name__)
 
 _MOST_PRIORITY: Final = 255
+_AGAIN_S: Final = 0.5
+"""The pause before an ack is sent again."""
 _TICK_S: Final = 0.5
 """The longest time after which a worker that has nothing to do sees that it is to stop."""
 
@@ -166,6 +171,7 @@ class MetaqBroker(AsyncBroker):
         consumer = await self.client.lease_consumer(
             self.queue, self.queue, batch=self._batch, invisible=self._invisible, from_first=True, keep=True
         )
+        lease_s = self._invisible.total_seconds() if isinstance(self._invisible, timedelta) else self._invisible
         ticking = asyncio.create_task(_tick())
         try:
             async with consumer:
@@ -176,9 +182,27 @@ class MetaqBroker(AsyncBroker):
                         )
                         await message.reject()
                     else:
-                        yield AckableMessage(data=message.body, ack=message.ack)
+                        yield AckableMessage(data=message.body, ack=partial(ack, message, lease_s))
         finally:
             ticking.cancel()
+
+
+async def ack(message: metaq.aio.LeasedMessage, lease_s: float) -> None:
+    """Finish a task: again and again while its broker is away, until its lease has ended. Taskiq does not repeat it.
+
+    Raises:
+        metaq.ClientError: the broker refuses, or was away for longer.
+    """
+    until_s = time.monotonic() + lease_s
+    while True:
+        try:
+            await message.ack()
+        except metaq.ClientError as error:
+            if not may_pass(error) or time.monotonic() >= until_s:
+                raise
+            await asyncio.sleep(_AGAIN_S)
+        else:
+            return
 
 
 async def _tick() -> None:

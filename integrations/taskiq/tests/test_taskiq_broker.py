@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from taskiq import InMemoryBroker, SendTaskError, SimpleRetryMiddleware, SmartRetryMiddleware, TaskiqMessage, TaskiqMiddleware
@@ -15,9 +15,11 @@ from taskiq.acks import AcknowledgeType
 from taskiq.result import TaskiqResult
 from taskiq.utils import maybe_awaitable
 from taskiq_metaq import MetaqBroker, MetaqScheduleSource
+from taskiq_metaq.broker import ack
 from taskiq_support import broker, comes, lag, run, started, until, until_done, working
 
 import metaq
+import metaq.aio
 from tests.client.poison import ZLIB, send_packed
 from tests.support.broker import BrokerProcess
 
@@ -454,3 +456,27 @@ def test_a_broker_that_is_not_there_is_reported() -> None:
         await broker.shutdown()
 
     run(work)
+
+
+class Unacked:
+    """A task whose acks have outcomes that the test gives."""
+
+    def __init__(self, *outcomes: metaq.ClientError | None) -> None:
+        self.outcomes = list(outcomes)
+
+    async def ack(self) -> None:
+        outcome = self.outcomes.pop(0)
+        if outcome is not None:
+            raise outcome
+
+
+def test_acks_are_repeated_while_the_lease_lasts() -> None:
+    """A task is done twice only when the broker is away for longer than that."""
+    lost, deposed, refused = metaq.ConnectionFailed("lost"), metaq.Refused(14, "no master"), metaq.LeaseLost(17, "given again")
+    task = Unacked(lost, deposed, None, lost)
+    asyncio.run(ack(cast(metaq.aio.LeasedMessage, task), 60.0))
+    assert task.outcomes == [lost]
+    with pytest.raises(metaq.ConnectionFailed):
+        asyncio.run(ack(cast(metaq.aio.LeasedMessage, task), 0.0))
+    with pytest.raises(metaq.LeaseLost):
+        asyncio.run(ack(cast(metaq.aio.LeasedMessage, Unacked(refused)), 60.0))
