@@ -16,8 +16,8 @@ from metaq.engine.timers.timers import Timers
 from metaq.engine.writing import Draft, Placed, stage
 from metaq.errors import BadRequest, MetaqError
 from metaq.protocol.properties import DEDUPE_ID, PRIORITY, SHARDING_KEY
-from metaq.protocol.record import TAGS
-from metaq.protocol.text.commands import Cancel, Due, Put, PutOptions, PutWith
+from metaq.protocol.record import TAGS, java_hash
+from metaq.protocol.text.commands import BROKER_CHOOSES, Cancel, Due, Put, PutOptions, PutWith
 from metaq.protocol.text.messages import id_base, split_attribute
 from metaq.protocol.text.replies import OK, write_result
 from metaq.server.access.permissions import Action, demand
@@ -47,14 +47,15 @@ class LaterHandler:
 
     def put(self, session: TextSession, command: PutWith) -> None:
         """Store a message with its options. With a time it is parked, and the reply ends with the handle that cancels it."""
-        put, options = command
+        options = command.options
+        put = self._kept_together(command)
         try:
             if put.transaction is not None:
                 raise BadRequest("a put in a transaction cannot have options: not priority=, key=, id=, delay= or at=")
             queue = self._puts.partition(session, put)
             check_body(put)
             now_ms, due = self._context.store.clock.now_ms(), options.due
-            draft = self._draft(session, command, queue, now_ms)
+            draft = self._draft(session, put, options, queue, now_ms)
             prioritize(self._context.topics, draft)
             queue = self._context.store.queue(draft.topic, draft.partition)
             position = queue.text_end
@@ -64,10 +65,19 @@ class LaterHandler:
             self._ask(session, command, cold)
             return
         except MetaqError as error:
-            self._refuse(session, put, error)
+            self._refuse(session, command.put, error)
             return
         self._context.counters.put.add(1, len(put.body))
         self._puts.owe(session, [result(OK, self._reply(placed, queue, position, first), put.opaque)], len(put.body))
+
+    def _kept_together(self, command: PutWith) -> Put:
+        """Return the put, with the partition of its key if the broker is to choose; all clients choose by the same hash."""
+        put, key = command.put, command.options.key
+        if key is None or put.partition != BROKER_CHOOSES:
+            return put
+        topic = self._context.topics.get(put.topic)
+        partitions = self._context.settings.default_partitions if topic is None else topic.partitions
+        return put._replace(partition=abs(java_hash(key)) % partitions) if partitions else put
 
     def _ask(self, session: TextSession, command: PutWith, cold: ColdIds) -> None:
         """Have the index asked for the id of a message, and handle its command again."""
@@ -105,15 +115,13 @@ class LaterHandler:
             position = first.detail if first.kind == StoredAs.PLAIN else NO_POSITION
         return f"{place} {position}"
 
-    def _draft(self, session: TextSession, command: PutWith, queue: ConsumeQueue, now_ms: int) -> Draft:
-        put = command.put
+    def _draft(self, session: TextSession, put: Put, options: PutOptions, queue: ConsumeQueue, now_ms: int) -> Draft:
         attribute, payload = split_attribute(put.flag, put.body) if put.flag & 1 else (None, put.body)
-        keeps_partition = command.options.key is not None and put.partition >= 0  # whatever priorities the topic has
         return Draft(
             topic=queue.topic,
-            partition=put.partition if keeps_partition else queue.partition,
+            partition=queue.partition if options.key is None else put.partition,  # of a key, whatever priorities the topic has
             body=payload,
-            properties=_properties(attribute, command.options),
+            properties=_properties(attribute, options),
             flag=put.flag,
             sys_flag=0,
             born_ms=now_ms,

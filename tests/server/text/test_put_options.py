@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import gevent
 import pytest
@@ -15,7 +15,7 @@ from metaq.engine.timers.cancelling import Cancels
 from metaq.engine.timers.timers import Timers
 from metaq.errors import Fenced
 from metaq.protocol.properties import DEDUPE_ID, PRIORITY, SHARDING_KEY, TIMER_OUT
-from metaq.protocol.record import TAGS, decode_properties, decode_record
+from metaq.protocol.record import TAGS, decode_properties, decode_record, java_hash
 from metaq.protocol.text.commands import Create, Get
 from metaq.protocol.text.messages import EPOCH_SHIFT
 from metaq.server.text.admin import AdminHandler
@@ -33,9 +33,9 @@ TOPICS: Final = {"orders": {"partitions": 2}, "payments": {"partitions": 2, "ded
 
 
 @contextmanager
-def serving(data: Path) -> Iterator[Parts]:
+def serving(data: Path, **settings: Any) -> Iterator[Parts]:
     """Stand for a master that serves the messages in a folder."""
-    parts = Parts(data, topics=TOPICS, auto_create_topics=False)
+    parts = Parts(data, topics=TOPICS, **{"auto_create_topics": False, **settings})
     gets = GetHandler(parts.context, parts.holds, parts.reads, parts.loop)
     puts = PutHandler(parts.context, parts.turns)
     timers = Timers(parts.context, parts.turns, run_here)
@@ -107,6 +107,22 @@ def test_an_option_and_an_attribute(parts: Parts, client: Text) -> None:
     assert (pairs[TAGS], pairs[SHARDING_KEY]) == ("red", "k")
     assert DEDUPE_ID not in pairs
     assert PRIORITY not in pairs
+
+
+@pytest.mark.parametrize("time", [b"", b" delay=60000"])
+@pytest.mark.parametrize("topic", ["orders", "levels"])
+def test_the_messages_of_a_key_go_to_one_partition(parts: Parts, client: Text, topic: str, time: bytes) -> None:
+    """MY-005: if the broker chooses, that of the hash by which the other clients choose, also in a topic with priorities."""
+    parts.context.topics.put(Topic("levels", 2, 2, attributes={"message.type": "PRIORITY"}))
+    for key in ("a", "b", "a", "b"):
+        _, words = answer(parts, client, b"put %b -1 4 0 key=%b%b 2\r\npaid" % (topic.encode(), key.encode(), time))
+        assert words[1] == str(abs(java_hash(key)) % 2)
+
+
+def test_the_messages_of_a_key_go_to_one_partition_of_a_topic_that_they_create(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", default_partitions=4, auto_create_topics=True) as parts:
+        found = {answer(parts, Text(parts), b"put new -1 4 0 key=b 2\r\npaid")[1][1] for _ in range(3)}
+    assert found == {str(abs(java_hash("b")) % 4)}
 
 
 def test_puts_with_and_without_options_follow_each_other(parts: Parts, client: Text) -> None:
