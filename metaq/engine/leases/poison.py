@@ -58,11 +58,12 @@ class Poison:
 
     def stage(self, place: GroupPartition, ordinal: int, record: bytes, reason: Reason) -> None:
         """Stage an open message for the dead letters of its group. Raise ``MetaqError`` when that cannot be: it stays open."""
-        state, group = self._leases.get(place), self._context.groups.get(place.group)
+        state = self._leases.get(place)
         bunch = None if state is None else state.find(ordinal)
-        if state is None or bunch is None or group is None or state.is_claimed(ordinal):
+        if state is None or bunch is None or state.is_claimed(ordinal):
             return
         self._context.store.check_appendable()
+        group = self._context.groups.ensure(place.group)  # it may have been deleted while its messages were out
         draft, copy = self._copy(group, decode_record(record), bunch.times, reason)
         self._moves.stage(place, [ordinal], [copy], partial(self._appended, place, ordinal))
         report_dead_letter(self._context, self._turns, draft)

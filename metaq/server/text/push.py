@@ -12,7 +12,7 @@ from metaq.engine.leases.planning import Plan, PopRequest
 from metaq.engine.leases.popping import PopResult
 from metaq.engine.leases.waiting import Waiting
 from metaq.engine.reading.filters import Filter
-from metaq.errors import AccessDenied, BadRequest, MetaqError, StoreError
+from metaq.errors import AccessDenied, BadRequest, MetaqError, RequestFailed, StoreError
 from metaq.message import GroupPartition
 from metaq.protocol.text.commands import Ready, Subscribe, Unsubscribe
 from metaq.protocol.text.replies import BAD_REQUEST, MOVED, NOT_FOUND, OK, write_result
@@ -264,9 +264,12 @@ class PushSubscription(StoreRead):
     # -- pushing ------------------------------------------------------------------------------------------------------
 
     def _request(self) -> PopRequest:
-        """Return what it wants now. Raise ``AccessDenied`` when its client may lease no more."""
+        """Return what it wants now. Raise ``AccessDenied`` when its client may lease no more.
+
+        A group that was deleted is made anew; raise ``RequestFailed`` when that is not allowed.
+        """
         context = self._leases.context
-        group = context.groups.get(self._wanted.group.name) or self._wanted.group
+        group = context.groups.ensure(self._wanted.group.name)
         topic = context.topics.get(self._wanted.topic.name) or self._wanted.topic
         self._leases.check(self.session, topic, group)  # the rights may have changed since it was subscribed
         return self._wanted._replace(group=group, topic=topic, partitions=self._partitions(), most=max(1, self._credit))
@@ -280,9 +283,12 @@ class PushSubscription(StoreRead):
         """Do nothing: no command is owed anything."""
 
     def fail(self, error: MetaqError) -> None:
-        """End it if its client may lease no more, else try again: a broker that is no master any more closes connections."""
+        """End it if its client may lease no more, or its group is gone for good, else try again.
+
+        A broker that is no master any more closes connections.
+        """
         self._is_reading = False
-        if isinstance(error, AccessDenied):
+        if isinstance(error, (AccessDenied, RequestFailed)):
             self.end_by(error.status, str(error))
         else:
             self._wait(LOOK_S)

@@ -95,6 +95,9 @@ class PopRead(LineRead):
         self.reads.start(self)
 
     def read(self, read: Read) -> Plan:
+        group = self.leasing.leases.context.groups.ensure(self.wanted.group.name)
+        if group is not self.wanted.group:  # it was changed, or deleted, while the pop waited
+            self.wanted = self.wanted._replace(group=group)
         return self.leasing.pops.plan(self.wanted, read)
 
     def found(self, plan: Plan) -> None:

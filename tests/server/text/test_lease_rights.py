@@ -1,4 +1,4 @@
-"""Rights to lease over the text protocol that change while a connection is open, in the process of the test."""
+"""Rights to lease and groups that change while a connection is open, over the text protocol, in the process of the test."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 
 from metaq.engine.tables.groups import Group
 from metaq.engine.tables.topics import Topic
+from metaq.message import GroupPartition
 from metaq.protocol.remoting.codes import WRITE
 from metaq.server.access.permissions import Permission, Principal
 from tests.server.text.test_leases import Broker, Client
@@ -83,3 +84,49 @@ def test_a_removed_user_ends_no_leases(broker: Broker, client: Client, user: Pri
     assert client.say(line)[0].startswith("result 403 ")
     user.become(SUB, SUB, admin=False)
     assert client.say("ack 0-0 3") == ["result 200 1 3", "1"]
+
+
+def delete_group(broker: Broker, *, auto_create: bool) -> None:
+    """Delete the group with its offsets; ``auto_create``: use makes it anew."""
+    context = broker.parts.context
+    context.groups.auto_create = auto_create
+    context.groups.remove("billing")
+    context.offsets.remove("billing")
+
+
+@pytest.mark.parametrize("auto_create", [True, False])
+def test_a_message_is_not_lost_when_it_is_rejected_after_its_group_was_deleted(
+    broker: Broker, client: Client, *, auto_create: bool
+) -> None:
+    """ES-103: the group, whose offsets are still there, is made anew for the dead letter; the answer says if it may not be."""
+    broker.put("a")
+    client.say("pop orders billing 1 7")
+    broker.parts.context.groups.auto_create = auto_create
+    broker.parts.context.groups.remove("billing")
+    answer = client.say("nack 0-0 dead 2")
+    assert answer[0].startswith("result 200 1 " if auto_create else "result 500 ")
+    assert broker.dead_letters() == auto_create
+
+
+@pytest.mark.parametrize("line", ["subscribe orders billing ready=9 1", "pop orders billing 1 wait=5000 1"])
+def test_consumers_that_stay_make_a_deleted_group_anew(broker: Broker, client: Client, line: str) -> None:
+    """MY-008: there are no offsets of a group that is in no table."""
+    client.say(line)
+    delete_group(broker, auto_create=True)
+    broker.put("a")
+    assert client.heard()[0] == "message 1 1 0-0 orders 0 0 1 0"
+    assert broker.parts.context.groups.get("billing") is not None
+
+
+@pytest.mark.parametrize("line", ["subscribe orders billing ready=9 1", "pop orders billing 1 wait=5000 1"])
+def test_consumers_of_a_deleted_group_get_nothing_when_use_makes_no_groups(broker: Broker, client: Client, line: str) -> None:
+    """MY-008: they learn the reason, and the group stays deleted."""
+    client.say(line)
+    delete_group(broker, auto_create=False)
+    broker.put("a")
+    status, text = client.heard()
+    assert status.startswith("result 500 ")
+    assert "the group billing does not exist" in text
+    assert client.say("unsubscribe orders billing 2")[0].startswith("result 404 ")
+    assert broker.leasing.leases.get(GroupPartition("billing", "orders", 0)) is None
+    assert broker.parts.context.offsets.get("billing", "orders", 0) is None
