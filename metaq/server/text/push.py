@@ -28,7 +28,7 @@ from metaq.store.files.filecache import Read
 MOST_AT_ONCE: Final = 32
 """Messages that are pushed to one subscription in one turn; then it is the turn of others in line."""
 FULL_S: Final = 0.25
-"""The pause between two searches for messages that are not out any more, of a subscription that may push nothing."""
+"""The pause between two looks of a subscription that may push nothing: for messages that are not out any more, and for room."""
 FEW: Final = 64
 
 
@@ -206,7 +206,8 @@ class PushSubscription(StoreRead):
             self._wakes = self._lines.wakes
             self._leases.reads.start(self)
         else:
-            self._wait(None if self._credit > 0 or not self._ready else FULL_S)
+            is_full = self._credit <= 0 or not self.session.takes_pushes  # unread may be what is sent after this turn
+            self._wait(FULL_S if self._ready and is_full else None)
 
     @property
     def _credit(self) -> int:

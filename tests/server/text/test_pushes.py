@@ -6,6 +6,7 @@ from typing import Any, Final, cast
 
 import pytest
 
+from metaq.server.text.push import FULL_S
 from metaq.server.text.session import MOST_UNREAD
 from metaq.server.wire.pops import LOOK_S
 from metaq.store.files.filecache import run_here
@@ -133,3 +134,19 @@ def test_what_a_filter_passes_over_is_done_although_nothing_may_be_pushed(cold: 
     slow.let_all()
     broker.settle()
     assert broker.parts.context.offsets.get("billing", "orders", 0) == 2
+
+
+@pytest.mark.parametrize("line", ["subscribe orders billing ready=9 2", "ready 9 2"])
+def test_a_command_that_comes_with_a_large_answer_before_it_pushes_what_there_is(
+    broker: Broker, client: Client, line: str
+) -> None:
+    """MY-031: its client is only seen to read once the answer is sent, after the command; no message has to come first."""
+    broker.put(*["x" * 1000] * 70)
+    if line.startswith("ready"):
+        client.say("subscribe orders billing ready=0 1")
+    answers = client.text.send(f"get orders g 0 0 1000000 1\r\n{line}\r\n".encode())
+    assert len(answers) > MOST_UNREAD
+    assert b"\r\nmessage " not in answers
+    broker.parts.end_turn()
+    broker.parts.advance(FULL_S)
+    assert client.text.answers().count(b"message 1000 ") == 9
