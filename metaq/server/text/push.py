@@ -221,10 +221,10 @@ class PushSubscription(StoreRead):
     def _drop_finished(self) -> None:
         """Find messages that are not out any more: their leases are over, or somebody else finished them or gave them back.
 
-        When many may be out, it is not done each time, because it looks at all of them.
+        When many are out, it is not done each time, because it looks at all of them.
         """
         now_s = self._leases.context.store.clock.monotonic()
-        if self._credit > 0 or (self._ready > FEW and now_s < self._dropped_s + FULL_S):
+        if self._credit > 0 or (len(self._out) > FEW and now_s < self._dropped_s + FULL_S):
             return
         self._dropped_s = now_s
         for message, pop_ms in list(self._out.items()):

@@ -150,3 +150,17 @@ def test_a_command_that_comes_with_a_large_answer_before_it_pushes_what_there_is
     broker.parts.end_turn()
     broker.parts.advance(FULL_S)
     assert client.text.answers().count(b"message 1000 ") == 9
+
+
+def test_a_lower_credit_does_not_search_more_often_for_what_is_not_out_any_more(broker: Broker, client: Client) -> None:
+    """MY-031: all that is out is looked at, so that is done after a pause, not each time that something changes."""
+    client.say("subscribe orders billing ready=200 1")
+    broker.put(*["a"] * 300)
+    client.heard()
+    client.say("ready 10 2")
+    other = Client(broker)
+    other.ids = client.ids
+    assert other.say(f"ack orders billing {','.join(f'0-{number}' for number in range(195))} 3")[1] == "195"
+    assert client.heard() == []
+    broker.advance(FULL_S)
+    assert sum("message 1 1 " in line for line in client.heard()) == 5
