@@ -85,7 +85,7 @@ class Connections(Protocol):
 
 
 class AdminHandler:
-    """Answers at once: figures that are not in the page cache are left out rather than waited for."""
+    """Answers at once: figures that are not in the page cache, or that the disk cannot give, are left out."""
 
     def __init__(
         self,
@@ -255,7 +255,7 @@ class AdminHandler:
         yield f"index_behind {store.index_behind_bytes}"
         yield f"indexing {'no: ' + store.index_paused if store.index_paused else 'yes'}"
         yield f"writable {'no: ' + refusal if (refusal := self._refusal()) else 'yes'}"
-        with contextlib.suppress(ColdRead):
+        with contextlib.suppress(ColdRead, StoreError):
             yield from (f"{name} {value}" for name, value in self._transactions(read_cached).items())
 
     def _refusal(self) -> str | None:
@@ -268,7 +268,7 @@ class AdminHandler:
     def _first(self, queue: ConsumeQueue) -> tuple[int, int]:
         try:
             return self._context.store.first(queue, read_cached)
-        except ColdRead:
+        except (ColdRead, StoreError):
             return queue.first, queue.first_position
 
     def _queues(self, topic: Topic) -> list[ConsumeQueue]:

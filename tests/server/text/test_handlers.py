@@ -1,16 +1,20 @@
 """``put``, ``get`` and ``stats``: the handlers alone, in the process of the test (``tests.support.inprocess``)."""
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from metaq.errors import DiskFailed
 from metaq.protocol.text.commands import Get, Offset, Stats
 from metaq.protocol.text.messages import EPOCH_SHIFT, decode_text_messages
 from metaq.server.text.admin import AdminHandler
 from metaq.server.text.get import GetHandler
 from metaq.server.text.put import PutHandler
+from metaq.store.files.filecache import Read
+from tests.support.faultydisk import DATA, FaultyDisk, FaultyFile
 from tests.support.inprocess import Parts, Text
 
 PUT: Final = b"put orders 0 4 0 1\r\npaid"
@@ -18,13 +22,34 @@ PLACE: Final = b"0 0"
 """The partition and the position of the first message, at the end of the answer to its put."""
 
 
+class NoOpening(FaultyDisk):
+    """A disk that opens no files any more, once it is told so."""
+
+    opens = True
+
+    def open(self, path: Path) -> FaultyFile:
+        if not self.opens:
+            raise DiskFailed(f"cannot open {path}: input/output error")
+        return super().open(path)
+
+
+def serve(parts: Parts) -> None:
+    """Answer ``put``, ``get``, ``offset`` and ``stats``."""
+    gets = GetHandler(parts.context, parts.holds, parts.reads, parts.loop)
+
+    def transactions(read: Read) -> dict[str, object]:
+        read(parts.store.files.open(parts.settings.data / "transactions"), 0, 0)
+        return {"undecided": 7}
+
+    admin = AdminHandler(parts.context, parts.endpoint, lambda: None, transactions)
+    puts = PutHandler(parts.context, parts.turns).puts
+    parts.endpoint.answer_text({Get: gets.get, Offset: gets.offset, Stats: admin.stats}, puts, puts)
+
+
 @pytest.fixture
 def parts(tmp_path: Path) -> Iterator[Parts]:
     parts = Parts(tmp_path / "data", topics={"orders": {"partitions": 2}})
-    gets = GetHandler(parts.context, parts.holds, parts.reads, parts.loop)
-    admin = AdminHandler(parts.context, parts.endpoint, lambda: None, lambda read: {"undecided": 7})
-    puts = PutHandler(parts.context, parts.turns).puts
-    parts.endpoint.answer_text({Get: gets.get, Offset: gets.offset, Stats: admin.stats}, puts, puts)
+    serve(parts)
     yield parts
     parts.close()
 
@@ -139,3 +164,24 @@ def test_statistics_count_messages(parts: Parts, client: Text) -> None:
     lines = client.send(b"stats 1\r\n").decode().splitlines()
     assert "undecided 7" in lines
     assert "writable yes" in lines
+
+
+@pytest.mark.parametrize("item", ["", "topics ", "offsets ", "orders "])
+def test_statistics_leave_out_what_the_disk_cannot_give(item: str) -> None:
+    """MQ-064: the connection stays open."""
+    disk = NoOpening(random.Random(0))
+    parts = Parts(DATA, disk, topics={"orders": {"partitions": 2}})
+    serve(parts)
+    client = Text(parts)
+    client.send(PUT)
+    parts.end_turn()
+    client.answers()
+    disk.opens = False
+    parts.store.files.clear()
+    for opaque in ("1", "2"):
+        head, _, body = client.send(f"stats {item}{opaque}\r\n".encode()).decode().partition("\r\n")
+        assert head.startswith("result 200 ")
+        assert head.endswith(f" {opaque}")
+        assert body.endswith("END\r\n")
+    disk.opens = True
+    parts.close()
