@@ -13,7 +13,7 @@ from metaq.checksum import crc32
 from metaq.engine.context import Context
 from metaq.engine.figures.counters import Meter
 from metaq.engine.tables.topics import Topic
-from metaq.errors import MetaqError, NotWritable, StoreError
+from metaq.errors import AccessDenied, MetaqError, NotWritable, StoreError
 from metaq.fields import plain
 from metaq.form import FORM
 from metaq.message import INTERNAL_TOPICS, TopicPartition
@@ -122,6 +122,8 @@ class AdminHandler:
         action = Action.CREATE if self._context.topics.get(create.topic) is None else Action.ADMINISTER
         try:
             demand(session.principal, action, create.topic)
+            if self._context.topics.is_system(create.topic) or create.topic in INTERNAL_TOPICS:
+                raise AccessDenied(f"the topic {create.topic} belongs to the broker: it cannot be created or changed")
             topic = self._context.topics.ensure(create.topic, create.partitions)
             if create.priority:
                 topic = self._context.topics.put(topic.having({MESSAGE_TYPE: PRIORITY_TYPE}))

@@ -212,6 +212,16 @@ def test_create_makes_a_topic_with_priorities(parts: Parts, client: Text) -> Non
     assert client.answers().split()[-2] == b"3"
 
 
+@pytest.mark.parametrize("command", ["create METAQ_SYS_TIMERS 9 1", "create TBW102 100 1", "create TBW102 1 priority=yes 1"])
+def test_create_leaves_the_topics_of_the_broker_alone(parts: Parts, client: Text, command: str) -> None:
+    """MY-029: as all other ways to change topics do."""
+    before = list(parts.context.topics)
+    answer = client.send(f"{command}\r\n".encode())
+    assert answer.startswith(b"result 403 ")
+    assert answer.endswith(b" belongs to the broker: it cannot be created or changed")
+    assert list(parts.context.topics) == before
+
+
 def places(parts: Parts, client: Text, *puts: bytes) -> list[bytes]:
     """What puts of one turn, each in a session of its own, are answered: the place of the message, without the opaque."""
     clients = [client, *(Text(parts) for _ in puts[1:])]
