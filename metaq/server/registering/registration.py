@@ -84,6 +84,7 @@ class Registration:
         self._masters: dict[Address, str] = {}  # registry → the address for slaves that its master has there, the latest last
         self._members = [] if registry is not None else [_Member(self, address) for address in parse_registries(settings)]
         self._greenlets: list[Any] = []
+        self._is_here = False  # registered with the registry in this process
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -94,13 +95,17 @@ class Registration:
         """
         if self._registry is not None:
             self._register_here(self._registry)
+            self._is_here = True
             self._greenlets.append(gevent.spawn(self._register_here_forever, self._registry))
         self._greenlets += [gevent.spawn(member.stay_registered) for member in self._members]
         self._greenlets.append(gevent.spawn(self._check_advertised))
 
     def topic_changed(self, name: str) -> None:
-        """Register a topic that was created or changed; never blocks."""
-        if self._registry is not None:
+        """Register a topic that was created or changed; never blocks.
+
+        Before ``start`` the registry in this process must not receive it: it would then take the whole table for known.
+        """
+        if self._registry is not None and self._is_here:
             self._registry.register(self.key, self._ha_address, self.table([name]))
         for member in self._members:
             member.topic_changed(name)
@@ -173,6 +178,7 @@ class Registration:
 
     def stop(self) -> None:
         """Unregister from every registry, so that clients look elsewhere."""
+        self._is_here = False
         if self._registry is not None:
             self._registry.unregister(self.key.name, self.key.address)
         goodbyes = [gevent.spawn(member.leave) for member in self._members]

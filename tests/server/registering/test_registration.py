@@ -1,20 +1,24 @@
-"""The registration of a broker with an external registry, which the test plays."""
+"""The registration of a broker with external registries, which the test plays, and with the registry in its own process."""
 
 from pathlib import Path
 from typing import Final
 
 import gevent
+import pytest
 
 from metaq.address import Address
 from metaq.clock import SystemClock
 from metaq.config import Settings
+from metaq.engine.registry import Registry
 from metaq.engine.role import Role
 from metaq.engine.tables.topics import TopicTable
 from metaq.errors import Fenced
 from metaq.protocol.remoting.codes import Request
+from metaq.registry.kvconfig import KvConfig
 from metaq.replication.peers import STRANGER
 from metaq.server.registering.registration import Registration
 from metaq.store.fence import Fence
+from metaq.store.files.disk import RealDisk
 from tests.support.fakeremoting import FakeRemoting, Reply, Script
 
 DEADLINE_S: Final = 60.0
@@ -99,3 +103,31 @@ def test_a_registry_that_is_lost_names_no_master(tmp_path: Path) -> None:
             assert registration.find_master() == after
         finally:
             registration.stop()
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_topics_that_change_while_a_broker_starts(tmp_path: Path, *, deleted: bool) -> None:
+    """SG-050, SG-104: it accepts connections before it registers; its own registry learns all the other topics, too."""
+    settings, topics = Settings(data=tmp_path), TopicTable(tmp_path, 10)
+    registry = Registry(settings, KvConfig(RealDisk(), tmp_path), SystemClock())
+    where = Address("127.0.0.1", 1)
+    registration = Registration(
+        settings, Role(is_master=True), where, topics, "an identity", SystemClock(), registry, STRANGER, Fence().check
+    )
+    topics.ensure("old", 1)
+    topics.ensure("gone", 1)
+    topics.changed = registration.topic_changed
+    if deleted:
+        topics.delete("gone", {})
+    else:
+        topics.ensure("a", 1)
+        topics.ensure("b", 1)
+    registration.start()
+    try:
+        assert registry.tables.topics() == sorted(topic.name for topic in topics)
+        topics.ensure("new", 1)
+        assert "new" in registry.tables.topics()
+    finally:
+        registration.stop()
+    topics.ensure("late", 1)
+    assert registry.tables.topics() == []
