@@ -333,6 +333,11 @@ class _Member:
                 if not registered:
                     raise
                 registration.refresh_at(link)  # readers still find it here
+            except Refused as error:
+                if not registered or error.code != Response.SYSTEM_BUSY:
+                    raise
+                self._changed |= names  # over this link: the registry removes the broker when it ends
+                due_s = registration.monotonic() + FIRST_RETRY_S
             if not registered:
                 logger.info("registered registry=%s", self.address)
             registered, self._failing = True, False

@@ -13,7 +13,9 @@ from metaq.engine.registry import Registry
 from metaq.engine.role import Role
 from metaq.engine.tables.topics import TopicTable
 from metaq.errors import Fenced
-from metaq.protocol.remoting.codes import Request
+from metaq.protocol.remoting.codes import Request, Response
+from metaq.protocol.remoting.frames import RemotingCommand
+from metaq.protocol.remoting.routes import TopicConfigs, decode_registration
 from metaq.registry.kvconfig import KvConfig
 from metaq.replication.peers import STRANGER
 from metaq.server.registering.registration import Registration
@@ -26,24 +28,38 @@ DEADLINE_S: Final = 60.0
 
 def wait_for(registry: FakeRemoting, code: Request, more: int = 2) -> None:
     """Wait until so many more requests of the code have come."""
-    seen = registry.count(code)
+    wait_count(registry, code, registry.count(code) + more)
+
+
+def wait_count(registry: FakeRemoting, code: Request, count: int) -> None:
     with gevent.Timeout(DEADLINE_S):
-        while registry.count(code) < seen + more:
+        while registry.count(code) < count:
             gevent.sleep(0.01)
 
 
-def registration_of(data: Path, registries: str, role: Role, fence: Fence) -> Registration:
-    return Registration(
-        Settings(data=data, registries=registries, registration_interval_ms=100),
-        role,
+def registration_of(
+    topics: TopicTable,
+    fence: Fence,
+    registries: str = "",
+    *,
+    is_master: bool = True,
+    interval_ms: int = 100,
+    registry: Registry | None = None,
+) -> Registration:
+    """Return the registration of a broker with these topics, not yet started."""
+    registration = Registration(
+        Settings(registries=registries, registration_interval_ms=interval_ms),
+        Role(is_master=is_master),
         Address("127.0.0.1", 1),
-        TopicTable(data, 10),
+        topics,
         "an identity",
         SystemClock(),
-        None,
+        registry,
         STRANGER,
         fence.check,
     )
+    topics.changed = registration.topic_changed
+    return registration
 
 
 def wait_master(registration: Registration, master: Address | None) -> None:
@@ -59,9 +75,9 @@ def refuse() -> None:
 
 def test_a_fenced_master_does_not_take_its_place_back(tmp_path: Path) -> None:
     """F-PART: cut off from ZooKeeper only; the next master has registered, and readers may still need this one."""
-    fence = Fence()
+    fence, topics = Fence(), TopicTable(tmp_path, 10)
     with FakeRemoting(register_broker=lambda _: Reply(fields={}), broker_heartbeat=lambda _: Reply()) as registry:
-        registration = registration_of(tmp_path, registry.address, Role(is_master=True), fence)
+        registration = registration_of(topics, fence, registry.address)
         registration.start()
         try:
             wait_for(registry, Request.REGISTER_BROKER)
@@ -77,6 +93,32 @@ def test_a_fenced_master_does_not_take_its_place_back(tmp_path: Path) -> None:
             registration.stop()
 
 
+def test_a_busy_registry_keeps_the_broker(tmp_path: Path) -> None:
+    """SG-112: it removes a broker whose connection ends: the broker soon asks again over the same one, for all that changed."""
+    registered: list[TopicConfigs] = []
+
+    def take(request: RemotingCommand) -> Reply:
+        registered.append(decode_registration(request.body, request.version, False))
+        return Reply(Response.SYSTEM_BUSY, remark="busy") if len(registered) == 2 else Reply(fields={})
+
+    topics = TopicTable(tmp_path, 10)
+    with FakeRemoting(register_broker=take) as registry:
+        registration = registration_of(topics, Fence(), registry.address, interval_ms=60_000)
+        registration.start()
+        try:
+            wait_count(registry, Request.REGISTER_BROKER, 1)
+            topics.ensure("orders", 1)
+            wait_count(registry, Request.REGISTER_BROKER, 2)
+            topics.ensure("audit", 1)
+            wait_count(registry, Request.REGISTER_BROKER, 3)
+            registration.wait_told()
+            assert "orders" in registered[2].topics
+            assert len(registry.connections) == 1
+            assert registration.problem is None
+        finally:
+            registration.stop()
+
+
 def test_a_registry_that_is_lost_names_no_master(tmp_path: Path) -> None:
     """SG-082: a slave follows the master that is known where registries answer; only if none does, the one known before."""
     before, after = Address("10.0.0.1", 8125), Address("10.0.0.2", 8125)
@@ -87,7 +129,9 @@ def test_a_registry_that_is_lost_names_no_master(tmp_path: Path) -> None:
 
     with FakeRemoting(register_broker=naming("second")) as second:
         with FakeRemoting(register_broker=naming("first")) as first:
-            registration = registration_of(tmp_path, f"{first.address};{second.address}", Role(is_master=False), Fence())
+            registration = registration_of(
+                TopicTable(tmp_path, 10), Fence(), f"{first.address};{second.address}", is_master=False
+            )
             registration.start()
             wait_for(first, Request.REGISTER_BROKER)
             wait_for(second, Request.REGISTER_BROKER)
@@ -108,15 +152,11 @@ def test_a_registry_that_is_lost_names_no_master(tmp_path: Path) -> None:
 @pytest.mark.parametrize("deleted", [False, True])
 def test_topics_that_change_while_a_broker_starts(tmp_path: Path, *, deleted: bool) -> None:
     """SG-050, SG-104: it accepts connections before it registers; its own registry learns all the other topics, too."""
-    settings, topics = Settings(data=tmp_path), TopicTable(tmp_path, 10)
-    registry = Registry(settings, KvConfig(RealDisk(), tmp_path), SystemClock())
-    where = Address("127.0.0.1", 1)
-    registration = Registration(
-        settings, Role(is_master=True), where, topics, "an identity", SystemClock(), registry, STRANGER, Fence().check
-    )
+    registry = Registry(Settings(), KvConfig(RealDisk(), tmp_path), SystemClock())
+    topics = TopicTable(tmp_path, 10)
     topics.ensure("old", 1)
     topics.ensure("gone", 1)
-    topics.changed = registration.topic_changed
+    registration = registration_of(topics, Fence(), registry=registry)
     if deleted:
         topics.delete("gone", {})
     else:
