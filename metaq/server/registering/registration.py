@@ -332,6 +332,8 @@ class _Member:
             except Fenced:
                 if not registered:
                     raise
+                self._changed |= names  # for the next registration: the registry takes its version for that of all topics
+                self._told.set()
                 registration.refresh_at(link)  # readers still find it here
             except Refused as error:
                 if not registered or error.code != Response.SYSTEM_BUSY:

@@ -18,7 +18,7 @@ from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.routes import TopicConfigs, decode_registration
 from metaq.registry.kvconfig import KvConfig
 from metaq.replication.peers import STRANGER
-from metaq.server.registering.registration import Registration
+from metaq.server.registering.registration import TELL_TIMEOUT_S, Registration
 from metaq.store.fence import Fence
 from metaq.store.files.disk import RealDisk
 from tests.support.fakeremoting import FakeRemoting, Reply, Script
@@ -86,8 +86,15 @@ def test_a_fenced_master_does_not_take_its_place_back(tmp_path: Path) -> None:
             registered = registry.count(Request.REGISTER_BROKER)
             wait_for(registry, Request.BROKER_HEARTBEAT)
             assert registry.count(Request.REGISTER_BROKER) == registered
+            topics.ensure("orders", 1)
+            wait_for(registry, Request.BROKER_HEARTBEAT)
+            with gevent.Timeout(TELL_TIMEOUT_S / 2):  # nobody waits for what it cannot register
+                registration.wait_told()
             fence.guard(lambda: None)
+            topics.ensure("audit", 1)
             wait_for(registry, Request.REGISTER_BROKER)
+            after = [request for request in registry.requests if request.code == Request.REGISTER_BROKER][registered]
+            assert decode_registration(after.body, after.version, False).topics.keys() == {"orders", "audit"}
             assert registration.problem is None
         finally:
             registration.stop()
