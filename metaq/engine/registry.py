@@ -50,7 +50,7 @@ class Registry:
         """
         if session is not None and session not in self._watched:
             self._watched.add(session)
-            session.closing.append(partial(self._closed, session))
+            session.at_close(partial(self._closed, session))
         done = self.tables.register(key, ha_address, table, session, self.now_ms, timeout_ms, rest)
         if done.first:
             logger.info("broker registered broker=%s topics=%d", key, len(table.topics))

@@ -99,7 +99,7 @@ class Clients:
         """Mark a connection as an administrator's tool: it has sent a request that only such tools send."""
         if session not in self._administrators and not session.closed:
             self._administrators.add(session)
-            session.closing.append(partial(self._administrators.remove, session))
+            session.at_close(partial(self._administrators.remove, session))
 
     # -- coming and going ---------------------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class Clients:
             return
         if session not in self._joined:
             self._joined[session] = _Joined()
-            session.closing.append(partial(self._closed, session))
+            session.at_close(partial(self._closed, session))
         client, now_s, joined = ClientIdentity(heartbeat.client_id, language, version), self._monotonic(), self._joined[session]
         for name in heartbeat.producers:
             joined.producers.add(name)

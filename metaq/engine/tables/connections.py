@@ -21,8 +21,6 @@ class Connection(Protocol):
 
     address: Any
     """The peer's address; its first two items are host and port."""
-    closing: list[Callable[[], None]]
-    """Callbacks, each called once when the connection closes."""
 
     def __hash__(self) -> int: ...
 
@@ -34,6 +32,10 @@ class Connection(Protocol):
 
     def close(self) -> None:
         """Close the connection now."""
+        ...
+
+    def at_close(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called once when the connection closes."""
         ...
 
     def tell(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> bool:

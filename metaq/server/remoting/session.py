@@ -93,7 +93,7 @@ class _Asked(NamedTuple):
 class RemotingSession(Session):
     """One client that speaks the remoting protocol."""
 
-    __slots__ = ("_asked", "_handlers", "_last_opaque", "_reader", "closing", "serialization")
+    __slots__ = ("_asked", "_at_close", "_handlers", "_last_opaque", "_reader", "serialization")
 
     def __init__(
         self, connection: Stream, address: Any, reader: FrameReader | RequestReader, handlers: RemotingHandlers
@@ -105,8 +105,7 @@ class RemotingSession(Session):
         self._last_opaque = 0
         self.serialization = JSON
         """The header serialization of the client's last request, also used for requests to it."""
-        self.closing: list[Callable[[], None]] = []
-        """Called once when the connection closes."""
+        self._at_close: dict[Callable[[], None], None] = {}  # a set that keeps the order
 
     # -- requests of the client ---------------------------------------------------------------------------------------
 
@@ -273,9 +272,17 @@ class RemotingSession(Session):
         for one in asked.values():
             one.timer.close()
             one.answered(None)
-        for call in self.closing:
+        calls, self._at_close = self._at_close, {}
+        for call in calls:
             call()
-        self.closing = []
+
+    def at_close(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called once when the connection closes."""
+        self._at_close[call] = None
+
+    def not_at_close(self, call: Callable[[], None]) -> None:
+        """Undo ``at_close``; do nothing when there is nothing to undo. One connection may hold thousands of requests."""
+        self._at_close.pop(call, None)
 
 
 def _owed(kept: Kept, answer: Answer) -> Sequence[Buffer]:

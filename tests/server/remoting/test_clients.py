@@ -26,7 +26,7 @@ class FakeSession:
         self.address = (name, 1)
         self.principal = principal
         self.closed = False
-        self.closing: list[Callable[[], None]] = []
+        self.calls: list[Callable[[], None]] = []
         self.told: list[str] = []
         self.lost = False
 
@@ -40,8 +40,11 @@ class FakeSession:
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            for call in self.closing:
+            for call in self.calls:
                 call()
+
+    def at_close(self, call: Callable[[], None]) -> None:
+        self.calls.append(call)
 
 
 class Table:

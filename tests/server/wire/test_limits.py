@@ -114,6 +114,40 @@ def test_who_is_gone_is_neither_told_nor_waited_for() -> None:
         assert answers == [None] * known
 
 
+class Cancel:
+    """Cancels a held request, and counts how often such are compared."""
+
+    compared = 0
+
+    def __init__(self, name: int, called: list[int]) -> None:
+        self._name = name
+        self._called = called
+
+    def __call__(self) -> None:
+        self._called.append(self._name)
+
+    def __eq__(self, other: object) -> bool:
+        Cancel.compared += 1
+        return self is other
+
+    __hash__ = object.__hash__
+
+
+def test_a_request_that_is_held_no_longer_is_not_looked_for_among_all_others() -> None:
+    """SG-089: one connection may hold thousands; when it closes those that are left are cancelled, the oldest first."""
+    session = RemotingSession(cast(Any, FullStream()), ("127.0.0.1", 1), FrameReader(), cast(Any, Host()))
+    called: list[int] = []
+    cancels = [Cancel(name, called) for name in range(1000)]
+    for cancel in cancels:
+        session.at_close(cancel)
+    for cancel in reversed(cancels[2:]):
+        session.not_at_close(cancel)
+        session.not_at_close(cancel)
+    assert Cancel.compared <= len(cancels)
+    session.close()
+    assert called == [0, 1]
+
+
 MIB: Final = 1 << 20
 FRAME: Final = (1 << 24).to_bytes(4) + (20).to_bytes(4)
 """The head of one of 16 MiB."""

@@ -17,11 +17,10 @@ class _Waits(LineRead, RemotingRead):
     """A request of this protocol that may wait in line."""
 
     def hold(self, place: Waiting) -> None:
-        self.session.closing.append(place.cancel)
+        self.session.at_close(place.cancel)
 
     def release(self, place: Waiting) -> None:
-        if place.cancel in self.session.closing:
-            self.session.closing.remove(place.cancel)
+        self.session.not_at_close(place.cancel)
 
 
 class PopWait(PopRead, _Waits):

@@ -203,12 +203,11 @@ class _Pull(RemotingRead):
         self.defer()
         key = TopicPartition(self._header.topic, self._header.queue_id)
         self._hold = handler.holds.hold(key, handler.loop.timer(remaining), self._woken)
-        self.session.closing.append(self._hold.cancel)
+        self.session.at_close(self._hold.cancel)
         return True
 
     def _woken(self) -> None:
-        if self._hold.cancel in self.session.closing:
-            self.session.closing.remove(self._hold.cancel)
+        self.session.not_at_close(self._hold.cancel)
         self._handler.reads.start(self)
 
     def defer(self) -> None:
