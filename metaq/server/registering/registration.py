@@ -7,6 +7,7 @@ table goes over it at the start and every ``registration_interval_ms``; in betwe
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import gevent
@@ -15,6 +16,7 @@ from gevent.event import Event
 from metaq.address import Address, parse_address
 from metaq.clock import Clock
 from metaq.config import Settings
+from metaq.engine.pool import run_in_pool
 from metaq.engine.registry import Registry
 from metaq.engine.role import Role
 from metaq.engine.tables import topics as tables
@@ -34,6 +36,7 @@ from metaq.protocol.remoting.routes import (
 from metaq.registry.routes import BrokerKey
 from metaq.replication.peers import Peers
 from metaq.server.registering.outbound import Outbound
+from metaq.server.remoting.admission import REGISTRATION_BYTES
 from metaq.server.wire.listeners import parse_registries, replication_address
 
 logger = logging.getLogger(__name__)
@@ -230,10 +233,14 @@ class Registration:
 
         Raise ``Fenced`` when another replica may be master by now: it must not lose its place there.
         """
+        body = encode_registration(table)
+        is_long = len(body) > REGISTRATION_BYTES
+        if is_long:  # registries would refuse it; of what routes have, the compressed form lacks the flags of unit topics
+            body = run_in_pool(partial(encode_registration, table, compressed=True))
         self._check()
         key = self.key
-        header = RegisterBroker(key.name, key.address, key.cluster, self._ha_address, key.number)
-        answer = link.call(Request.REGISTER_BROKER, encode_header(header), encode_registration(table))
+        header = RegisterBroker(key.name, key.address, key.cluster, self._ha_address, key.number, compressed=is_long)
+        answer = link.call(Request.REGISTER_BROKER, encode_header(header), body)
         self._masters.pop(address, None)
         self._masters[address] = answer.fields.get("haServerAddr", "")
         self._ordered[address] = decode_kv_table(answer.body)

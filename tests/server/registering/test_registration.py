@@ -13,12 +13,14 @@ from metaq.engine.registry import Registry
 from metaq.engine.role import Role
 from metaq.engine.tables.topics import TopicTable
 from metaq.errors import Fenced
+from metaq.protocol.record import MAX_TOPIC_LENGTH
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
 from metaq.protocol.remoting.routes import TopicConfigs, decode_registration
 from metaq.registry.kvconfig import KvConfig
 from metaq.replication.peers import STRANGER
 from metaq.server.registering.registration import TELL_TIMEOUT_S, Registration
+from metaq.server.registry import RegistryServer
 from metaq.store.fence import Fence
 from metaq.store.files.disk import RealDisk
 from tests.support.fakeremoting import FakeRemoting, Reply, Script
@@ -178,3 +180,23 @@ def test_topics_that_change_while_a_broker_starts(tmp_path: Path, *, deleted: bo
         registration.stop()
     topics.ensure("late", 1)
     assert registry.tables.topics() == []
+
+
+def test_the_longest_names_of_as_many_topics_as_there_may_be(tmp_path: Path) -> None:
+    """SG-109: they are 6 MB, which a registry would refuse; compressed they are within its limits."""
+    topics = TopicTable(tmp_path, Settings().max_topics)
+    for number in range(topics.max_topics):
+        topics.ensure(f"{number:0{MAX_TOPIC_LENGTH}}", 1)
+    server = RegistryServer(Settings(data=tmp_path, registry_listen="127.0.0.1:0"))
+    server.start()
+    registration = registration_of(topics, Fence(), str(Address(*server.address)), interval_ms=60_000)
+    registration.start()
+    try:
+        with gevent.Timeout(DEADLINE_S):
+            while (problem := registration.problem) is not None:
+                assert "refused" not in problem
+                gevent.sleep(0.01)
+        assert server._registry.tables.topics() == [topic.name for topic in topics]
+    finally:
+        registration.stop()
+        server.stop()
