@@ -2,6 +2,7 @@
 
 import json
 import re
+import zlib
 from collections.abc import Iterator
 
 import pytest
@@ -12,10 +13,13 @@ from metaq.diagnosis.groupfacts import BrokerSide, GroupFacts, LeaseSide
 from metaq.diagnosis.leasechecks import check_leases, check_mode
 from metaq.message import MessageQueue
 from metaq.protocol.remoting.leases.figures import PlaceRow, TopicRow
+from metaq.protocol.sysflag import COMPRESSED
 from tests.cli.test_why import why
 from tests.support.broker import BrokerProcess
 from tests.support.cli import Cli
+from tests.support.messages import send, send_header, sent
 from tests.support.metrics import families
+from tests.support.remoting import RemotingClient
 
 OK, PROBLEM = 0, 2
 HOUR_MS = 3_600_000
@@ -207,6 +211,18 @@ def test_why(person: Person, cli: Cli) -> None:
     assert found["consumers"] == ["no consumer is connected"]
     person.say(f"subscribe {person.topic} {person.group} ready=0 7")
     assert why(cli, person.group, code=OK) == {}
+
+
+def test_a_compressed_body_is_printed_as_it_was(broker: BrokerProcess, cli: Cli) -> None:
+    """SG-098: and one that is marked as compressed and is not, as it is stored; scripts get the reason."""
+    with Person(broker, "unzipping") as person, RemotingClient(broker.host, broker.port) as producer:
+        person.say(f"create {person.topic} 1 1")
+        for body in (zlib.compress(b"x" * 5000), b"not zlib"):
+            sent(producer, send(producer, send_header(person.topic, sys_flag=COMPRESSED), body))
+    whole, broken = cli.rows("lease", "pop", person.group, person.topic, "--count", "2", "--broker", broker.address)
+    assert (whole["body"], "error" in whole) == ("x" * 5000, False)
+    assert broken["body"] == "not zlib"
+    assert "cannot be inflated" in broken["error"]
 
 
 def test_take_finish_and_give_back(broker: BrokerProcess, cli: Cli) -> None:

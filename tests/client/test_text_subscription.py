@@ -1,6 +1,7 @@
 """Subscriptions of ``TextClient`` against a real broker."""
 
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -8,10 +9,14 @@ from typing import Final
 import pytest
 
 from metaq import TextClient
-from metaq.errors import ConnectionFailed, LeaseLost, Refused
+from metaq.errors import ConnectionFailed, DecodeError, LeaseLost, Refused
+from metaq.protocol.sysflag import COMPRESSED
 from tests.support.broker import BrokerProcess
+from tests.support.messages import send, send_header, sent
+from tests.support.remoting import RemotingClient
 
 WAIT_S: Final = 30.0
+LONG: Final = b"x" * 10_000
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +53,21 @@ def test_messages_are_pushed_and_finished(client: TextClient) -> None:
         second.reject()
         assert subscription.receive(0.05) is None
     assert client.get("%DLQ%billing", 0).messages[0].body == b"b"
+
+
+def test_compressed_bodies_are_inflated(client: TextClient, broker: BrokerProcess) -> None:
+    """SG-098: pushed or popped as from a get; what cannot be inflated comes as it is stored, with the reason."""
+    client.create("zipped", 1)
+    with RemotingClient(broker.host, broker.port) as producer:
+        for body in (zlib.compress(LONG), b"not zlib"):
+            sent(producer, send(producer, send_header("zipped", "TAGS\x01zip\x02", sys_flag=COMPRESSED), body))
+    with client.subscribe("zipped", "pushed", ready=2) as subscription:
+        pushed = [message for message in (subscription.receive(WAIT_S), subscription.receive(WAIT_S)) if message is not None]
+    for messages in (pushed, client.pop("zipped", "popped", 2)):
+        assert [(message.body, message.attribute) for message in messages] == [(LONG, "zip"), (b"not zlib", "zip")]
+        whole, broken = messages
+        assert whole.error is None
+        assert isinstance(broken.error, DecodeError)
 
 
 def test_an_iteration_ends_when_another_thread_closes(client: TextClient) -> None:

@@ -169,8 +169,11 @@ def take(
 
 
 def _described(message: PoppedMessage, *, as_json: bool) -> dict[str, Any]:
-    """Return a message as a row: the body as text, for scripts in base64 when it is not UTF-8."""
+    """Return a message as a row: the body as text, for scripts in base64 when it is not UTF-8, and with its error if any."""
     row: dict[str, Any] = {**message._asdict(), "id": str(message.id)}
+    error = row.pop("error")
+    if as_json and error is not None:
+        row["error"] = str(error)
     del row["body"]
     return row | (body_fields(message.body) if as_json else {"body": message.body.decode(errors="replace")})
 

@@ -8,7 +8,7 @@ from metaq.client.text.connection import Exchange, TextConnection
 from metaq.errors import ProtocolError, Refused
 from metaq.protocol.text.commands import Pop
 from metaq.protocol.text.ids import MessageId
-from metaq.protocol.text.messages import split_attribute
+from metaq.protocol.text.messages import inflated_payload, split_attribute
 from metaq.protocol.text.pushed import Pushed
 from metaq.protocol.text.replies import NOT_FOUND, NOTHING_TO_POP, OK, Reply
 from metaq.protocol.text.writing import write_pop
@@ -27,6 +27,8 @@ class PoppedMessage(NamedTuple):
     key: str | None
     priority: int | None
     body: bytes
+    error: Exception | None = None
+    """The reason why a compressed body could not be inflated; ``body`` is then as it was put."""
 
 
 def pop(connection: TextConnection, command: Pop, timeout_s: float) -> Sequence[PoppedMessage]:
@@ -54,7 +56,8 @@ def _message(frame: Pushed | Reply | None) -> PoppedMessage:
     if not isinstance(frame, Pushed):
         raise ProtocolError("the broker sent fewer messages than it says")
     head = frame.head
-    attribute, body = split_attribute(head.flag, frame.body)
+    attribute, payload = split_attribute(head.flag, frame.body)
+    body, error = inflated_payload(head.flag, payload)
     return PoppedMessage(
-        head.id, head.topic, head.partition, head.position, head.attempt, attribute, head.key, head.priority, body
+        head.id, head.topic, head.partition, head.position, head.attempt, attribute, head.key, head.priority, body, error
     )

@@ -10,7 +10,7 @@ from metaq.client.text.connection import Exchange, TextConnection
 from metaq.errors import ClientError, LeaseLost, Refused
 from metaq.protocol.text.commands import Ack, Extend, Nack, Ready, Subscribe
 from metaq.protocol.text.ids import MessageId
-from metaq.protocol.text.messages import split_attribute
+from metaq.protocol.text.messages import inflated_payload, split_attribute
 from metaq.protocol.text.pushed import Pushed
 from metaq.protocol.text.replies import NOT_FOUND, OK, Reply
 from metaq.protocol.text.writing import write_ack, write_extend, write_nack, write_ready, write_subscribe
@@ -33,6 +33,8 @@ class PushedMessage(NamedTuple):
     body: bytes
     priority: int | None
     key: str | None
+    error: Exception | None = None
+    """The reason why a compressed body could not be inflated; ``body`` is then as it was put."""
 
     def ack(self) -> None:
         """Finish the message: it does not come again.
@@ -144,7 +146,8 @@ class TextSubscription:
 
     def _message(self, pushed: Pushed) -> PushedMessage:
         head = pushed.head
-        attribute, body = split_attribute(head.flag, pushed.body)
+        attribute, payload = split_attribute(head.flag, pushed.body)
+        body, error = inflated_payload(head.flag, payload)
         return PushedMessage(
             subscription=self,
             id=head.id,
@@ -156,6 +159,7 @@ class TextSubscription:
             body=body,
             priority=head.priority,
             key=head.key,
+            error=error,
         )
 
 

@@ -291,6 +291,19 @@ def tag_hash(stored: Stored, overhead: int) -> int:
     return text_size_and_tag(stored, overhead)[1]
 
 
+def inflated_payload(flag: int, payload: bytes, most: int = MAX_INFLATED_BYTES) -> tuple[bytes, DecodeError | None]:
+    """Return a payload inflated, to at most ``most`` bytes, if bit 16 of the flag marks it as compressed.
+
+    When that fails, return it as it is, and the reason.
+    """
+    if not flag & COMPRESSED_FLAG:
+        return payload, None
+    try:
+        return inflated_zlib(payload, most), None
+    except DecodeError as error:
+        return payload, error.with_traceback(None)
+
+
 def decode_text_messages(data: bytes, position: int, most: int = MAX_INFLATED_BYTES) -> Iterator[Message]:
     """Yield the whole messages in a reply, the first of which begins at ``position`` of its partition.
 
@@ -314,12 +327,7 @@ def decode_text_messages(data: bytes, position: int, most: int = MAX_INFLATED_BY
             attribute, payload = split_attribute(flag, body)
         except BadRequest as error:
             raise CorruptRecord(f"{where}: {error}") from error
-        failure: DecodeError | None = None
-        if flag & COMPRESSED_FLAG:
-            try:
-                payload = inflated_zlib(payload, most)
-            except DecodeError as error:
-                failure = error.with_traceback(None)
+        payload, failure = inflated_payload(flag, payload, most)
         following = TextPosition(position + start + length)
         yield Message(message_id, flag, attribute, payload, TextPosition(position + at), following, failure)
         at = start + length
