@@ -32,6 +32,7 @@ LESS_SAFE: Final = "not yet as safe as configured"
         ([LATE], f"line 8 is, but {LESS_SAFE}, none after it is"),
         ([LATE, LATE, STORED, REFUSED], f"line 8 is, but {LESS_SAFE}, 2 after it are, 1 {LESS_SAFE}"),
         ([REFUSED, LATE], f"line 8 is not, 1 after it is, 1 {LESS_SAFE}"),
+        ([STORED, ClientError("it was not sent: input/output error")], "line 9 is not, none after it is"),
         ([IN_DOUBT], "line 8 may be, none after it is"),
         ([REFUSED, STORED, IN_DOUBT], "line 8 is not, later ones may be"),
     ],

@@ -4,7 +4,9 @@ import contextlib
 import random
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -234,6 +236,33 @@ def test_put_many_says_what_became_of_each_body(stack: contextlib.ExitStack) -> 
     assert [index for index, result in enumerate(results) if not isinstance(result, PutResult)] == [300]
     assert client.put_many("orders", [b"1"]) == [PutResult(1, 0, TextPosition(10))]
     assert len(broker.connections) == 1
+
+
+def wrong_body() -> Iterator[Any]:
+    yield "text"
+
+
+def broken() -> Iterator[bytes]:
+    yield from ()
+    raise ConnectionFailed("the source of the bodies is gone")
+
+
+@pytest.mark.parametrize(("source", "reason"), [(wrong_body, BadRequest), (broken, ConnectionFailed)])
+def test_put_many_says_what_is_stored_before_a_body_that_cannot_be_sent(
+    stack: contextlib.ExitStack, source: Callable[[], Iterator[bytes]], reason: type[Exception]
+) -> None:
+    """MQ-037: also at the end of the chunk that it is in; where nothing was sent, there is only the reason."""
+    broker, client = start(stack, each(store))
+    good = [b"%d" % number for number in range(_CHUNK_MESSAGES + 34)]
+    with pytest.raises(PutManyFailed, match="290 of 291 messages are stored; message 290: it was not sent: ") as failure:
+        client.put_many("orders", chain(good, source()))
+    results = failure.value.results
+    assert results[:-1] == [PutResult(number, 0, TextPosition(10 * number)) for number in range(len(good))]
+    assert isinstance(failure.value.__cause__, reason)
+    with pytest.raises(reason):
+        client.put_many("orders", chain([b"0"], source()))
+    assert len(broker.received) == len(good)
+    assert client.put_many("orders", [b"1"]) == [PutResult(1, 0, TextPosition(10))]
 
 
 @pytest.mark.parametrize("orderly", [True, False])

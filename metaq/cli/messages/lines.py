@@ -44,7 +44,7 @@ from metaq.cli.progress import progress
 from metaq.cli.times import later_options
 from metaq.client import PutManyFailed, TextClient
 from metaq.client.text.textclient import DEFAULT_MAX_BYTES
-from metaq.errors import ClientError, Refused
+from metaq.errors import ClientError, ConnectionFailed, Refused, RequestTimeout
 from metaq.message import Message, PutResult, TextPosition
 from metaq.protocol.text.commands import BROKER_CHOOSES, END_OF_LOG
 from metaq.protocol.text.replies import IN_DOUBT, NOT_FOUND, STORED_AT
@@ -96,12 +96,14 @@ def _fate(result: PutResult | ClientError) -> str:
     """Return the words that complete "line N … stored" for the outcome of its put."""
     if isinstance(result, PutResult):
         return _IS
+    if isinstance(result, ConnectionFailed | RequestTimeout):
+        return _MAY_BE
     if isinstance(result, Refused):
         if result.text.startswith(STORED_AT):
             return _IS_LESS_SAFE
-        if IN_DOUBT not in result.text:
-            return _IS_NOT
-    return _MAY_BE
+        if IN_DOUBT in result.text:
+            return _MAY_BE
+    return _IS_NOT
 
 
 def lines_failed(before: int, error: PutManyFailed) -> ClientError:

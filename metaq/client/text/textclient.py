@@ -17,6 +17,7 @@ from metaq.protocol.text.commands import BROKER_CHOOSES, END_OF_LOG, Due, PutOpt
 from metaq.protocol.text.messages import decode_text_messages, join_attribute
 from metaq.protocol.text.replies import CONFLICT, MOVED, NOT_FOUND, OK, VALUE, Reply
 from metaq.protocol.text.writing import write_get, write_line, write_offset, write_put
+from metaq.reasons import reason_of
 
 DEFAULT_GROUP: Final = "metaq"
 DEFAULT_MAX_BYTES: Final = 1024 * 1024
@@ -49,7 +50,8 @@ class PutManyFailed(ClientError):
     def __init__(self, results: list[PutResult | ClientError]) -> None:
         self.results = results
         """One entry for each body taken from the iterable, in order: its place, or the refusal (``Refused``), or the reason why
-        its fate is unknown (``RequestTimeout``, ``ConnectionFailed``)."""
+        its fate is unknown (``RequestTimeout``, ``ConnectionFailed``). The last may be another ``ClientError``: that body was
+        not sent, since it is not ``bytes``, or the iterable raised an error instead."""
         failed = [(index, result) for index, result in enumerate(results) if isinstance(result, ClientError)]
         self.first_failed, self.reason = failed[0]
         """The index of the first body that was not acknowledged, and the reason; all bodies before it are stored."""
@@ -137,7 +139,7 @@ class TextClient(LeaseRequests):
     ) -> list[PutResult]:
         """Store messages in order, with many in flight at a time, and return one result for each body.
 
-        It stops sending at the first error.
+        It stops sending at the first error. One of the iterable itself is raised as it is when nothing has been sent.
 
         Args:
             topic: the name of the topic.
@@ -147,7 +149,7 @@ class TextClient(LeaseRequests):
 
         Raises:
             PutManyFailed: one failed; it has the result or the error of each body.
-            BadRequest: an argument is invalid.
+            BadRequest: an argument is invalid; nothing was sent.
         """
         check_name("topic", topic)
         connection = self._usable_connection()
@@ -155,8 +157,9 @@ class TextClient(LeaseRequests):
         opaques: list[int] = []
         ahead: deque[int] = deque(maxlen=_CHUNKS_AHEAD)
         failure: ClientError | None = None
+        source = _Source(bodies)
         try:
-            for chunk in _chunks(bodies):
+            for chunk in source.chunks():
                 numbers = [connection.new_opaque() for _ in chunk]
                 opaques += numbers
                 puts = [join_attribute(attribute, body) for body in chunk]
@@ -169,7 +172,9 @@ class TextClient(LeaseRequests):
             connection.wait(exchange, 0, self._deadline())
         except (ConnectionFailed, RequestTimeout) as error:
             failure = error
-        return _all_stored([exchange.replies.get(opaque) for opaque in opaques], failure)
+        if source.error is not None and not opaques:
+            raise source.error
+        return _all_stored([exchange.replies.get(opaque) for opaque in opaques], failure, source.error)
 
     def get(
         self,
@@ -358,18 +363,30 @@ def parse_stats(text: str) -> dict[str, str]:
     return values
 
 
-def _chunks(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
-    chunk: list[bytes] = []
-    size = 0
-    for body in bodies:
-        checks.body(body, "each of bodies")
-        chunk.append(body)
-        size += len(body)
-        if size >= _CHUNK_BYTES or len(chunk) == _CHUNK_MESSAGES:
+class _Source:
+    """The bodies of a ``put_many``, up to the first error."""
+
+    def __init__(self, bodies: Iterable[bytes]) -> None:
+        self._bodies = bodies
+        self.error: Exception | None = None
+        """The reason why there was no next body, or why it cannot be sent."""
+
+    def chunks(self) -> Iterator[list[bytes]]:
+        """Yield the bodies in chunks; none when the error comes before the first chunk is full."""
+        chunk: list[bytes] = []
+        size, is_first = 0, True
+        try:
+            for body in self._bodies:
+                checks.body(body, "each of bodies")
+                chunk.append(body)
+                size += len(body)
+                if size >= _CHUNK_BYTES or len(chunk) == _CHUNK_MESSAGES:
+                    yield chunk
+                    chunk, size, is_first = [], 0, False
+        except Exception as error:  # noqa: BLE001 - whatever the iterable raises, what was sent has results
+            self.error = error
+        if chunk and not (is_first and self.error is not None):
             yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
 
 
 def _put_result(reply: Reply) -> PutResult:
@@ -387,10 +404,13 @@ def _delayed_result(reply: Reply) -> PutResult:
     return result._replace(handle=words[3].decode()) if len(words) > 3 else result
 
 
-def _all_stored(replies: list[Reply | None], failure: ClientError | None) -> list[PutResult]:
-    """Return the results of a ``put_many``, or raise ``PutManyFailed``; ``failure`` is the reason for missing replies."""
+def _all_stored(replies: list[Reply | None], failure: ClientError | None, unsent: Exception | None) -> list[PutResult]:
+    """Return the results of a ``put_many``, or raise ``PutManyFailed``.
+
+    ``failure`` is the reason for missing replies, ``unsent`` that for which one more body was not sent.
+    """
     stored = [_put_result(reply) for reply in replies if reply is not None and reply.code == OK]
-    if len(stored) == len(replies):
+    if len(stored) == len(replies) and unsent is None:
         return stored
     results: list[PutResult | ClientError] = []
     following = iter(stored)
@@ -400,4 +420,6 @@ def _all_stored(replies: list[Reply | None], failure: ClientError | None) -> lis
             results.append(failure)
         else:
             results.append(next(following) if reply.code == OK else refusal_of(reply))
-    raise PutManyFailed(results) from failure
+    if unsent is not None:
+        results.append(ClientError(f"it was not sent: {reason_of(unsent) if isinstance(unsent, OSError) else unsent}"))
+    raise PutManyFailed(results) from failure or unsent
