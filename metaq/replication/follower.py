@@ -12,7 +12,7 @@ from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
 from metaq.address import Address
-from metaq.errors import DiskFull, MetaqError, ProtocolError, StoreError, TooManyFiles
+from metaq.errors import DiskFull, MetaqError, NotWritable, ProtocolError, StoreError, TooManyFiles
 from metaq.replication import documents
 from metaq.replication.feeder import ReplicaIdentity, checksum_text
 from metaq.replication.frames import HELLO_HEAD, REPORT, Control, Data, Hello, ReplicationFrameReader
@@ -66,6 +66,8 @@ class Seen:
     """The address of the master that is followed; empty while none is."""
     problem: str | None = None
     """Why none is followed; ``None`` while one is."""
+    is_unfit: bool = False
+    """True when the problem is this replica's own, or its master's refusal: others may well have a master."""
 
 
 class Follower:
@@ -185,13 +187,11 @@ class Follower:
 
     def _report_problem(self, error: Exception) -> None:
         """Log a problem once, not at every try."""
-        problem = str(error)
+        problem, is_unfit = str(error), isinstance(error, (SlaveRefused, StoreError, NotWritable))
         if problem != self.seen.problem:
             level = logging.INFO if isinstance(error, NoMaster) else logging.WARNING
-            if isinstance(error, (SlaveRefused, StoreError)):
-                level = logging.ERROR
-            logger.log(level, "not following master=%s reason=%s", self._tried, problem)
-        self.seen.problem, self.seen.address = problem, ""
+            logger.log(logging.ERROR if is_unfit else level, "not following master=%s reason=%s", self._tried, problem)
+        self.seen.problem, self.seen.is_unfit, self.seen.address = problem, is_unfit, ""
 
     def _take_back(self) -> None:
         """Append what was staged when the connection ended: these records are complete."""
@@ -234,7 +234,7 @@ class Follower:
                 elif not agreed:
                     self._agree(item, claim)
                     agreed = self._agreed = True
-                    self.seen.address, self.seen.problem = self._tried, None
+                    self.seen.address, self.seen.problem, self.seen.is_unfit = self._tried, None, False
                     logger.info("following master=%s from=%d", self.seen.address, self._store.log.end)
                 elif isinstance(item, Data):
                     self._take(copier, item)

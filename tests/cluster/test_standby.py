@@ -1,16 +1,20 @@
-"""Groups that an operator makes read from a slave, by their setting ``brokerId``."""
+"""Readers at a slave: groups that read there by their setting ``brokerId``, and others while there is no master."""
 
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
+import gevent
 import pytest
 
 from metaq.client import ConsumeFrom, connect
+from metaq.errors import DiskFailed
 from metaq.protocol.remoting import fastjson
-from metaq.protocol.remoting.codes import Request
-from metaq.server.replicas.roles import MasterRole
+from metaq.protocol.remoting.codes import MASTER, Request
+from metaq.server.replicas.roles import MasterRole, SlaveRole
+from metaq.store.recovery.recovery import open_store
+from tests.cluster.test_following import SETTINGS, Disk, Master, follower_of
 from tests.cluster.traffic import TOPIC, try_put
 from tests.support.admin import ask
 from tests.support.admin import connect as connect_remoting
@@ -108,3 +112,36 @@ def test_brokers_with_other_slaves_than_the_group_names(standby: int, in_sync: s
     slaves = [SimpleNamespace(replica=number, in_sync=number in in_sync) for number in (5, 4, 3, 2)]
     master: Any = SimpleNamespace(in_sync=SimpleNamespace(own=1, standings=lambda: slaves), _hot_bytes=1000)
     assert MasterRole.reader_goes_to(master, standby, 0, behind_bytes=0) == goes_to
+
+
+@pytest.mark.parametrize(
+    ("meets", "goes_to"),
+    [("a disk that fails", MASTER), ("a refusal", MASTER), ("nobody", 2), ("a master that hangs up", 2)],
+)
+def test_readers_stay_at_a_slave_whose_master_may_be_gone(tmp_path: Path, meets: str, goes_to: int) -> None:
+    """SG-083: and go to the master when the slave itself has failed or is refused: its log would not grow, their data would."""
+    source, _ = open_store(tmp_path / "master", SETTINGS)
+    store, _ = open_store(tmp_path / "slave", SETTINGS)
+    master = Master(source)
+    slave = follower_of(store, lambda: master.address, Disk())
+    role: Any = SimpleNamespace(seen=slave.seen, _hot_bytes=1000, _number=2)
+    if meets == "a disk that fails":
+        store.fail(DiskFailed("cannot sync: input/output error"))
+    if meets == "nobody":
+        master.close()
+    with gevent.Timeout(DEADLINE_S):
+        slave.start()
+        if meets == "a refusal":
+            master.meet()
+            master.send_heartbeat([], refused="it is another broker")
+        if meets == "a master that hangs up":
+            master.meet()
+            master.close()
+        while slave.seen.problem is None:
+            gevent.sleep(0.001)
+        slave.seen.in_sync = frozenset({1, 2})  # as it was heard before
+        assert [SlaveRole.reader_goes_to(role, standby, 0, behind_bytes=0) for standby in (0, 2)] == [goes_to, goes_to]
+        slave.stop()
+    master.close()
+    for each in (store, source):
+        each.close()

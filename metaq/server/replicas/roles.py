@@ -216,7 +216,9 @@ class SlaveRole:
 
     def reader_goes_to(self, standby: int, preferred: int, behind_bytes: int) -> int:
         """Return the replica that a reader should use: the master, unless it cannot be reached or would send the reader here
-        too."""
+        too. An unfit slave keeps nobody: its log does not grow, though its master may be well."""
+        if self.seen.is_unfit:
+            return MASTER
         in_sync = self.seen.in_sync
         stands_by = bool(standby) and self._number in in_sync and (standby == self._number or standby not in in_sync)
         stays = not self.seen.address or behind_bytes > self._hot_bytes or stands_by
