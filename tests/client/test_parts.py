@@ -189,6 +189,18 @@ def test_local_offsets_survive(tmp_path: Path) -> None:
     again.close()
 
 
+def test_local_offsets_that_cannot_be_read_are_not_locked(tmp_path: Path) -> None:
+    """SG-118: who mends the file can try again in the same process."""
+    offsets, file = LocalOffsets(tmp_path / "news.json"), tmp_path / "news.json"
+    file.mkdir()
+    with pytest.raises(ClientError, match=r"cannot read offsets in .*news.json: Is a directory"):
+        offsets.open()
+    file.rmdir()
+    again = LocalOffsets(file)
+    again.open()
+    again.close()
+
+
 @given(st.integers(0, 1 << 32))
 def test_progress_never_passes_an_unfinished_message(seed: int) -> None:
     """SG-077: whatever the order, also when messages are added once more after a step that failed."""

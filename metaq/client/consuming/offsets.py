@@ -1,6 +1,5 @@
 """Committed offsets of a consumer group: kept by the brokers, or by each broadcast consumer in a file of its own."""
 
-import contextlib
 import fcntl
 import logging
 import os
@@ -17,6 +16,7 @@ from metaq.message import MessageQueue, QueueOffset
 from metaq.protocol.remoting.adminbodies import decode_offsets, encode_offsets
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.headers import Int32, QueryConsumerOffset, QueueOnly, SearchOffset, UpdateConsumerOffset
+from metaq.reasons import reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -217,9 +217,8 @@ class LocalOffsets:
     def open(self) -> None:
         self._lock = _locked(self._file)
         try:
-            with contextlib.suppress(FileNotFoundError):
-                self._offsets = _read_table(self._file)
-        except ClientError:
+            self._offsets = _read_table(self._file)
+        except BaseException:
             self.close()
             raise
 
@@ -293,8 +292,13 @@ os.register_at_fork(after_in_child=_leave_locks)
 
 
 def _read_table(file: Path) -> dict[MessageQueue, QueueOffset]:
+    """Return the offsets in a file, none when there is no file; ``ClientError`` when it cannot be read, or holds others."""
     try:
         return {queue: QueueOffset(offset) for queue, offset in decode_offsets(file.read_bytes()).items()}
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ClientError(f"cannot read offsets in {file}: {reason_of(error)}; mend or remove it") from error
     except BadRequest as error:
         raise ClientError(f"{file} is not a file of offsets ({error}); remove it to start again") from error
 
