@@ -107,7 +107,8 @@ class TextSubscription:
         """Return the next message; ``None`` when none comes in time, or the subscription is closed meanwhile.
 
         ``ConnectionFailed`` when the connection is lost; ``Refused`` when the broker ends the subscription: with 301
-        when another one has taken the partition over, with 403 when the user may lease no more.
+        when another one has taken the partition over, with 403 when the user may lease no more, with 500 when the group was
+        deleted and use creates none.
         """
         try:
             frame = self._connection.next_push(time.monotonic() + timeout_s)

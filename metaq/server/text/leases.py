@@ -15,7 +15,6 @@ from metaq.errors import (
     BadRequest,
     DiskFull,
     MetaqError,
-    Overloaded,
     StoreError,
     UnknownTopic,
     WrongPartition,
@@ -36,8 +35,7 @@ from metaq.server.wire.reads import StoreReads
 INVISIBLE_MS: Final = 60_000
 """The length of a lease, if the client does not say."""
 MOST_PAIRS: Final = 64
-"""Topics and groups from which one connection leases messages."""
-RETRY_MS: Final = 1000
+"""Topics and groups that are remembered of one connection, because they have open messages or it is subscribed to them."""
 _new: Final = tuple.__new__
 """Makes a named tuple at a third of the cost of its own constructor."""
 
@@ -96,7 +94,7 @@ class LeaseHandler:
         if invisible_ms > group.max_invisible_ms:
             limit = f"{group.max_invisible_ms} (max_invisible_ms of the group)"
             raise BadRequest(f"invisible={invisible_ms} is over the limit, {limit}")
-        _remember(session, command.topic, command.group)
+        self._remember(session, command.topic, command.group)
         return PopRequest(
             group=group,
             topic=topic,
@@ -106,6 +104,25 @@ class LeaseHandler:
             wanted=wanted,
             from_first=command.from_first is not False,
         )
+
+    def _remember(self, session: TextSession, topic: str, group: str) -> None:
+        """Remember a topic and a group, so that short forms of ``ack`` and others find their messages.
+
+        When there are too many, those are forgotten in which nothing is open; raise ``BadRequest`` if there are none.
+        """
+        pairs = session.leases_from
+        if (topic, group) in pairs:
+            return
+        if len(pairs) >= MOST_PAIRS:
+            for pair in [pair for pair in pairs if pair not in session.subscriptions and not self._has_open(*pair)]:
+                del pairs[pair]
+        if len(pairs) >= MOST_PAIRS:
+            advice = "finish the messages of some of them first, or lease over another connection"
+            raise BadRequest(f"this connection leases from {MOST_PAIRS} topics and groups already; {advice}")
+        pairs[topic, group] = None
+
+    def _has_open(self, topic: str, group: str) -> bool:
+        return any(state.open for state in self.leases.of(group, topic).values())
 
     def check(self, session: TextSession, topic: Topic, group: Group) -> None:
         """Raise ``AccessDenied`` when a session that was subscribed may lease no more."""
@@ -252,14 +269,6 @@ def _check_rights(principal: Principal, topic: str, group: str) -> None:
 def _check_enabled(group: Group) -> None:
     if not group.consume_enable:
         raise AccessDenied(f"the group {group.name} may not consume (consumeEnable is false)")
-
-
-def _remember(session: TextSession, topic: str, group: str) -> None:
-    """Remember a topic and a group, so that short forms of ``ack`` and others find their messages."""
-    if (topic, group) not in session.leases_from:
-        if len(session.leases_from) >= MOST_PAIRS:
-            raise Overloaded(f"this connection leases from {MOST_PAIRS} topics and groups already", retry_after_ms=RETRY_MS)
-        session.leases_from[topic, group] = None
 
 
 def filter_by(attribute: str | None) -> Filter:

@@ -1,4 +1,4 @@
-"""Rights to lease and groups that change while a connection is open, over the text protocol, in the process of the test."""
+"""What changes while a connection leases: its rights, the groups, and how many these are; in the process of the test."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +11,7 @@ from metaq.engine.tables.topics import Topic
 from metaq.message import GroupPartition
 from metaq.protocol.remoting.codes import WRITE
 from metaq.server.access.permissions import Permission, Principal
+from metaq.server.text.leases import MOST_PAIRS
 from tests.server.text.test_leases import Broker, Client
 
 SUB: Final = {"*": Permission.SUB}
@@ -130,3 +131,26 @@ def test_consumers_of_a_deleted_group_get_nothing_when_use_makes_no_groups(broke
     assert client.say("unsubscribe orders billing 2")[0].startswith("result 404 ")
     assert broker.leasing.leases.get(GroupPartition("billing", "orders", 0)) is None
     assert broker.parts.context.offsets.get("billing", "orders", 0) is None
+
+
+def test_a_connection_may_lease_from_any_number_of_groups_one_after_the_other(broker: Broker, client: Client) -> None:
+    """ES-103: those count of which it has messages that are not finished."""
+    broker.put("a")
+    for number in range(MOST_PAIRS + 1):
+        assert client.say(f"pop orders g{number} 1 7")[0].startswith("message ")
+        assert client.say("ack 0-0 8") == ["result 200 1 8", "1"]
+
+
+def test_the_groups_of_a_connection_are_limited(broker: Broker, client: Client) -> None:
+    """ES-103: until the messages of one are finished. The short forms know the subscriptions and what is out."""
+    client.say("subscribe orders g0 ready=0 1")
+    broker.put("a")
+    for number in range(1, MOST_PAIRS):
+        assert client.say(f"pop orders g{number} 1 7")[0].startswith("message ")
+    assert client.say("pop orders last 1 7")[0].startswith("result 400 ")
+    assert client.say("subscribe orders last 1")[0].startswith("result 400 ")
+    assert client.say("ack 0-0 8") == ["result 200 1 8", "1"]
+    assert client.say("pop orders last 1 7")[0].startswith("message ")
+    assert client.say("pop orders g63 1 7")[0].startswith("result 400 ")
+    client.say("ready 1 9")
+    assert client.say("ack 0-0 8") == ["result 200 1 8", "1"]
