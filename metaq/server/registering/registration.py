@@ -22,7 +22,7 @@ from metaq.engine.role import Role
 from metaq.engine.tables import topics as tables
 from metaq.errors import ConnectionFailed, Fenced, MetaqError, NotConnected, Refused, RequestTimeout, UnknownTopic
 from metaq.protocol.remoting.codes import MASTER, Request, Response
-from metaq.protocol.remoting.headers import BrokerBeat, BrokerOnly, RegisterBroker, TopicOnly, encode_header
+from metaq.protocol.remoting.headers import BrokerOnly, RegisterBroker, TopicOnly, encode_header
 from metaq.protocol.remoting.routes import (
     ClusterInfo,
     DataVersion,
@@ -31,6 +31,7 @@ from metaq.protocol.remoting.routes import (
     decode_cluster_info,
     decode_kv_table,
     decode_route,
+    encode_data_version,
     encode_registration,
 )
 from metaq.registry.routes import BrokerKey
@@ -246,14 +247,20 @@ class Registration:
         self._ordered[address] = decode_kv_table(answer.body)
         self._mark_ordered({topic for table in self._ordered.values() for topic in table})
 
-    def refresh_at(self, link: Outbound) -> None:
-        """Give an external registry a sign of life. That changes nothing where another replica has taken this one's place."""
-        key = self.key
-        link.call(Request.BROKER_HEARTBEAT, encode_header(BrokerBeat(key.cluster, key.address, key.name)))
+    def refresh_at(self, link: Outbound, registered: DataVersion) -> None:
+        """Give an external registry a sign of life: a question about the version of the last registration.
+
+        That changes nothing where another replica has taken this one's place, and RocketMQ 4.x, which has no heartbeats, takes
+        it, too.
+        """
+        link.call(Request.QUERY_DATA_VERSION, encode_header(self._named()), encode_data_version(registered))
 
     def unregister_at(self, link: Outbound) -> None:
+        link.call(Request.UNREGISTER_BROKER, encode_header(self._named()))
+
+    def _named(self) -> BrokerOnly:
         key = self.key
-        link.call(Request.UNREGISTER_BROKER, encode_header(BrokerOnly(key.name, key.address, key.cluster, key.number)))
+        return BrokerOnly(key.name, key.address, key.cluster, key.number)
 
     def _mark_ordered(self, ordered: Collection[str]) -> None:
         """Mark as ordered exactly the topics that some registry lists as ordered."""
@@ -327,30 +334,31 @@ class _Member:
         registration = self._registration
         link = self._link = Outbound(self.address, TIMEOUT_S, self._wake.set, registration.peers)
         due_s = registration.monotonic()
-        registered = False
+        version: DataVersion | None = None  # of the last registration
         while True:
             whole = registration.monotonic() >= due_s
             names, self._changed = self._changed, set()
             self._wake.clear()
             if whole:
                 due_s = registration.monotonic() + registration.interval_s
+            table = registration.table(None if whole else names)
             try:
-                registration.register_at(self.address, link, registration.table(None if whole else names))
+                registration.register_at(self.address, link, table)
+                version = table.version
             except Fenced:
-                if not registered:
+                if version is None:
                     raise
                 self._changed |= names  # for the next registration: the registry takes its version for that of all topics
                 self._told.set()
-                registration.refresh_at(link)  # readers still find it here
+                registration.refresh_at(link, version)  # readers still find it here
             except Refused as error:
-                if not registered or error.code != Response.SYSTEM_BUSY:
+                if version is None or error.code != Response.SYSTEM_BUSY:
                     raise
                 self._changed |= names  # over this link: the registry removes the broker when it ends
                 due_s = registration.monotonic() + FIRST_RETRY_S
-            if not registered:
+            if not self.registered:
                 logger.info("registered registry=%s", self.address)
-            registered, self._failing = True, False
-            self.registered = True
+            self.registered, self._failing = True, False
             if not self._changed:
                 self._told.set()
             self._wake.wait(max(0.0, due_s - registration.monotonic()))

@@ -16,7 +16,7 @@ from metaq.errors import Fenced
 from metaq.protocol.record import MAX_TOPIC_LENGTH
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
-from metaq.protocol.remoting.routes import TopicConfigs, decode_registration
+from metaq.protocol.remoting.routes import TopicConfigs, decode_data_version, decode_registration
 from metaq.registry.kvconfig import KvConfig
 from metaq.replication.peers import STRANGER
 from metaq.server.registering.registration import TELL_TIMEOUT_S, Registration
@@ -76,20 +76,26 @@ def refuse() -> None:
 
 
 def test_a_fenced_master_does_not_take_its_place_back(tmp_path: Path) -> None:
-    """F-PART: cut off from ZooKeeper only; the next master has registered, and readers may still need this one."""
+    """F-PART, SG-052: cut off from ZooKeeper only; the next master has registered, and readers may still need this one.
+
+    What keeps it registered is what RocketMQ's registries of all versions take for a sign of life.
+    """
     fence, topics = Fence(), TopicTable(tmp_path, 10)
-    with FakeRemoting(register_broker=lambda _: Reply(fields={}), broker_heartbeat=lambda _: Reply()) as registry:
+    with FakeRemoting(register_broker=lambda _: Reply(fields={}), query_data_version=lambda _: Reply()) as registry:
         registration = registration_of(topics, fence, registry.address)
         registration.start()
         try:
             wait_for(registry, Request.REGISTER_BROKER)
             fence.guard(refuse)
-            wait_for(registry, Request.BROKER_HEARTBEAT, 1)
+            wait_for(registry, Request.QUERY_DATA_VERSION, 1)
             registered = registry.count(Request.REGISTER_BROKER)
-            wait_for(registry, Request.BROKER_HEARTBEAT)
+            wait_for(registry, Request.QUERY_DATA_VERSION)
             assert registry.count(Request.REGISTER_BROKER) == registered
+            sign, key = registry.requests[-1], registration.key
+            assert (sign.fields["brokerName"], sign.fields["brokerAddr"]) == (key.name, key.address)
+            assert decode_data_version(sign.body) == registration.table().version
             topics.ensure("orders", 1)
-            wait_for(registry, Request.BROKER_HEARTBEAT)
+            wait_for(registry, Request.QUERY_DATA_VERSION)
             with gevent.Timeout(TELL_TIMEOUT_S / 2):  # nobody waits for what it cannot register
                 registration.wait_told()
             fence.guard(lambda: None)
