@@ -275,6 +275,7 @@ class OtherBrokers:
         self._members = Members(zookeeper, clock, self._wake.set)
         self._entered: dict[RegisteredReplica, BrokerNode] = {}
         self._silent: set[RegisteredReplica] = set()
+        self._asking: dict[RegisteredReplica, Any] = {}
         self._greenlet: Any = None
 
     def start(self) -> None:
@@ -285,6 +286,7 @@ class OtherBrokers:
         self._members.stop()
         if self._greenlet is not None:
             self._greenlet.kill()
+        gevent.killall(list(self._asking.values()))
 
     def _follow(self) -> None:
         while True:
@@ -292,9 +294,19 @@ class OtherBrokers:
             nodes = {member: node for member, node in self._members.nodes().items() if member != self._own}
             for member in self._entered.keys() - nodes.keys():
                 self._registry.unregister(member.broker_name, self._entered.pop(member).remoting)
-            changed = [(member, node) for member, node in nodes.items() if self._entered.get(member) != node]
-            gevent.joinall([gevent.spawn(self._enter, member, node) for member, node in changed])
+            for member, node in nodes.items():
+                if self._entered.get(member) != node and member not in self._asking:
+                    self._asking[member] = gevent.spawn(self._ask_once, member, node)
             self._wake.wait(LOOK_S)
+
+    def _ask_once(self, member: RegisteredReplica, node: BrokerNode) -> None:
+        """Enter a broker; others are entered meanwhile, since it may take long to answer."""
+        try:
+            self._enter(member, node)
+        finally:
+            del self._asking[member]
+            if self._members.nodes().get(member) != node:  # it has changed, or gone
+                self._wake.set()
 
     def _enter(self, member: RegisteredReplica, node: BrokerNode) -> None:
         """Ask a broker for its topics, and register it here if it answers."""
