@@ -14,11 +14,12 @@ import pyarrow as pa
 import pytest
 
 import metaq
-from metaq.errors import ConfigError
+from metaq.errors import ConfigError, Refused
 from metaq.protocol.properties import WRITE
 from metaq.protocol.record import java_hash
+from metaq.protocol.remoting.codes import Response
 from metaq.spark.writing.repeats import without_repeats
-from metaq.spark.writing.sink import Target, send
+from metaq.spark.writing.sink import Target, _patiently, send
 from tests.docs.examples import ROOT
 from tests.spark.dying import BATCH, MESSAGES, TOO_LATE, TRIES
 from tests.spark.topics import run_now
@@ -178,6 +179,22 @@ def test_a_write_waits_for_a_broker_that_restarts(tmp_path: Path) -> None:
     marked = {message.properties[WRITE]: int(message.body) for message in messages}
     assert Counter(marked.values()) == Counter(range(2 * ROWS))
     assert {int(mark.split("/")[3]): number for mark, number in marked.items()} == {row: row for row in range(2 * ROWS)}
+
+
+def test_a_write_waits_for_the_next_master() -> None:
+    """P25: a broker that is no master now says so, and there will be another one."""
+    answers: list[int | Refused] = [Refused(Response.SERVICE_NOT_AVAILABLE, "not the master now, try again"), 7]
+
+    def send_once() -> int:
+        answer = answers.pop(0)
+        if isinstance(answer, Refused):
+            raise answer
+        return answer
+
+    assert _patiently(send_once) == 7
+    answers = [Refused(Response.NO_PERMISSION, "not allowed")]
+    with pytest.raises(Refused, match="not allowed"):
+        _patiently(send_once)
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructField, StructType
 
 from metaq.client.client import connect
+from metaq.client.connecting.transport import may_pass
 from metaq.client.message import SendStatus
 from metaq.client.sending.producer import Producer
 from metaq.errors import BadRequest, ClientError, ConfigError
@@ -203,7 +204,7 @@ def send(batches: Iterable[pa.RecordBatch], to: Target, write: str) -> Written:
     """Send the rows of one task, and wait until the broker has stored them; ``write`` is QUERY/BATCH/PARTITION of METAQ_WRITE.
 
     Rows for one partition keep their order. While ``_FLIGHTS`` requests are on their way, the next rows are packed. Requests to
-    brokers that are away are repeated for ``PATIENCE_S``. Errors as from ``Producer.send`` and ``pack``.
+    brokers that are away, or no masters now, are repeated for ``PATIENCE_S``. Errors as from ``Producer.send`` and ``pack``.
     """
     rows = unsure = 0
     with connect(to.servers, **to.login.for_client()) as client, client.producer() as producer, _flights() as pool:
@@ -286,13 +287,13 @@ def _send_series(producer: Producer, topic: str, requests: Iterable[PackedBatch]
 
 
 def _patiently(send: Callable[[], T]) -> T:
-    """Return the result of a call, repeated while its server is away; so a request can be stored twice."""
+    """Return the result of a call, repeated while its server is away or no master; so a request can be stored twice."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
             return send()
         except ClientError as error:
-            if not error.retriable or time.monotonic() >= deadline:
+            if not may_pass(error) or time.monotonic() >= deadline:
                 raise
             logger.warning("not sent, tried again reason=%s", error)
         time.sleep(PAUSE_S)
