@@ -197,6 +197,16 @@ def test_a_write_waits_for_the_next_master() -> None:
         _patiently(send_once)
 
 
+def test_messages_without_a_mark_are_no_repeats(spark: "SparkSession") -> None:
+    """P47: whatever other headers they have, or none."""
+    headers = [None, [], [("size", b"9")], [("size", b"9"), (WRITE, b"q/0/0/1")], [(WRITE, b"q/0/0/1")], [(WRITE, b"q/0/0/2")]]
+    rows = [("t", 0, offset, found) for offset, found in enumerate(headers)]
+    schema = "topic string, partition int, offset long, headers array<struct<key:string,value:binary>>"
+    once = without_repeats(spark.createDataFrame(rows, schema))
+    found = {row.offset for row in once.select("offset").collect()}
+    assert found in ({0, 1, 2, 3, 5}, {0, 1, 2, 4, 5}), "one of two repeats is left"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_repeats_after_a_crash_are_recognised(

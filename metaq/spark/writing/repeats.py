@@ -8,7 +8,7 @@ from pyspark.sql import functions as f
 from metaq.errors import ConfigError
 from metaq.protocol.properties import WRITE
 
-_VALUE: Final = f"filter(headers, header -> header.key = '{WRITE}')[0].value"
+_VALUE: Final = f"get(filter(headers, header -> header.key = '{WRITE}'), 0).value"
 
 
 def without_repeats(messages: DataFrame) -> DataFrame:
