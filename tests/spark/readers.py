@@ -8,6 +8,7 @@ from typing import Any
 from metaq.client import Client, TextClient, connect
 from metaq.message import MessageQueue, TopicPartition
 from metaq.spark.reading.brokers import Brokers
+from metaq.spark.reading.options import ReadOptions
 from metaq.spark.reading.ranges import Layout, Span
 from metaq.spark.reading.stream import StreamReader
 from metaq.spark.reading.tasks import Task
@@ -21,10 +22,9 @@ class NewMaster(Brokers):
     Messages come between the last of these looks and a search by time.
     """
 
-    def __init__(self, reader: StreamReader, looks: int) -> None:
-        super().__init__(reader.options.servers, reader.options.login)
+    def __init__(self, options: ReadOptions, looks: int) -> None:
+        super().__init__(options.servers, options.login)
         self._looks = looks
-        reader._connected = self
 
     def spans(self, layout: Layout) -> dict[TopicPartition, Span]:
         self._looks -= 1
@@ -34,6 +34,11 @@ class NewMaster(Brokers):
     def at_time(self, queue: MessageQueue, time_ms: int) -> int:
         found = super().at_time(queue, time_ms)
         return found if self._looks <= 0 else min(found, 3)
+
+
+def hide(reader: StreamReader, looks: int) -> None:
+    """Have a stream ask a ``NewMaster`` from now on."""
+    reader._connected = NewMaster(reader.options, looks)
 
 
 @contextmanager

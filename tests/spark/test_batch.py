@@ -26,7 +26,9 @@ from pyspark.sql.datasource import (
 )
 
 from metaq.client import connect
+from metaq.errors import DataLost
 from metaq.message import TopicPartition
+from metaq.spark.reading import brokers as brokers_module
 from metaq.spark.reading.batch import PUSHED, BatchReader
 from metaq.spark.reading.brokers import Brokers
 from metaq.spark.reading.filters import FilteringReader
@@ -36,6 +38,7 @@ from metaq.spark.reading.ranges import ANY, Layout, Span
 from metaq.spark.reading.tasks import Task
 from metaq.spark.source import MetaqDataSource
 from tests.client.poison import ZLIB, send_packed
+from tests.spark.readers import NewMaster
 from tests.spark.topics import AGING, DEADLINE_S, age, clients, fill, log_of, plain, reader, rows
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 
@@ -151,6 +154,30 @@ def test_messages_that_come_before_times_are_found_are_not_lost(broker: BrokerPr
         assert planned == ([(0, 0, len(log_of(broker, "one")))] if time == "endingTimestamp" else [])
     finally:
         origin.close()
+
+
+def test_what_a_new_master_hides_is_waited_for(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P48: up to the offsets that the options name; what does not come is lost."""
+    given = {"metaq.bootstrap.servers": broker.registry, "subscribe": "one"}
+
+    def planned(looks: int, **offsets: str) -> list[tuple[int, int, int]]:
+        options = read_options({**given, **offsets}).for_batch()
+        origin = NewMaster(options, looks)
+        try:
+            return ranges_of(plan_batch(origin, options, dict.fromkeys(PUSHED, ANY)))
+        finally:
+            origin.close()
+
+    assert planned(1, endingOffsets='{"one": {"0": 5}}') == [(0, 0, 5)]
+    assert planned(1, startingOffsets='{"one": {"0": 4}}', endingOffsets='{"one": {"0": -1}}') == [
+        (0, 4, len(log_of(broker, "one")))
+    ]
+    monkeypatch.setattr(brokers_module, "PATIENCE_S", 0.0)
+    with pytest.raises(DataLost, match=r"one-0 offsets 3 to 4 \(2\): the partition ends at 3"):
+        planned(9, endingOffsets='{"one": {"0": 5}}')
+    with pytest.raises(DataLost, match=r"one-0 offsets 3 to 3 \(1\): the partition ends at 3, before reading begins"):
+        planned(9, startingOffsets='{"one": {"0": 4}}')
+    assert planned(9, startingOffsets='{"one": {"0": 4}}', failOnDataLoss="false") == []
 
 
 # -- tasks ----------------------------------------------------------------------------------------------------------------
@@ -279,10 +306,6 @@ def test_what_has_aged_out_fails_or_is_skipped(spark: "SparkSession", tmp_path: 
         BatchReader(read_options({**told, "failOnDataLoss": "false"}).for_batch()).partitions()
         assert [record.levelname for record in caplog.records if re.search(loss, record.getMessage())] == ["WARNING"]
         assert [row.offset for row in rows(reader(spark, broker, "aging").load())] == list(range(least, 300))
-        beyond = json.dumps({"aging": {"0": 305}})
-        with pytest.raises(AnalysisException, match=r"DataLost: .*aging-0 offsets 300 to 304 \(5\): the partition ends at 300"):
-            reader(spark, broker, "aging", startingOffsets=beyond).load().collect()
-        assert rows(reader(spark, broker, "aging", startingOffsets=beyond, failOnDataLoss=False).load()) == []
 
 
 @pytest.mark.slow

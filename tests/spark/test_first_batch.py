@@ -13,7 +13,7 @@ from metaq.spark.reading.limitedstream import LimitedStreamReader
 from metaq.spark.reading.options import read_options
 from metaq.spark.reading.plainstream import PlainStreamReader
 from metaq.spark.reading.stream import StreamReader
-from tests.spark.readers import NewMaster, masters, ranges
+from tests.spark.readers import hide, masters, ranges
 from tests.spark.topics import DEADLINE_S, clients
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 
@@ -79,7 +79,7 @@ def test_what_a_new_master_hides_moves_no_beginning(tmp_path: Path, new_reader: 
             text.put_many(TOPIC, [b"x"] * 8, partition=partition)
         reader, again = new_reader(broker.registry, **options), new_reader(broker.registry, **options)
         start, end = first_batch(reader)
-        NewMaster(again, 3)
+        hide(again, 3)
         assert ranges(again, begun_again(again, end), end) == ranges(reader, start, end)
 
 

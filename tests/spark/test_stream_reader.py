@@ -20,7 +20,7 @@ from metaq.spark.reading.limitedstream import LOST, LimitedStreamReader
 from metaq.spark.reading.ranges import QUEUES
 from metaq.spark.reading.tasks import Task
 from metaq.spark.source import COLUMNS, MetaqDataSource
-from tests.spark.readers import NewMaster, masters, offsets, ranges, two_brokers
+from tests.spark.readers import hide, masters, offsets, ranges, two_brokers
 from tests.spark.topics import AGING, DEADLINE_S, age, clients
 from tests.support.broker import BrokerProcess, RegistryProcess, wait_until
 
@@ -112,7 +112,7 @@ def test_an_empty_first_batch_is_empty_again(tmp_path: Path, new_reader: MakeRea
         broker.terminate()
         wait_until(lambda: masters(client) == {"n"}, DEADLINE_S, "one has left")
         again, hiding = new_reader(broker.registry), new_reader(broker.registry)
-        NewMaster(hiding, 2)
+        hide(hiding, 2)
         starts = [again.initialOffset(), hiding.initialOffset()]
         assert list(map(offsets, starts)) == [[5], [3]]
         broker.restart()
@@ -230,10 +230,10 @@ def test_what_a_new_master_hides_is_not_lost(
     reader = new_reader(broker.registry)
     end = reader.latestOffset(start, ALL)
     put(broker, 1, 2)
-    NewMaster(reader, 1)
+    hide(reader, 1)
     following = reader.latestOffset(end, ALL)
     assert offsets(following) == [5, 2]
-    NewMaster(reader, 1)
+    hide(reader, 1)
     assert ranges(reader, start, following) == [(0, 0, 5), (1, 0, 2)]
 
 
@@ -242,7 +242,7 @@ def test_a_beginning_by_time_may_be_after_what_was_seen(broker: BrokerProcess, n
     put(broker, 0, 5)
     options = {"startingTimestamp": "9999999999999", "startingOffsetsByTimestampStrategy": "latest"}
     reader = new_reader(broker.registry, **options)
-    NewMaster(reader, 1)  # shows as little as before the messages came
+    hide(reader, 1)  # shows as little as before the messages came
     assert offsets(reader.initialOffset()) == [5, 0]
 
 
@@ -255,9 +255,10 @@ def test_a_partition_that_stays_short_has_lost_messages(
     start = new_reader(broker.registry, startingOffsets="earliest").initialOffset()
     reader = new_reader(broker.registry)
     end = reader.latestOffset(start, ALL)
-    NewMaster(reader, 100)
+    hide(reader, 100)
     assert reader.latestOffset(end, ALL) == end
-    monkeypatch.setattr(stream_module, "PATIENCE_S", 0.0)
+    for module in (brokers_module, stream_module):
+        monkeypatch.setattr(module, "PATIENCE_S", 0.0)
     back = reader.latestOffset(end, ALL)
     assert offsets(back) == [3, 0]
     with pytest.raises(DataLost, match=r"t-0 offsets 3 to 4 \(2\): its offsets went back"):
@@ -270,7 +271,7 @@ def test_what_has_aged_out_is_an_error_or_counted(
     tmp_path: Path, new_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P48: once, however often a batch is planned."""
-    monkeypatch.setattr(stream_module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(brokers_module, "PATIENCE_S", 0.0)
     with BrokerProcess(tmp_path / "data", *AGING) as broker:
         put(broker, 0, 300, b"x" * 800)
         start = new_reader(broker.registry, startingOffsets="earliest").initialOffset()

@@ -11,7 +11,7 @@ from metaq.client import connect
 from metaq.errors import ClientError, ConnectionFailed, RouteNotFound
 from metaq.message import INTERNAL_TOPICS, MessageQueue, TopicPartition
 from metaq.spark.login import Login
-from metaq.spark.reading.ranges import Layout, Span
+from metaq.spark.reading.ranges import Layout, Range, Span
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,10 @@ class MessageOrigin(Protocol):
 
     def spans(self, layout: Layout) -> dict[TopicPartition, Span]:
         """Return the offsets that each partition holds now, without partitions that are gone."""
+        ...
+
+    def shown(self, wanted: Collection[Range], layout: Layout) -> dict[TopicPartition, Span]:
+        """Return the offsets as ``spans`` does, as soon as they reach all that is wanted, or else after some patience."""
         ...
 
     def await_brokers(self, names: Collection[str]) -> None:
@@ -98,6 +102,20 @@ class Brokers:
             held = {view.queue: Span(view.begin, view.end) for view in views}
             found.update({TopicPartition(name, at): held[queue] for at, queue in enumerate(queues) if queue in held})
         return found
+
+    def shown(self, wanted: Collection[Range], layout: Layout) -> dict[TopicPartition, Span]:
+        """Return what the partitions hold, as soon as they show all that is wanted, or else after ``PATIENCE_S``.
+
+        A new master hides messages until its replicas have reported that they have them, too: none of them is lost.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            found = self.spans(layout)
+            hidden = [one.partition for one in wanted if one.partition in found and found[one.partition].most < one.end]
+            if not hidden or time.monotonic() >= deadline:
+                return found
+            logger.warning("partitions end too early, asked again partitions=%s", ",".join(map(str, hidden)))
+            time.sleep(PAUSE_S)
 
     def await_brokers(self, names: Collection[str]) -> None:
         """Wait until brokers with these names are there. ``ConnectionFailed`` when they do not come; that is no data loss."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from metaq.message import MessageQueue, TopicPartition
 from metaq.spark.reading.brokers import TopicQueues
 from metaq.spark.reading.disk import Folder
-from metaq.spark.reading.ranges import Layout, Span
+from metaq.spark.reading.ranges import Layout, Range, Span
 
 
 class StoreFolder:
@@ -29,6 +29,10 @@ class StoreFolder:
             for name, queues in layout.items()
             for queue in queues
         }
+
+    def shown(self, wanted: Collection[Range], layout: Layout) -> dict[TopicPartition, Span]:
+        """Return the offsets at once: a folder hides no messages."""
+        return self.spans(layout)
 
     def await_brokers(self, names: Collection[str]) -> None:
         """Return at once: a folder needs no broker."""

@@ -18,6 +18,7 @@ from metaq.spark.reading.ranges import (
     Spans,
     beyond,
     kept,
+    named,
     narrowed,
     reached,
     refuse_crossed,
@@ -73,7 +74,6 @@ def plan_batch(origin: MessageOrigin, options: ReadOptions, bounds: Mapping[str,
     refuse_absent(options.topics, topics)
     layout = {name: topic.queues for name, topic in topics.items()}
     origin.await_brokers({queue.broker_name for queues in layout.values() for queue in queues})
-    spans: Spans = {key: span for key, span in origin.spans(layout).items() if is_chosen(options.topics, key)}
 
     def at_time(partition: TopicPartition, time_ms: int) -> int:
         return origin.at_time(layout[partition.topic][partition.partition], time_ms)
@@ -81,6 +81,8 @@ def plan_batch(origin: MessageOrigin, options: ReadOptions, bounds: Mapping[str,
     starting, ending = options.starting, options.ending
     assert starting is not None
     assert ending is not None
+    found = origin.shown([*named(starting), *named(ending)], layout)
+    spans: Spans = {key: span for key, span in found.items() if is_chosen(options.topics, key)}
     begins = resolve_offsets(starting, spans, at_time)
     spans = reached(starting, begins, spans)
     ends = resolve_offsets(ending, spans, at_time)

@@ -164,6 +164,18 @@ def resolve_offsets(place: Place, spans: Spans, at_time: Callable[[TopicPartitio
     return offsets
 
 
+def named(place: Place) -> list[Range]:
+    """Return the messages before the offsets that a place names, of each partition; none for a place by time."""
+    if place.by_time:
+        return []
+    return [
+        Range(TopicPartition(topic, partition), 0, offset)
+        for topic, row in place.table.items()
+        for partition, offset in row.items()
+        if offset not in {EARLIEST, LATEST}
+    ]
+
+
 def reached(place: Place, offsets: Offsets, spans: Spans) -> Spans:
     """Return spans that go up to the offsets of a place by time: partitions may have grown before these were found."""
     if not place.by_time:

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from metaq.errors import ClientError, ConfigError, RouteNotFound
 from metaq.message import MessageQueue, TopicPartition
-from metaq.spark.reading.brokers import PATIENCE_S, PAUSE_S, Brokers, TopicQueues
+from metaq.spark.reading.brokers import PATIENCE_S, Brokers, TopicQueues
 from metaq.spark.reading.options import ReadOptions
 from metaq.spark.reading.planning import chosen_topics, is_chosen, refuse_absent, tasks_of
 from metaq.spark.reading.ranges import (
@@ -93,7 +93,7 @@ class StreamReader(DataSourceStreamReader):
             moved = _between(before, after)
             queues = {one.partition: _queue(after.layout, one.partition) for one in moved}
             self._brokers.await_brokers({queue.broker_name for queue in queues.values()})
-            ranges, losses = kept(moved, self._shown(moved, {topic: after.layout[topic] for topic, _ in queues}))
+            ranges, losses = kept(moved, self._brokers.shown(moved, {topic: after.layout[topic] for topic, _ in queues}))
             report_losses(losses, fail=self.options.fail_on_data_loss)
             self._remember(losses)
             self._look({(one.partition.topic, queues[one.partition].broker_name) for one in ranges})
@@ -225,22 +225,8 @@ class StreamReader(DataSourceStreamReader):
             self._refresh()
 
     def _spans(self, layout: Layout, least: Offsets = MappingProxyType({})) -> dict[TopicPartition, Span]:
-        found = self._shown([Range(key, 0, offset) for key, offset in least.items()], layout)
+        found = self._brokers.shown([Range(key, 0, offset) for key, offset in least.items()], layout)
         return {key: span for key, span in found.items() if is_chosen(self.options.topics, key)}
-
-    def _shown(self, wanted: list[Range], layout: Layout) -> Spans:
-        """Return what the partitions hold, as soon as they show all that is wanted, or else after ``PATIENCE_S``.
-
-        A new master hides messages until its replicas have reported that they have them, too: none of them is lost.
-        """
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            spans = self._brokers.spans(layout)
-            hidden = [one.partition for one in wanted if one.partition in spans and spans[one.partition].most < one.end]
-            if not hidden or time.monotonic() >= deadline:
-                return spans
-            logger.warning("partitions end too early, asked again partitions=%s", ",".join(map(str, hidden)))
-            time.sleep(PAUSE_S)
 
     def _ends(self, start: Position, spans: Spans) -> Position:
         """Return all that is there, up to the target if there is one. A partition that does not answer keeps its offset.
