@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from metaq.checksum import body_crc
-from metaq.errors import AgedOut, StoreError, UnknownTopic, UnknownVersion
+from metaq.errors import StoreError, UnknownTopic, UnknownVersion
 from metaq.message import TopicPartition
 from metaq.protocol.properties import KEYS, UNIQUE_KEY
 from metaq.protocol.record import (
@@ -438,52 +438,6 @@ def test_folders_that_cannot_be_read(tmp_path: Path) -> None:
     write_document(RealDisk(), made.path / "store.json", {"format": 2})
     with pytest.raises(UnknownVersion, match="has format version 2, this metaq reads 1"):
         Folder(made.path)
-
-
-def test_messages_that_aged_out(tmp_path: Path) -> None:
-    """P48, SG-045, SG-049: the oldest message is told, and who reads from before it is told the range, at once or later."""
-    made = make(tmp_path / "data", 900, 300)
-    bodies = made.bodies[FIRST]
-    folder = Folder(made.path)
-    reading = folder.pieces(*FIRST, 0, len(bodies))
-    begun = next(reading)
-    assert len(begun.sizes) < 100
-    segments = sorted((made.path / "commitlog").iterdir())
-    for segment in segments[:6]:
-        segment.unlink()
-    least, most = folder.ends(*FIRST)
-    assert 100 < least < most == len(bodies)
-    with pytest.raises(
-        AgedOut, match=f"^messages {len(begun.sizes)} to {least - 1} of a-0 have aged out; .* is {least}$"
-    ) as found:
-        list(reading)
-    assert found.value.least == least
-    with pytest.raises(AgedOut, match=f"^messages 3 to 19 of a-0 have aged out; the oldest that is kept is {least}$"):
-        list(folder.pieces(*FIRST, 3, 20))
-    assert made.read() == (bodies[least:], [])
-    assert bodies_of(begun) == bodies[: len(begun.sizes)], "what is read stays readable"
-    queue = made.path / "consumequeue" / "a" / "0"
-    reading = folder.pieces(*FIRST, least, most)
-    next(reading)
-    for path in sorted(queue.iterdir())[:-1]:
-        path.unlink()
-    least = folder.ends(*FIRST).least
-    assert least == int(next(queue.iterdir()).name) // 16 < most
-    with pytest.raises(AgedOut, match=f" to {least - 1} of a-0 have aged out"):
-        list(reading)
-
-
-def test_a_partition_whose_messages_have_all_aged_out(tmp_path: Path) -> None:
-    """P48: it is empty, and goes on where it was."""
-    made = make(tmp_path / "data", 60, 100)
-    store, _ = open_store(made.path, SMALL)
-    for _ in range(600):
-        put(store, TopicPartition("c", 0), bytes(100))
-    store.close()
-    for segment in sorted((made.path / "commitlog").iterdir())[:3]:
-        segment.unlink()
-    assert Folder(made.path).ends(*FIRST) == Ends(20, 20)
-    assert made.read() == ([], [])
 
 
 def test_pieces_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

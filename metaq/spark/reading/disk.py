@@ -117,8 +117,22 @@ class Folder:
                 return self._ends(topic, partition)
 
     def _ends(self, topic: str, partition: int) -> Ends:
-        queue, begin = self._queue(topic, partition), self._segments()[0].base
-        least = max(queue.base, self._deleted.get(topic, {}).get(str(partition), 0))
+        queue, key = self._queue(topic, partition), TopicPartition(topic, partition)
+        least = self._least(key, queue, self._segments()[0].base)
+        # from the end down to the durable offset: first one unit, which mostly is enough, then ``MOST_ROWS`` at a time
+        most, high, step = max(least, self._durable(*key)), queue.end, 1
+        while high > most:
+            low = max(most, high - step)
+            pieces = self._pieces(key, low, high, verify=True)
+            found = np.concatenate([piece.first + np.flatnonzero(piece.sizes) for piece in pieces])
+            if len(found):
+                return Ends(least, int(found[-1]) + 1)
+            high, step = low, MOST_ROWS
+        return Ends(least, most)
+
+    def _least(self, key: TopicPartition, queue: "_Queue", begin: int) -> int:
+        """Return the first offset whose record a log that begins there may still have. ``FileNotFoundError``."""
+        least = max(queue.base, self._deleted.get(key.topic, {}).get(str(key.partition), 0))
         at = least
         while at < queue.end:
             units = queue.units(at, MOST_ROWS)
@@ -130,19 +144,8 @@ class Folder:
             if len(kept):
                 break
             at += len(units)
-        durable = self._durable(topic, partition)
-        if least >= queue.end:  # all aged out, or no message ever came
-            least = max(least, durable)
-        # from the end down to the durable offset: first one unit, which mostly is enough, then ``MOST_ROWS`` at a time
-        most, high, step = max(least, durable), queue.end, 1
-        while high > most:
-            low = max(most, high - step)
-            pieces = self._pieces(TopicPartition(topic, partition), low, high, verify=True)
-            found = np.concatenate([piece.first + np.flatnonzero(piece.sizes) for piece in pieces])
-            if len(found):
-                return Ends(least, int(found[-1]) + 1)
-            high, step = low, MOST_ROWS
-        return Ends(least, most)
+        # all aged out, or no message ever came
+        return max(least, self._durable(*key)) if least >= queue.end else least
 
     def at_time(self, topic: str, partition: int, time_ms: int) -> int:
         """Return the offset of the first message stored at or after a time in milliseconds; the next offset when there is none.
@@ -207,7 +210,7 @@ class Folder:
             with suppress(FileNotFoundError):  # deleted since it was listed: the next round finds out what is gone
                 units = queue.units(first, min(MOST_ROWS, until - first))
                 if first < queue.base or _has_aged(units, segments[0].base).any():
-                    least = self.ends(*key).least
+                    least = self._least(key, queue, segments[0].base)
                     if first < least:  # else a unit is damaged
                         raise AgedOut(*key, first, min(least, until), least=least)
                 if not len(units):  # beyond the queue's files, where a broker would write fillers
