@@ -2,7 +2,8 @@
 
 import pytest
 
-from metaq.errors import ConfigError
+from metaq.errors import BadRequest, ConfigError
+from metaq.spark.reading.groups import GroupOffsets
 from metaq.spark.reading.options import EARLIEST, LATEST, Place, ReadOptions, Topics, read_options
 
 ORDERS = {"metaq.bootstrap.servers": "127.0.0.1:9876", "subscribe": "orders"}
@@ -88,6 +89,7 @@ def test_which_places_move_by_themselves(place: Place, stands: bool) -> None:
         ({"maxOffsetsPerTrigger": "0"}, ["maxOffsetsPerTrigger: '0' is not a whole number from 1 on"]),
         ({"minPartitions": "2.5"}, ["minPartitions: '2.5' is not a whole number"]),
         ({"failOnDataLoss": "maybe"}, ["failOnDataLoss: 'maybe' is neither true nor false"]),
+        ({"groupId": "my counting"}, ["groupId: group 'my counting': write 1 to 120 letters"]),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, str], words: list[str]) -> None:
@@ -97,6 +99,12 @@ def test_wrong_options_are_named(options: dict[str, str], words: list[str]) -> N
         read_options(given)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_a_listener_refuses_a_group_that_none_can_be() -> None:
+    """P47: at once, not at each batch."""
+    with pytest.raises(BadRequest, match="group 'my counting': write 1 to 120 letters"):
+        GroupOffsets(ORDERS["metaq.bootstrap.servers"], "my counting")
 
 
 @pytest.mark.parametrize(

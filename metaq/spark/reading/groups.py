@@ -12,6 +12,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from metaq.client import checks
 from metaq.errors import MetaqError
 from metaq.message import MessageQueue
 from metaq.spark.login import from_environment
@@ -29,11 +30,12 @@ class GroupOffsets(StreamingQueryListener):
     """
 
     def __init__(self, servers: str, group: str, *, query: str | None = None, user: str = "", tls_ca: str = "") -> None:
-        """Commit offsets of ``group``. ``BadRequest`` for an address that cannot be read.
+        """Commit offsets of ``group``. ``BadRequest`` for a name that no group can have, or an address that cannot be read.
 
         ``query``: only the query with this name; by default every one. ``user`` and ``tls_ca`` are like the options
         ``metaq.user`` and ``metaq.tls.ca``; the password is read from METAQ_PASSWORD. ``ConfigError`` for a user without one.
         """
+        checks.group(group)
         self._brokers = Brokers(servers, from_environment(user, tls_ca))
         self._group = group
         self._query = query

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from metaq.errors import ConfigError
+from metaq.client import checks
+from metaq.errors import BadRequest, ConfigError
 from metaq.protocol.inflating import MAX_INFLATED_BYTES
 from metaq.spark.login import NOBODY, PASSWORD, TLS_CA, USER, Login, check_servers, login
 
@@ -252,10 +253,20 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         errors=given.flag("includeErrors", default=False),
         most_inflated=given.number("maxInflatedBytes", 1) or MAX_INFLATED_BYTES,
         pushdown=given.flag("filterPushdown", default=False),
-        group=given.text("groupId"),
+        group=_group(given),
         verify=given.flag("verify", default=True),
         login=given.login(servers),
     )
+
+
+def _group(given: GivenOptions) -> str:
+    name = given.text("groupId")
+    if name:
+        try:
+            checks.group(name)
+        except BadRequest as error:
+            raise ConfigError(f"groupId: {error}") from error
+    return name
 
 
 def _topics(given: GivenOptions) -> Topics:
