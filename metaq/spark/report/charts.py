@@ -237,12 +237,13 @@ def _end_labels(chart: LineChart, right: float, y: Place, top: float, bottom: fl
         places[at] = min(places[at], bottom - (len(places) - 1 - at) * _LABEL)
     return [
         f'<path class="leader" d="M{right:.0f} {end:.1f}L{right + 8:.0f} {place:.1f}"/>'
-        + _text(right + 12, place + 4, _shortened(line.name, 24), f"name s{line.colour}")
+        + _text(right + 12, place + 4, shortened(line.name, 24), f"name s{line.colour}")
         for place, (end, line) in zip(places, ends, strict=True)
     ]
 
 
-def _shortened(name: str, most: int) -> str:
+def shortened(name: str, most: int) -> str:
+    """Return a name in at most so many letters."""
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
@@ -265,7 +266,7 @@ def draw_heat(chart: Heat, width: float = 1080) -> str:
     for place, name in enumerate(chart.names):
         if place % every == 0:
             y = top + (place + 0.5) * cell_height + 4
-            inside.append(_text(left - 8, y, _shortened(name, 15), "tick", "end"))
+            inside.append(_text(left - 8, y, shortened(name, 15), "tick", "end"))
     first, last = chart.times[0], max(chart.times[-1], chart.times[0] + 1)
     for at, label in time_ticks(first, last):
         inside.append(_time(left + (at - first) / (last - first) * (right - left), right, bottom + 16, label))
@@ -304,7 +305,7 @@ def draw_bars(chart: Bars, width: float = 520) -> str:
     for place, bar in enumerate(chart.bars):
         y = place * height + 4
         wide = min(1.0, bar.value / whole) * (right - left)
-        inside.append(_text(left - 8, y + 13, _shortened(bar.name, 17), "tick", "end"))
+        inside.append(_text(left - 8, y + 13, shortened(bar.name, 17), "tick", "end"))
         inside.append(f'<rect class="track" x="{left:.0f}" y="{y:.0f}" width="{right - left:.0f}" height="16" rx="3"/>')
         kind = "bar marked" if bar.marked else "bar"
         inside.append(f'<rect class="{kind}" x="{left:.0f}" y="{y:.0f}" width="{max(wide, 1.5):.1f}" height="16" rx="3"/>')
