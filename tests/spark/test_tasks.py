@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from metaq.client.connecting.access import Access
+from metaq.client.consuming.bulk import BulkConnection
 from metaq.errors import ConnectionFailed, DataLost
 from metaq.message import MessageQueue, TopicPartition
 from metaq.spark.reading import tasks as tasks_module
@@ -64,6 +66,30 @@ def test_a_broker_that_restarts_or_dies_is_left_for_its_slave(broker: BrokerProc
     broker.restart(same_port=True)
     assert len(offsets(broker, part(0, 10, broker.address))) == 10
     assert len(offsets(broker, part(0, 10, DEAD, broker.address))) == 10
+
+
+def test_an_address_that_fails_is_left_alone_for_a_while(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P47: a host that has vanished is waited for once, not by each fetch, while another one has the messages."""
+    put(broker, *[b"x"] * 10)
+    gone = "127.0.0.1:2"
+    tried: list[str] = []
+
+    def connect(address: str, timeout_s: float, access: Access) -> BulkConnection:
+        tried.append(address)
+        if address == gone:
+            raise ConnectionFailed(f"cannot connect to {address}: timed out")
+        return BulkConnection(address, timeout_s, access)
+
+    monkeypatch.setattr(tasks_module, "BulkConnection", connect)
+    parts = [part(number, number + 1, gone, broker.address) for number in range(10)]
+    assert len(offsets(broker, *parts)) == 10
+    assert tried == [gone, broker.address]
+    broker.restart(same_port=True)
+    assert len(offsets(broker, *parts)) == 10
+    assert tried.count(gone) == 2, "once more, when the connection to the other one is lost"
+    monkeypatch.setattr(tasks_module, "AVOIDED_S", 0.0)
+    assert len(offsets(broker, *parts)) == 10
+    assert tried.count(gone) == 12
 
 
 def test_a_broker_without_an_address_is_named(broker: BrokerProcess) -> None:

@@ -34,9 +34,13 @@ TIMEOUT_S: Final = 30.0
 PATIENCE_S: Final = 60.0
 """How long a broker may be away, with its slaves, before the task fails."""
 PAUSE_S: Final = 0.2
+AVOIDED_S: Final = 30.0
+"""How long an address that has failed is tried after the others. Less than ``PATIENCE_S``: they may lack what it has."""
 
 _connections: Final[dict[tuple[str, Login], BulkConnection]] = {}
 """Spark uses a worker for many tasks and queries, one at a time; a connection belongs to one user."""
+_failed: Final[dict[tuple[str, Login], float]] = {}
+"""When an address failed, without an answer since: each try at a host that has vanished takes ``TIMEOUT_S``."""
 _settled: Final[list[bool]] = []
 
 
@@ -155,21 +159,29 @@ def _fetch(part: Part, at: int, end: int, login: Login, *, verified: bool) -> Bu
         )
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        for address in part.addresses:
+        for address in _in_turn(part.addresses, login):
             try:
                 connection = _connections.get((address, login)) or BulkConnection(address, TIMEOUT_S, login.access())
                 _connections[address, login] = connection
                 bulk = connection.fetch(_wanted(part, at, end, verified=verified))
+                _failed.pop((address, login), None)
                 if bulk.units and bulk.next < end and not verified:
                     connection.prefetch(_wanted(part, bulk.next, end, verified=False))
                 return bulk
             except (ConnectionFailed, RequestTimeout) as error:
                 _connections.pop((address, login), None)
+                _failed[address, login] = time.monotonic()
                 logger.info("fetch failed address=%s reason=%s", address, error)
                 failure = error
         if time.monotonic() > deadline:
             raise failure
         time.sleep(PAUSE_S)
+
+
+def _in_turn(addresses: Sequence[str], login: Login) -> list[str]:
+    """Return addresses in their order, but after them those that have failed in the last ``AVOIDED_S``, the latest last."""
+    since = time.monotonic() - AVOIDED_S
+    return sorted(addresses, key=lambda address: max(since, _failed.get((address, login), since)))
 
 
 def _wanted(part: Part, at: int, end: int, *, verified: bool) -> BulkFetch:
