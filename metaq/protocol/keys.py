@@ -35,7 +35,9 @@ _FALLING: Final = tuple(_POWERS[:length][::-1] for length in range(len(_POWERS))
 _TAIL: Final = 4
 _TOPICS_MOST: Final = 64
 _STEMS_MOST: Final = 1024
-"""Stems of keys remembered per topic: at most some 8 MB for all topics."""
+"""Stems of keys remembered per topic."""
+_STEM_LONGEST: Final = 64
+"""Characters of a stem that is remembered: those of unique ids have 28 or 32. All stems take some 30 MB at most."""
 
 
 class KeyHasher:
@@ -61,7 +63,10 @@ class KeyHasher:
         return value if value < 0x80000000 else (0x100000000 - value) & 0x7FFFFFFF
 
     def _remember(self, topic: str, stem: str) -> int:
-        """Return what topic and stem contribute to the hash of every key with this stem, and remember it."""
+        """Return what topic and stem contribute to the hash of every key with this stem, and remember it unless it is long."""
+        known = _hash_code(f"{topic}#{stem}") * 31**_TAIL & _MASK
+        if len(stem) > _STEM_LONGEST:
+            return known
         stems = self._topics.get(topic)
         if stems is None:
             if len(self._topics) >= _TOPICS_MOST:
@@ -69,7 +74,7 @@ class KeyHasher:
             stems = self._topics[topic] = {}
         elif len(stems) >= _STEMS_MOST:
             stems.clear()
-        stems[stem] = known = _hash_code(f"{topic}#{stem}") * 31**_TAIL & _MASK
+        stems[stem] = known
         return known
 
 

@@ -7,6 +7,8 @@ from metaq.protocol.text.messages import HEADER_SIZE_TEXT
 
 MOST_KNOWN: Final = 1024
 """Tags that are remembered."""
+LONGEST_KNOWN: Final = 128
+"""Characters of a tag that is remembered."""
 
 
 class Tag:
@@ -33,7 +35,9 @@ class Tags:
         """Return a tag by its name."""
         known = self._known.get(name)
         if known is None:
-            if len(self._known) == MOST_KNOWN:
-                self._known.clear()
-            self._known[name] = known = Tag(java_hash(name), HEADER_SIZE_TEXT + 4 + len(name.encode()))
+            known = Tag(java_hash(name), HEADER_SIZE_TEXT + 4 + len(name.encode()))
+            if len(name) <= LONGEST_KNOWN:
+                if len(self._known) == MOST_KNOWN:
+                    self._known.clear()
+                self._known[name] = known
         return known
