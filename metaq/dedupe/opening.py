@@ -37,7 +37,7 @@ class IdReader:
         """Return the ids in the next part of the log before ``end``, and move on after it."""
         at = max(self.at, self._log.begin)
         segment = self._log.find(at)
-        if segment is None:
+        if segment is None or at >= end:  # retention may have deleted all before ``end``
             self.at = end
             return []
         stop = min(segment.end, end)
