@@ -26,7 +26,7 @@ class StoreFigures:
     index_paused: str | None
     """Why no keys are entered for now; ``None`` when they are."""
     index_damaged: int
-    """Broken chains that queries found in index files."""
+    """Broken chains that queries found in index files, and places there that could not be read."""
     failure: str | None
     """Why the store is read-only until it is reopened; ``None`` while it is healthy."""
 

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from metaq.errors import CorruptRecord
+from metaq.errors import CorruptRecord, ReadFailed
 from metaq.protocol.keys import KeyHasher, key_hash
 from metaq.store.files.filecache import FileCache, Read, Run, read_here
 from metaq.store.index.indexfile import Captured, Entry, IndexFile, created_ms, file_name, file_size
@@ -41,7 +41,7 @@ class KeyIndex:
         self.slots = slots
         self.entries = entries
         self.damaged = 0
-        """Broken chains that queries found."""
+        """Broken chains that queries found, and places that could not be read."""
         self._files = files
         self._hasher = KeyHasher()
         self._reported = False
@@ -121,9 +121,17 @@ class KeyIndex:
             self._growing = False
 
     def open(self, read: Read) -> None:
-        """Prepare the newest file, if there is one, so that records can be entered into it."""
+        """Prepare the newest file, if there is one, so that records can be entered into it.
+
+        One whose slots cannot be read is sealed: a new one has to be begun.
+        """
         if self.files:
-            self.files[-1].load_slots(read)
+            newest = self.files[-1]
+            try:
+                newest.load_slots(read)
+            except ReadFailed:
+                self._report(newest, 0)
+                newest.seal()
 
     @property
     def is_open(self) -> bool:
@@ -132,7 +140,7 @@ class KeyIndex:
 
     def enter(self, entries: Sequence[Entry]) -> int:
         """Add the keys of records, in the order of the log; return how many records found room in the newest file."""
-        return self.files[-1].enter(entries, self._hasher) if self.files else 0
+        return self.files[-1].enter(entries, self._hasher) if self.is_open else 0
 
     def write(self, run: Run) -> None:
         """Write the items that were entered. On ``DiskFull`` or ``DiskFailed`` they stay in memory."""
@@ -174,7 +182,7 @@ class KeyIndex:
         """Yield log offsets of records that may have a key, newest first; different keys may share a hash.
 
         The times, both inclusive, are compared to the second, which is all that items hold. The search ends after
-        ``STEPS_A_QUERY`` items; in a damaged file, it goes on to the next file where the chain breaks.
+        ``STEPS_A_QUERY`` items; in a damaged file, it goes on to the next file where the chain breaks or cannot be read.
         """
         wanted = key_hash(topic, key)
         steps = 0
@@ -182,20 +190,24 @@ class KeyIndex:
             if file.gone:  # deleted while this query waited; to open it would create it again
                 return
             opened = file.opened()
-            above, number = file.count, file.head(wanted % self.slots, read, opened)
-            while number:
-                if not 0 < number < above:  # an intact item points at one before it
-                    self._report(file, number)
-                    break
-                steps += 1
-                if steps > STEPS_A_QUERY:
-                    return
-                above = number
-                found, log_offset, seconds, number = file.item(number, read, opened)
-                stored_ms = file.begin_ms + seconds * 1000
-                # 0 seconds are also stored when the clock has gone back, so they match any time
-                if found == wanted and (seconds == 0 or (stored_ms <= end_ms and stored_ms + 999 >= begin_ms)):
-                    yield log_offset
+            above, number = file.count, 0
+            try:
+                number = file.head(wanted % self.slots, read, opened)
+                while number:
+                    if not 0 < number < above:  # an intact item points at one before it
+                        self._report(file, number)
+                        break
+                    steps += 1
+                    if steps > STEPS_A_QUERY:
+                        return
+                    above = number
+                    found, log_offset, seconds, number = file.item(number, read, opened)
+                    stored_ms = file.begin_ms + seconds * 1000
+                    # 0 seconds are also stored when the clock has gone back, so they match any time
+                    if found == wanted and (seconds == 0 or (stored_ms <= end_ms and stored_ms + 999 >= begin_ms)):
+                        yield log_offset
+            except ReadFailed:
+                self._report(file, number)
 
     def _report(self, file: IndexFile, number: int) -> None:
         self.damaged += 1
