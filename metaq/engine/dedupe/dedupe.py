@@ -73,6 +73,14 @@ class Dedupe(IdIndex):
             return None
         return seen.new_key(topic, name_of(topic, ident), now_ms) if seen.waiting <= MOST_WAITING else None
 
+    def come_after(self, topic: str) -> None:
+        """Have a message without an id come after those that wait for the index, if its topic has a window.
+
+        Raises ``ColdIds`` when there are any.
+        """
+        if self.asking.is_busy and not self.asking.is_again and topic in self.windows:
+            raise ColdIds([])
+
     def look(self, topic: str, ident: str, now_ms: int) -> Looked:
         """Return what is known about an id of a topic with a window.
 
@@ -135,6 +143,7 @@ class Dedupe(IdIndex):
         topic, partition = draft.topic, draft.partition
         ident = id_of(draft.properties) if topic in self.windows else None
         if ident is None:
+            self.come_after(topic)
             return stage(), None
         now_ms = self._store.clock.now_ms()
         key, first = self.look(topic, ident, now_ms)

@@ -58,6 +58,7 @@ class Sends:
         self.parts = parts = Parts(data, topics=topics, disk=disk, max_message_bytes=65_536)
         self._timers = Timers(parts.context, parts.turns, run_here)
         self._dedupe = Dedupe(parts.context, parts.turns, self._timers.parked_handle, run_here)
+        self.asking = self._dedupe.asking
         self._dedupe.start()
         wait_until(self._knows_ids, DEADLINE_S, "the log is read for ids")
         halves = HalfMessages(parts.context, parts.turns, Halves(parts.store, data.with_suffix(".halves"), 1000), self._dedupe)

@@ -203,8 +203,10 @@ class SendHandler:
         tail: bytes | None = None
         tag = NO_TAG
         keys: tuple[str, ...] = ()
+        has_window = head.topic in self._windows
+        if has_window and self._dedupe.asking.is_busy:
+            return None  # it has to come after those that wait for the index
         if text:
-            has_window = head.topic in self._windows
             if MAY_DELAY in text and not (has_window and id_in(text)):
                 return self._park_short(opaque, head.serialization, queue, head.flag, body, middle, text, now_ms)
             kept = properties.as_sent(text)
@@ -411,6 +413,7 @@ class SendHandler:
         """Return the first message of the same batch that was stored before, if there is one; else the keys of all ids."""
         ident = id_in(texts[0]) if topic in self._windows else None
         if ident is None:
+            self._dedupe.come_after(topic)
             return None, []
         key, first = self._dedupe.look(topic, ident, now_ms)
         if first is not None:
