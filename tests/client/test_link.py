@@ -126,10 +126,13 @@ def test_writing_ends_at_the_deadline(links: Links) -> None:
 
 
 def test_a_host_that_vanishes_is_noticed(server: FakeRemoting) -> None:
-    """SG-092: without a reset, the system would send again for a quarter of an hour."""
+    """SG-092: without a reset, the system would send again for a quarter of an hour; who only receives would never know."""
     link = Link(server.address, DEADLINE_S, asked_nothing)
     with socket.socket(fileno=os.dup(link._connection.outgoing.fileno())) as connection:
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        names = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        assert [connection.getsockopt(socket.IPPROTO_TCP, name) for name in names] == [60, 20, 3]
     link.lose("the test is over")
 
 

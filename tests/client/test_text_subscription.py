@@ -1,5 +1,6 @@
 """Subscriptions of ``TextClient`` against a real broker."""
 
+import errno
 import threading
 import zlib
 from collections.abc import Iterator
@@ -133,3 +134,30 @@ def test_a_lost_connection_is_an_error(tmp_path: Path) -> None:
         broker.kill()
         with pytest.raises(ConnectionFailed):
             subscription.receive(WAIT_S)
+
+
+class Vanished:
+    """The receiving side of a connection whose other host the system has given up."""
+
+    def settimeout(self, timeout_s: float) -> None:
+        assert timeout_s > 0
+
+    def recv(self, size: int) -> bytes:
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+    def shutdown(self, how: int) -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_host_that_vanishes_is_an_error(client: TextClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SG-092: what the system gives up is not taken for a wait in which nothing came."""
+    client.create("lonely", 1)
+    with client.subscribe("lonely", "g") as subscription:
+        received = subscription._connection._incoming
+        monkeypatch.setattr(subscription._connection, "_incoming", Vanished())
+        with pytest.raises(ConnectionFailed, match="Connection timed out"):
+            subscription.receive(WAIT_S)
+        received.close()

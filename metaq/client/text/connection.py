@@ -178,9 +178,9 @@ class TextConnection:
         try:
             self._incoming.settimeout(max(_LEAST_TIMEOUT_S, deadline - time.monotonic()))
             replies = self._receive()
-        except TimeoutError:
-            raise
         except OSError as error:
+            if isinstance(error, TimeoutError) and error.errno is None:  # with a number, the system has given up the other host
+                raise
             raise self._failed(reason_of(error)) from error
         except ProtocolError as error:
             raise self._failed(f"this is not the text port of a broker, by default 8123: {error}") from error
