@@ -13,6 +13,7 @@ from metaq.protocol.remoting.frames import encode_request
 from metaq.protocol.remoting.headers import SendMessage, encode_header, with_letters
 from metaq.protocol.remoting.sending.batch import BatchItem, encode_batch
 from metaq.protocol.sysflag import TRANSACTION_TYPE
+from metaq.protocol.text.replies import OK
 from tests.engine.test_timers import recall
 from tests.support.broker import BrokerProcess, wait_until
 from tests.support.halves import COMMIT, NEVER, ROLLBACK, Begun
@@ -20,6 +21,7 @@ from tests.support.messages import count, pairs_of, records, send, send_header, 
 from tests.support.metrics import value
 from tests.support.remoting import RemotingClient
 from tests.support.slowdisk import Controlled
+from tests.support.talk import Talk
 
 TOPIC: Final = "once"
 WINDOW_MS: Final = 600_000
@@ -267,3 +269,27 @@ def test_the_metrics_count_duplicates_and_the_index(tmp_path: Path, engine: str)
         wait_until(lambda: value(broker, "metaq_dedupe_waiting") == 0, DEADLINE_S, "the ids are in the index")
         wait_until(lambda: value(broker, "metaq_dedupe_behind_bytes") == 0, DEADLINE_S, "the index covers the log")
         wait_until(lambda: value(broker, "metaq_dedupe_index_bytes") > 0, DEADLINE_S, "the index is on the disk")
+
+
+def test_a_duplicate_is_counted_once(tmp_path: Path) -> None:
+    """E-01: when it is answered, however often its id was looked for; a message that is refused is none."""
+    with BrokerProcess(tmp_path / "data", *NEVER) as broker, RemotingClient(broker.host, broker.port) as client:
+        create(client)
+        items = [BatchItem(0, b"1", "UNIQ_KEY\x01b1\x02"), BatchItem(0, b"22", "UNIQ_KEY\x01b2\x02")]
+        header, same = send_header(TOPIC)._replace(batch=True), "DEDUPE_ID\x01d\x02"
+        put(client, "t", more="TIMER_DELAY_MS\x0160000\x02")
+        sent(client, send(client, header, encode_batch(items), Request.SEND_BATCH_MESSAGE))
+        half_of(client, "u1", same)
+        assert value(broker, "metaq_duplicates_total") == 0
+        put(client, "t")
+        assert value(broker, "metaq_duplicates_total") == 1
+        sent(client, send(client, header, encode_batch(items), Request.SEND_BATCH_MESSAGE))
+        assert value(broker, "metaq_duplicates_total") == 3
+        refused = client.response(send(client, half_header("u2", same), b"half"))
+        assert refused.code == Response.MESSAGE_ILLEGAL
+        assert value(broker, "metaq_duplicates_total") == 3
+        half_of(client, "u1", same)
+        assert value(broker, "metaq_duplicates_total") == 4
+        with Talk(broker) as talk:
+            assert talk.ask(b"put once 1 1 0 id=t 1\r\nx")[0][0] == OK
+        assert value(broker, "metaq_duplicates_total") == 5

@@ -59,7 +59,7 @@ class Dedupe(IdIndex):
         self.asking = Asking(self.find, self._read)
         self._noted = -1
         self.duplicates = 0
-        """Messages that were not stored again, since the start."""
+        """Messages that were not stored again, since the start: who answers one counts it."""
 
     def stop(self) -> None:
         """End the reading, and answer no more questions."""
@@ -104,8 +104,6 @@ class Dedupe(IdIndex):
                 first = None
             elif first.kind == StoredAs.PLAIN and first.ordinal < self._deleted_before(topic, first.partition):
                 first = None  # it was in an earlier topic of the same name
-            else:
-                self.duplicates += 1
         return _new(Looked, (key, first))
 
     def _deleted_before(self, topic: str, partition: int) -> int:

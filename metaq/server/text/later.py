@@ -67,6 +67,7 @@ class LaterHandler:
         except MetaqError as error:
             self._refuse(session, command.put, error)
             return
+        self._dedupe.duplicates += first is not None
         self._context.counters.put.add(1, len(put.body))
         self._puts.owe(session, [result(OK, self._reply(placed, queue, position, first), put.opaque)], len(put.body))
 

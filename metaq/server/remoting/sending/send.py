@@ -265,6 +265,7 @@ class SendHandler:
         """Return the reply to a message that was stored before; ``None`` when it has more than a plain one."""
         if first.kind != StoredAs.PLAIN:
             return None
+        self._dedupe.duplicates += 1
         return Sent(opaque, serialization, first.partition, first.ordinal, first.log_offset)
 
     def _fill(self, queue: ConsumeQueue, text: str | None) -> Filled | None:
@@ -300,8 +301,10 @@ class SendHandler:
         placed, first = self._dedupe.once(
             draft, partial(place, self._halves, self._timers, draft, header.producer_group, given_up_by)
         )
-        if first is not None and first.kind == StoredAs.HALF and is_half(draft):
-            self._halves.check_repeat(draft, first)
+        if first is not None:
+            if first.kind == StoredAs.HALF and is_half(draft):
+                self._halves.check_repeat(draft, first)
+            self._dedupe.duplicates += 1
         # A delayed or transactional message is answered with the partition that was requested, and the place where it is
         # parked.
         sent = Sent(
@@ -395,6 +398,7 @@ class SendHandler:
             self._stage_ids(ids, first, places, batch, filled.tags, now_ms)
         else:
             places = self._places(batch, queue.topic, first, now_ms)
+            self._dedupe.duplicates += len(batch.bodies)
         return Sent(opaque, serialization, first.partition, first.ordinal, first.log_offset, places[1:])
 
     def _put_batch(self, queue: ConsumeQueue, middle: bytes, batch: BatchColumns, filled: FilledBatch) -> list[int]:
