@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from metaq.errors import CorruptRecord
+from metaq.errors import CorruptRecord, ReadFailed
 from metaq.protocol.keys import key_hash, keys_of
 from metaq.protocol.record import decode_record
 from metaq.protocol.text.messages import Stored
@@ -49,7 +49,7 @@ class IndexCheck:
                 file.read_header()
                 if name == mark.file and file.count < mark.items:
                     raise CorruptRecord(f"{file.path} counts {file.count - 1} items, the checkpoint {mark.items - 1}")
-            except CorruptRecord as error:
+            except (CorruptRecord, ReadFailed) as error:
                 add(file.path, 0, str(error))
             else:
                 self._files.append(_File(file, mark.items if name == mark.file else file.count, add))
@@ -59,9 +59,14 @@ class IndexCheck:
         self._next = next(self._stream, None)
 
     def _all_items(self) -> Iterator[tuple["_File", int, Item]]:
-        for file in self._files:
-            for number, item in file.items():
-                yield file, number, item
+        for file in list(self._files):
+            try:
+                for number, item in file.items():
+                    yield file, number, item
+            except ReadFailed as error:
+                self._add(file.file.path, 0, str(error))
+                self._files.remove(file)
+                self._whole = False
 
     def record(self, stored: Stored) -> None:
         """Compare the keys of the next intact record of the log with the next items."""
@@ -70,6 +75,8 @@ class IndexCheck:
         record = decode_record(stored.buffer[stored.at : stored.at + stored.size])
         for key in keys_of(record.topic, record.sys_flag, record.properties):
             self._pass_lost(stored.log_offset)
+            if not self._whole:  # the next items cannot be read
+                return
             self._compare(key_hash(record.topic, key), stored.log_offset, record.store_ms)
 
     def _pass_lost(self, log_offset: int) -> None:
@@ -107,7 +114,10 @@ class IndexCheck:
                 file.wrong(number, f"item {number} leads to log offset {item.log_offset}, where no record with keys is")
             self._advance()
         for each in self._files:
-            each.finish(is_newest=each.file.path.name == self._mark.file)
+            try:
+                each.finish(is_newest=each.file.path.name == self._mark.file)
+            except ReadFailed as error:
+                self._add(each.file.path, 0, str(error))
 
 
 class _File:
