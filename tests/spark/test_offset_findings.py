@@ -15,6 +15,7 @@ LIMITS = Limits(still_s=600.0, risk_s=86_400.0)
 HEALTHY: dict[str, Any] = {
     "broker": "east",
     "group": "billing",
+    "name": "billing",
     "kind": "remoting",
     "topic": "orders",
     "partition": 0,
@@ -34,7 +35,7 @@ HEALTHY: dict[str, Any] = {
 def found(*partitions: dict[str, Any], owned: int = 1) -> list[OffsetFinding]:
     """Return the findings for healthy partitions with these differences."""
     rows = [{**HEALTHY, **changes} for changes in partitions]
-    groups = [{"group": "billing", "topic": "orders", "owned": owned}]
+    groups = [{"name": "billing", "topic": "orders", "owned": owned}]
     return find(rows, groups, [], [], LIMITS, LAST)
 
 

@@ -48,7 +48,7 @@ WELL: Final = 3
 """Groups that are coloured when there are no findings."""
 
 Pair = tuple[str, str]
-"""Group and topic."""
+"""The name of a group, as the page shows it, and a topic."""
 
 
 class GroupRow(NamedTuple):
@@ -93,10 +93,18 @@ class Contents(NamedTuple):
 
 
 class Shelf:
-    """The written tables. Rows are mappings, times in UTC."""
+    """The written tables. Rows are mappings, times in UTC.
+
+    Rows about groups also have a ``name``: that of the group, and its kind when groups of two kinds with this name read the
+    topic.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._kinds: dict[tuple[str, str], list[str]] = {}
+        """The kinds of group and topic."""
+        for row in pq.read_table(folder / "groups.parquet", columns=["group", "kind", "topic"]).to_pylist():
+            self._kinds.setdefault((row["group"], row["topic"]), []).append(row["kind"])
 
     def rows(
         self,
@@ -111,14 +119,36 @@ class Shelf:
         table = pq.read_table(self._folder / f"{name}.parquet", filters=where, columns=columns)
         if order:
             table = table.sort_by([(key.removeprefix("-"), "descending" if key[0] == "-" else "ascending") for key in order])
-        rows: list[dict[str, Any]] = table.slice(0, most).to_pylist()
-        return rows
+        return [self._named(row) for row in table.slice(0, most).to_pylist()]
+
+    def about(self, pairs: Collection[Pair]) -> pc.Expression:
+        """Return the condition for rows about one of these groups and topics."""
+        topics: dict[tuple[str, str], set[str]] = {}
+        for (group, topic), kinds in self._kinds.items():
+            for kind in kinds:
+                if (_name(group, kind, kinds), topic) in pairs:
+                    topics.setdefault((group, kind), set()).add(topic)
+        conditions = (
+            (_f("group") == group) & (_f("kind") == kind) & _f("topic").isin(sorted(found))
+            for (group, kind), found in topics.items()
+        )
+        return reduce(or_, conditions, pc.scalar(value=False))
+
+    def _named(self, row: dict[str, Any]) -> dict[str, Any]:
+        if "group" not in row:
+            return row
+        kinds = self._kinds.get((row["group"], row["topic"]), [])
+        return {**row, "name": _name(row["group"], row["kind"], kinds)}
+
+
+def _name(group: str, kind: str, kinds: Collection[str]) -> str:
+    return f"{group} ({kind})" if len(kinds) > 1 else group
 
 
 def find_all(shelf: Shelf, sampling: Sampling, limits: Limits) -> list[OffsetFinding]:
     """Return the findings in the tables."""
     worst = shelf.rows("partitions", _noteworthy(limits), order=["-lost", "-lag"], most=MOST_FOUND)
-    pairs = shelf.rows("groups", _is_one_of(_pair(row) for row in worst))
+    pairs = shelf.rows("groups", shelf.about({_pair(row) for row in worst}))
     skewed = shelf.rows("topics", _SKEWED, order=["topic", "-messages"], most=MOST_FOUND)
     return find(worst, pairs, skewed, sampling.gaps, limits, sampling.last)
 
@@ -150,7 +180,7 @@ def gather(shelf: Shelf, sampling: Sampling, limits: Limits) -> Contents:
     shown = list(dict.fromkeys([*troubled, *by_pair]))[:MOST_GROUPS]
     colours = {pair: number for number, pair in enumerate(troubled[:COLOURED] if troubled else shown[:WELL])}
     wanted = [*shown, *map(_pair, unread[:MOST_GROUPS])]
-    grid = _Grid(shelf.rows("over_time", _is_one_of(wanted), order=["at"]), colours)
+    grid = _Grid(shelf.rows("over_time", shelf.about(wanted), order=["at"]), colours)
     sent = shelf.rows("partitions", columns=["topic", "broker", "partition", "produced_per_s"])
     partitions = {_place(row): row["produced_per_s"] or 0.0 for row in sent}
     return Contents(
@@ -160,7 +190,7 @@ def gather(shelf: Shelf, sampling: Sampling, limits: Limits) -> Contents:
         unread=[UnreadRow(row, grid.values(_pair(row), "produced_per_s")) for row in unread[:MOST_GROUPS]],
         counts={
             "unread": len(unread),
-            "groups": len({group for group, _ in by_pair}),
+            "groups": len({row["group"] for row in groups}),
             "pairs": len(by_pair),
             "topics": len({topic for topic, _, _ in partitions}),
             "partitions": len(partitions),
@@ -184,7 +214,7 @@ def _group_row(row: Row, grid: "_Grid", colour: int | None, findings: Iterable[O
 
 
 def _pair(row: Row) -> Pair:
-    return row["group"], row["topic"]
+    return row["name"], row["topic"]
 
 
 def _about(finding: OffsetFinding) -> tuple[str | None, str | None]:
@@ -193,15 +223,6 @@ def _about(finding: OffsetFinding) -> tuple[str | None, str | None]:
 
 def _place(row: Row) -> tuple[str, str, int]:
     return row["topic"], row["broker"], row["partition"]
-
-
-def _is_one_of(pairs: Iterable[Pair]) -> pc.Expression:
-    """Return the condition for rows about one of these groups and topics."""
-    by_group: dict[str, set[str]] = {}
-    for group, topic in pairs:
-        by_group.setdefault(group, set()).add(topic)
-    conditions = ((_f("group") == group) & _f("topic").isin(sorted(topics)) for group, topics in by_group.items())
-    return reduce(or_, conditions, pc.scalar(value=False))
 
 
 class _Grid:
@@ -237,7 +258,7 @@ class _Grid:
 
 def _heat(shelf: Shelf, pair: Pair, times: Sequence[datetime]) -> Heat:
     cells: dict[tuple[str, int], dict[datetime, float]] = {}
-    for row in shelf.rows("series", _is_one_of([pair])):
+    for row in shelf.rows("series", shelf.about([pair])):
         cells.setdefault((row["broker"], row["partition"]), {})[row["at"]] = row["lag"] or 0
     worst = sorted(cells, key=lambda place: -max(cells[place].values()))[:MOST_ROWS]
     names = [f"{broker} / {partition}" for broker, partition in sorted(worst)]
@@ -267,7 +288,7 @@ def _retention(groups: Iterable[Row], at_risk: Collection[tuple[str | None, str 
         return None
     bars = [
         Bar(
-            f"{row['group']} · {row['topic']}",
+            " · ".join(_pair(row)),
             row["retention_used"],
             percent(row["retention_used"]) + (f", {duration(row['runway_s'])} left" if _ends_soon(row) else ""),
             marked=_pair(row) in at_risk,

@@ -58,6 +58,7 @@ class OffsetFinding(NamedTuple):
     """problem, warning."""
     kind: str
     group: str | None
+    """Its name; with its kind, as ``billing (observed)``, when groups of two kinds with this name read the topic."""
     topic: str | None
     partitions: list[str]
     """``broker/number``."""
@@ -91,8 +92,8 @@ def find(
     last: datetime,
 ) -> list[OffsetFinding]:
     """Return all findings, the worst first; ``last`` is the time of the last sample."""
-    sizes = {(row["group"], row["topic"]): row for row in groups}
-    troubled = [(row["group"], row["topic"], trouble, row) for row in partitions if (trouble := _trouble(row, limits))]
+    sizes = {(row["name"], row["topic"]): row for row in groups}
+    troubled = [(row["name"], row["topic"], trouble, row) for row in partitions if (trouble := _trouble(row, limits))]
     found = []
     for (group, topic, trouble), members in groupby(sorted(troubled, key=_order), key=lambda member: member[:3]):
         rows = [member[3] for member in members]
@@ -147,7 +148,7 @@ def _finding(severity: str, kind: str, rows: list[Row], sentence: str, advice: s
     return OffsetFinding(
         severity=severity,
         kind=kind,
-        group=rows[0].get("group"),
+        group=rows[0].get("name"),
         topic=rows[0]["topic"],
         partitions=[f"{row['broker']}/{row['partition']}" for row in rows],
         sentence=sentence,
@@ -184,7 +185,7 @@ def _unowned(group: str, topic: str, rows: list[Row], size: Row, last: datetime)
             WARNING, UNOWNED, rows, sentence, "Start one; or delete the group if it is no longer used.", since=since
         )
     sentence = f"Nobody of {group} has owned {_names(rows)} {when}, while others of the group consume; {waiting}"
-    advice = f"metaq why-not-consuming {group} shows who should own it; restart that consumer."
+    advice = f"metaq why-not-consuming {rows[0]['group']} shows who should own it; restart that consumer."
     return _finding(PROBLEM, UNOWNED, rows, sentence, advice, since=since)
 
 

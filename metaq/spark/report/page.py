@@ -162,7 +162,7 @@ def _group(group: GroupRow) -> str:
     else:
         chip = '<span class="chip well">keeps up</span>'
     cells = [
-        _escape(row["group"]),
+        _escape(row["name"]),
         _escape(row["topic"]),
         chip,
         count(row["lag"] or 0),
