@@ -14,7 +14,7 @@ from metaq.aio.admin import Admin
 from metaq.aio.faces import OneByOne, Threads, alone, awaited, made, makes, on_loop, outcome_of, requested, soon, threaded
 from metaq.aio.leases import LeaseConsumer
 from metaq.aio.xa import XaSession
-from metaq.client import intercepting
+from metaq.client import checks, intercepting
 from metaq.client.consuming.beginning import ConsumeFrom
 from metaq.client.consuming.offsets import OFFSETS_FOLDER
 from metaq.client.consuming.pull import MOST_POLLED
@@ -25,7 +25,13 @@ from metaq.client.message import Body, ReceivedMessage
 from metaq.client.retries import Retry
 from metaq.client.sending.producer import BATCH_BYTES, DEFAULT_GROUP, ProducerOptions
 from metaq.client.serializers import Serializer, decoded
-from metaq.client.transactions.transactions import Execution, HalfMessage, Outcome, TransactionResult
+from metaq.client.transactions.transactions import (
+    Execution,
+    HalfMessage,
+    Outcome,
+    TransactionResult,
+    check_functions,
+)
 from metaq.protocol.subscription import EVERYTHING
 from metaq.registry.assign import Assign, average
 
@@ -171,6 +177,8 @@ class SimpleConsumer:
 
     async def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
         """Return the next message; ``None`` when none comes in time: see ``metaq.SimpleConsumer.receive``."""
+        if timeout_s is not None:
+            checks.seconds("timeout_s", timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -280,6 +288,8 @@ class PullConsumer:
 
     async def poll(self, timeout_s: float = 0.0, max_messages: int = MOST_POLLED) -> list[ReceivedMessage]:
         """Return messages of one assigned queue, in order: see ``metaq.PullConsumer.poll``."""
+        checks.seconds("timeout_s", timeout_s)
+        checks.number("max_messages", max_messages, 1)
         await self.fetch()
         try:
             async with asyncio.timeout(timeout_s):
@@ -350,6 +360,7 @@ class Client:
     @suggests_options
     def transaction_producer(self, group: str, execute: AsyncExecute, *, check: AsyncCheck) -> TransactionProducer:
         """Make a producer of transactional messages: see ``metaq.Client.transaction_producer``."""
+        check_functions(execute, check)
         producer = self._blocking.transaction_producer(group, on_loop(execute), check=on_loop(check))
         return TransactionProducer(producer, execute, self._threads)
 
@@ -374,6 +385,7 @@ class Client:
         retry: Retry | None = None,
     ) -> PushConsumer:
         """Call a coroutine for each message, at most ``threads`` of them at a time: see ``metaq.Client.listen``."""
+        checks.function("listener", listener, "takes a message")
         begin = functools.partial(
             self._blocking.listen,
             topic,

@@ -85,9 +85,10 @@ class LeaseConsumer:
 
     async def receive(self, timeout_s: float | None = None) -> LeasedMessage | None:
         """Return the next message: see ``metaq.LeaseConsumer.receive``."""
+        until_s = until_of(timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
-                while (lease := await self._next(until_of(timeout_s), is_handled=False)) is not None:
+                while (lease := await self._next(until_s, is_handled=False)) is not None:
                     if self._holder.loads is None or self._holder.is_readable(lease):
                         self._holder.received(lease)
                         return LeasedMessage(self._holder, lease)

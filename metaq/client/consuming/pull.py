@@ -314,7 +314,11 @@ class PullConsumer:
 
         Args:
             max_messages: the most messages to return.
+
+        Raises:
+            BadRequest: an argument is invalid.
         """
+        checks.number("max_messages", max_messages, 1)
         while (batch := self._batch or self._inbox.get(0.0)) is not None:
             self._batch = batch
             fetcher, queue = batch.fetcher, batch.fetcher.queue

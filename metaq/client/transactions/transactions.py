@@ -135,8 +135,7 @@ class TransactionProducer(GroupProducer):
 
     def __init__(self, core: Core, broker_checks: "Checks", group: str, execute: Execute, check: Check) -> None:
         checks.group(group)
-        checks.function("execute", execute, "does the local transaction")
-        checks.function("check", check, "finds out what became of a local transaction")
+        check_functions(execute, check)
         self._execute = execute
         self._check = check
         self._checks = broker_checks
@@ -356,6 +355,12 @@ class Checks:
         finally:
             with self._guard:
                 self._pending.discard(key)
+
+
+def check_functions(execute: object, check: object) -> None:
+    """Refuse what are not the two functions of a transaction producer."""
+    checks.function("execute", execute, "does the local transaction")
+    checks.function("check", check, "finds out what became of a local transaction")
 
 
 def _checked(outcome: Outcome, what: str) -> Outcome:
