@@ -215,15 +215,17 @@ def iterated(
     @functools.wraps(method)
     async def iterate(self: Face[S], /, *arguments: P.args, **named: P.kwargs) -> AsyncIterator[T]:
         items = await self._threads.start(functools.partial(method, self._blocking, *arguments, **named))
-        reading: Future[list[T]] | None = None
+        reading: Future[tuple[list[T], Exception | None]] | None = None
         try:
             while True:
-                reading = self._threads.submit(lambda: list(itertools.islice(items, _AT_ONCE)))
-                some = await asyncio.wrap_future(reading)
-                if not some:
-                    break
+                reading = self._threads.submit(functools.partial(_some, items))
+                some, error = await asyncio.wrap_future(reading)
                 for item in some:
                     yield item
+                if error is not None:
+                    raise error
+                if not some:
+                    break
         finally:
             if isinstance(items, Generator):
                 if reading is None or reading.done():
@@ -232,6 +234,17 @@ def iterated(
                     reading.add_done_callback(lambda done: self._threads.close_soon(items))
 
     return iterate
+
+
+def _some(items: Iterator[T]) -> tuple[list[T], Exception | None]:
+    """Return the next items, none at the end, and the error that came instead of one more."""
+    some: list[T] = []
+    try:
+        for item in itertools.islice(items, _AT_ONCE):
+            some.append(item)  # noqa: PERF402 - those before an error are kept
+    except Exception as error:  # noqa: BLE001 - raised where the items are awaited
+        return some, error
+    return some, None
 
 
 def on_loop(function: Callable[P, Awaitable[T]]) -> Callable[P, T]:

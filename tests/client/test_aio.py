@@ -361,6 +361,26 @@ def test_an_iterator_that_is_cancelled_while_it_waits_is_closed() -> None:
     face._threads.close()
 
 
+def test_an_iterator_that_fails_yields_what_it_had_before() -> None:
+    """P44: as the blocking one does, however many items are fetched at once."""
+
+    class Reports:
+        def pages(self) -> Iterator[int]:
+            yield from range(100)
+            raise BadRequest("page 100 cannot be read")
+
+    face, pages = SimpleNamespace(_blocking=Reports(), _threads=Threads()), list[int]()
+
+    async def work() -> None:
+        with pytest.raises(BadRequest, match="page 100"):
+            async for page in iterated(Reports.pages)(face):
+                pages.append(page)
+
+    run(work())
+    assert pages == [*range(100)]
+    face._threads.close()
+
+
 def test_a_client_that_was_closed_says_so_and_can_be_closed_again(address: str) -> None:
     """P44: as the blocking client does; what is still open around it is closed by then."""
 
