@@ -1,7 +1,6 @@
 """Consuming leased messages for asyncio: by iteration, or by a handler."""
 
 import asyncio
-import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from datetime import timedelta
@@ -12,6 +11,7 @@ import metaq.client as blocking
 from metaq.aio.faces import Threads, outcome_of, soon
 from metaq.client import checks
 from metaq.client.leasing.consumer import DEFAULT_CONCURRENCY, HeldMessage, until_of
+from metaq.client.leasing.holder import handling
 from metaq.client.leasing.lease import Lease
 from metaq.client.retries import Retry, check_retry
 from metaq.errors import RequestTimeout
@@ -58,7 +58,6 @@ class LeaseConsumer:
         self._threads = threads
         self._changed = asyncio.Event()
         self._holder.on_change = soon(self._changed.set)
-        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def closed(self) -> bool:
@@ -117,14 +116,13 @@ class LeaseConsumer:
         self._holder.begin_handlers(retry)
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrency):
-                task = group.create_task(self._handle_all(handler))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                group.create_task(self._handle_all(handler))
         await self._threads.start(self._holder.settle)
 
     async def _handle_all(self, handler: AsyncHandler) -> None:
         while (lease := await self._next(float("inf"), is_handled=True)) is not None:
-            await self._handle(handler, lease)
+            with handling(lease):
+                await self._handle(handler, lease)
 
     async def _handle(self, handler: AsyncHandler, lease: Lease) -> None:
         if not self._holder.is_readable(lease):
@@ -145,5 +143,4 @@ class LeaseConsumer:
 
     async def close(self) -> None:
         """Take no more messages, leave the group, give back what was not begun, and wait up to 10 s for running handlers."""
-        is_inside = asyncio.current_task() in self._tasks
-        await self._threads.start(functools.partial(self._holder.close, is_inside=is_inside))
+        await self._threads.start(self._holder.close)

@@ -6,6 +6,7 @@ import pytest
 
 import metaq
 import metaq.aio
+from metaq.client.leasing import holder
 from metaq.errors import LeaseLost
 from tests.client.test_leases import DEADLINE_S, GROUP, SOON_S, brokers, process, topic
 
@@ -63,6 +64,31 @@ def test_a_coroutine_is_called_for_each_message(address: str, topic: str) -> Non
             assert len(set(seen)) == 20
             async with await client.lease_consumer(topic, GROUP) as after:
                 assert await after.receive(timeout_s=SOON_S) is None
+
+    asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
+
+
+@pytest.mark.parametrize("closed", ["consumer", "client"])
+def test_a_handler_may_close_its_consumer_or_its_client(
+    address: str, topic: str, closed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P44: also in a task that it makes itself; only other handlers are waited for."""
+    monkeypatch.setattr(holder, "DRAIN_S", 2 * DEADLINE_S)
+
+    async def work() -> None:
+        both_run, ended = asyncio.Barrier(2), list[bytes]()
+        async with metaq.aio.connect(address) as client:
+            await client.producer().send_batch(topic, [b"closes", b"ends"])
+            consumer = await client.lease_consumer(topic, GROUP)
+
+            async def handle(message: metaq.aio.LeasedMessage) -> None:
+                await both_run.wait()
+                if message.body == b"closes":
+                    await asyncio.gather(consumer.close() if closed == "consumer" else client.close())
+                ended.append(message.body)
+
+            await consumer.run(handle, concurrency=2)
+            assert ended == [b"ends", b"closes"]
 
     asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
 

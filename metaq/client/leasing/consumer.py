@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 from metaq.client import checks
 from metaq.client.connecting.core import Core
 from metaq.client.consuming.fetching import subscription_to
-from metaq.client.leasing.holder import LeaseHolder
+from metaq.client.leasing.holder import LeaseHolder, handling
 from metaq.client.leasing.lease import Lease
 from metaq.client.leasing.requests import LeaseTerms
 from metaq.client.message import ReceivedMessage
@@ -221,8 +221,8 @@ class LeaseConsumer:
         self._holder.settle()
 
     def _handle_all(self, handler: Callable[[LeasedMessage], object]) -> None:
-        with self._holder.handling_here():
-            while (lease := self._holder.next(float("inf"), is_handled=True)) is not None:
+        while (lease := self._holder.next(float("inf"), is_handled=True)) is not None:
+            with handling(lease):
                 self._handle(handler, lease)
 
     def _handle(self, handler: Callable[[LeasedMessage], object], lease: Lease) -> None:

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final
 from weakref import WeakSet
@@ -44,6 +45,19 @@ _MOST_TICK_S: Final = 1.0
 _TICKS: Final = 10
 """The number of looks at leases in the time of one."""
 _KIND: Final = "CONSUME_PASSIVELY"
+
+_handling: Final[ContextVar[Lease | None]] = ContextVar("metaq_handling", default=None)
+"""The lease whose handler this code belongs to: on its thread, as a coroutine of asyncio, and on what that has called."""
+
+
+@contextmanager
+def handling(lease: Lease) -> Iterator[None]:
+    """Have what is called meanwhile know that the handler of a message calls it."""
+    before = _handling.set(lease)
+    try:
+        yield
+    finally:
+        _handling.reset(before)
 
 
 class LeaseHolder:
@@ -89,8 +103,6 @@ class LeaseHolder:
         """Those for which a handler runs."""
         self._kept: WeakSet[Lease] = WeakSet()
         """Those that the program has, if it wants them kept. One that it drops without a word ends by itself."""
-        self._threads: set[int] = set()
-        """The threads that call handlers."""
         renewed_in_children(self)
         self._start()
 
@@ -280,15 +292,6 @@ class LeaseHolder:
             self._has_handlers = True
             self._retry = retry
 
-    @contextmanager
-    def handling_here(self) -> Iterator[None]:
-        """Note that this thread calls handlers, so that ``close`` called by one of them does not wait for it."""
-        self._threads.add(threading.get_ident())
-        try:
-            yield
-        finally:
-            self._threads.discard(threading.get_ident())
-
     def is_readable(self, lease: Lease) -> bool:
         """Return whether a message can be handled; one with an ``error`` is given back, so that it ends as a dead letter."""
         if self.loads is not None:
@@ -370,13 +373,14 @@ class LeaseHolder:
 
     # -- end ----------------------------------------------------------------------------------------------------------
 
-    def close(self, *, is_inside: bool = False) -> None:
+    def close(self) -> None:
         """Take no more messages, leave the group, give back what was not begun, and wait up to 10 s for running handlers.
 
-        When another thread does so already, wait for it, within limits. ``is_inside``: one of the handlers waits for this.
+        When another thread does so already, wait for it, within limits. A handler that calls this is not waited for.
         """
-        is_inside = is_inside or threading.get_ident() in self._threads
+        own = _handling.get()
         with self._changed:
+            is_inside = own in self._handled
             is_first, self.closed = not self.closed, True
             left = list(self._buffer)
             self._buffer.clear()
@@ -388,21 +392,22 @@ class LeaseHolder:
         with self._closing.begun():
             self._polls.close()
             self.on_change()
-            self._core.remove_consumer(self, partial(self._end, left, int(is_inside)))
+            self._core.remove_consumer(self, partial(self._end, left, own))
 
-    def _end(self, left: Sequence[Lease], inside: int) -> None:
+    def _end(self, left: Sequence[Lease], own: Lease | None) -> None:
         try:
             self._give_back(left)
-            self._drain(inside)
+            self._drain(own)
         finally:
             self._settling.leave(CONTROL_TIMEOUT_S)
 
-    def _drain(self, inside: int) -> None:
+    def _drain(self, own: Lease | None) -> None:
+        """Wait for the handlers that run, but for that of ``own``."""
         until_s = time.monotonic() + DRAIN_S
         tick_s = min(_MOST_TICK_S, self._invisible_s / _TICKS)
         while (left_s := until_s - time.monotonic()) > 0:
             with self._changed:
-                if self._changed.wait_for(lambda: len(self._handled) <= inside, min(left_s, tick_s)):
+                if self._changed.wait_for(lambda: self._handled <= {own}, min(left_s, tick_s)):
                     return
             self._extend()
         logger.warning("handlers still run, their messages may come again group=%s count=%d", self.group, len(self._handled))
