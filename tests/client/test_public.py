@@ -21,7 +21,7 @@ RAISE_NOTHING: Final = {
     "metaq.Interceptor": {"processing", "received", "sending", "settling", "written"},
     "metaq.LeaseConsumer": {"__iter__", "close"},
     "metaq.Producer": {"close"},
-    "metaq.PullConsumer": {"assignment", "close", "take"},
+    "metaq.PullConsumer": {"assignment", "close"},
     "metaq.PushConsumer": {"assignment", "close"},
     "metaq.SimpleConsumer": {"assignment", "close"},
     "metaq.TextClient": {"close"},
