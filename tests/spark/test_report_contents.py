@@ -43,19 +43,19 @@ def test_groups_of_two_kinds_are_two_groups(tmp_path: Path) -> None:
     kinds = ("billing", "remoting", 70), ("billing", "observed", 30), ("audit", "remoting", 0)
     found = gather(shelf(tmp_path, *kinds), SAMPLING, LIMITS)
     assert {(one.kind, one.group, one.lag, len(one.partitions)) for one in found.findings} == {
-        ("stuck", "billing (remoting)", 70, 1),
+        ("stuck", "billing", 70, 1),
         ("stuck", "billing (observed)", 30, 1),
     }
     assert len({one.key for one in found.findings}) == 2
     shown = {group.row["name"]: group for group in found.groups}
     assert {name: list(group.lags) for name, group in shown.items()} == {
-        "billing (remoting)": [70, 70],
+        "billing": [70, 70],
         "billing (observed)": [30, 30],
         "audit": [0, 0],
     }
-    assert [len(shown[name].findings) for name in ("billing (remoting)", "billing (observed)", "audit")] == [1, 1, 0]
+    assert [len(shown[name].findings) for name in ("billing", "billing (observed)", "audit")] == [1, 1, 0]
     assert {heat.title: heat.values for heat in found.heats} == {
-        "billing (remoting) · orders": [[70, 70]],
+        "billing · orders": [[70, 70]],
         "billing (observed) · orders": [[30, 30]],
     }
     assert (found.counts["groups"], found.counts["pairs"]) == (2, 3)

@@ -81,6 +81,7 @@ def test_an_address_that_fails_is_left_alone_for_a_while(broker: BrokerProcess, 
         return BulkConnection(address, timeout_s, access)
 
     monkeypatch.setattr(tasks_module, "BulkConnection", connect)
+    monkeypatch.setattr(tasks_module, "AVOIDED_S", 3600.0)
     parts = [part(number, number + 1, gone, broker.address) for number in range(10)]
     assert len(offsets(broker, *parts)) == 10
     assert tried == [gone, broker.address]

@@ -81,7 +81,8 @@ def plan_batch(origin: MessageOrigin, options: ReadOptions, bounds: Mapping[str,
     starting, ending = options.starting, options.ending
     assert starting is not None
     assert ending is not None
-    found = origin.shown([*named(starting), *named(ending)], layout)
+    given = [one for one in (*named(starting), *named(ending)) if is_chosen(options.topics, one.partition)]
+    found = origin.shown(given, layout)
     spans: Spans = {key: span for key, span in found.items() if is_chosen(options.topics, key)}
     begins = resolve_offsets(starting, spans, at_time)
     spans = reached(starting, begins, spans)

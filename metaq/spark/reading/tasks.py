@@ -35,7 +35,7 @@ PATIENCE_S: Final = 60.0
 """How long a broker may be away, with its slaves, before the task fails."""
 PAUSE_S: Final = 0.2
 AVOIDED_S: Final = 30.0
-"""How long an address that has failed is tried after the others. Less than ``PATIENCE_S``: they may lack what it has."""
+"""How long an address that could not be connected to is tried after the others, as long as these have the messages."""
 
 _connections: Final[dict[tuple[str, Login], BulkConnection]] = {}
 """Spark uses a worker for many tasks and queries, one at a time; a connection belongs to one user."""
@@ -143,6 +143,8 @@ def _fetched(part: Part, options: ReadOptions) -> Iterator[Piece]:
                     f"broker {part.queue.broker_name} has not shown {hidden} within {PATIENCE_S:.0f} s; "
                     f"the partition ends at {bulk.most} there. Run the query again: its plan finds out if they are lost"
                 )
+            for address in part.addresses:  # any may have them, also one that failed
+                _failed.pop((address, login), None)
             time.sleep(PAUSE_S)
             continue
         yield piece
@@ -160,8 +162,9 @@ def _fetch(part: Part, at: int, end: int, login: Login, *, verified: bool) -> Bu
     deadline = time.monotonic() + PATIENCE_S
     while True:
         for address in _in_turn(part.addresses, login):
+            kept = _connections.get((address, login))
             try:
-                connection = _connections.get((address, login)) or BulkConnection(address, TIMEOUT_S, login.access())
+                connection = kept or BulkConnection(address, TIMEOUT_S, login.access())
                 _connections[address, login] = connection
                 bulk = connection.fetch(_wanted(part, at, end, verified=verified))
                 _failed.pop((address, login), None)
@@ -170,7 +173,8 @@ def _fetch(part: Part, at: int, end: int, login: Login, *, verified: bool) -> Bu
                 return bulk
             except (ConnectionFailed, RequestTimeout) as error:
                 _connections.pop((address, login), None)
-                _failed[address, login] = time.monotonic()
+                if kept is None:  # else the broker may only have been restarted since
+                    _failed[address, login] = time.monotonic()
                 logger.info("fetch failed address=%s reason=%s", address, error)
                 failure = error
         if time.monotonic() > deadline:

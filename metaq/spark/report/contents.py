@@ -47,6 +47,8 @@ COLOURED: Final = COLOURS - 1
 WELL: Final = 3
 """Groups that are coloured when there are no findings."""
 
+_KINDS: Final = ("remoting", "zookeeper", "observed")
+"""The last ones come and go: anybody who reads over the text protocol is such a group for a day."""
 Pair = tuple[str, str]
 """The name of a group, as the page shows it, and a topic."""
 
@@ -95,8 +97,8 @@ class Contents(NamedTuple):
 class Shelf:
     """The written tables. Rows are mappings, times in UTC.
 
-    Rows about groups also have a ``name``: that of the group, and its kind when groups of two kinds with this name read the
-    topic.
+    Rows about groups also have a ``name``: that of the group, and, when groups of several kinds with this name read the topic,
+    the kind of all but the first of ``_KINDS``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -137,12 +139,13 @@ class Shelf:
     def _named(self, row: dict[str, Any]) -> dict[str, Any]:
         if "group" not in row:
             return row
-        kinds = self._kinds.get((row["group"], row["topic"]), [])
+        kinds = self._kinds.get((row["group"], row["topic"]), [row["kind"]])
         return {**row, "name": _name(row["group"], row["kind"], kinds)}
 
 
 def _name(group: str, kind: str, kinds: Collection[str]) -> str:
-    return f"{group} ({kind})" if len(kinds) > 1 else group
+    """Return the name of a group; that of a passing reader does not change the name of the group whose name it took."""
+    return group if len(kinds) == 1 or kind == min(kinds, key=_KINDS.index) else f"{group} ({kind})"
 
 
 def find_all(shelf: Shelf, sampling: Sampling, limits: Limits) -> list[OffsetFinding]:

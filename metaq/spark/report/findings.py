@@ -58,7 +58,7 @@ class OffsetFinding(NamedTuple):
     """problem, warning."""
     kind: str
     group: str | None
-    """Its name; with its kind, as ``billing (observed)``, when groups of two kinds with this name read the topic."""
+    """Its name; with its kind, as ``billing (observed)``, when one of the usual kind with this name reads the topic, too."""
     topic: str | None
     partitions: list[str]
     """``broker/number``."""
