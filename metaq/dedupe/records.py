@@ -2,9 +2,8 @@
 
 The id of a message is its property ``DEDUPE_ID``, else ``UNIQ_KEY``. A message that waits for its time or for a decision has
 its id in the record that waits (REAL_TOPIC names its topic). The copies that the broker makes of it later do not count, so
-neither does a message that a client got as such a copy and sends again. (The record of one that a delay level had delayed does
-not keep the mark of the copy, so an index made from the log takes its id, and knows it for longer: no message is lost by that.)
-The record of its cancel or rollback *releases* the id, as if it had never come: it has both properties, too, and STORED_MS.
+neither does a message that a client got as such a copy and sends again. The record of its cancel or rollback *releases* the id,
+as if it had never come: it has both properties, too, and STORED_MS.
 
 A key names a *generation*: its length is the window of the topic, and it is over one window after its end. So an id is known
 for one window at least and two at most, whatever the windows of other topics, and all ids that are over are one range::
@@ -90,9 +89,8 @@ def id_of(pairs: Mapping[str, str]) -> str | None:
 def id_in(text: str) -> str | None:
     """Return the id in properties as they are sent, ``name 01 value 02``."""
     marked = f"\x02{text}\x02"
-    for copied in _COPIED:
-        if copied in marked:
-            return None
+    if _COPIED[0] in marked or _COPIED[1] in marked:
+        return None
     return _last(marked, _NAMED) or _last(marked, _UNIQUE)
 
 

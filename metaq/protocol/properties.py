@@ -102,7 +102,7 @@ _DIFFERING: Final = frozenset((DEDUPE_ID, TRACE_PARENT, WRITE))
 """Properties that differ in each message, and stand at the end in those of metaq's client: they are kept out of the shape."""
 
 
-COPIED: Final = (TIMER_DEQUEUE, SCHEDULED, PREPARED_OFFSET)
+COPIED: Final = (TIMER_DEQUEUE, PREPARED_OFFSET)
 """Properties of copies that clients get, and may send again: the id of such a message does not count."""
 AsSent = tuple[bytes, str | None, tuple[str, ...], str | None]
 """The properties that a record keeps, the tag, the keys by which the message is looked up, each once, and its id.
