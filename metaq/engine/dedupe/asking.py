@@ -57,6 +57,11 @@ class Asking:
         """True while requests wait."""
         return self._greenlet is not None
 
+    @property
+    def has_room(self) -> bool:
+        """True while less than half of the requests wait that may: others than those that must ask may wait, too."""
+        return len(self._asked) < MOST_ASKED // 2
+
     def stop(self) -> None:
         """Answer no more."""
         if self._greenlet is not None:

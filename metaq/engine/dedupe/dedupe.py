@@ -76,9 +76,9 @@ class Dedupe(IdIndex):
     def come_after(self, topic: str) -> None:
         """Have a message without an id come after those that wait for the index, if its topic has a window.
 
-        Raises ``ColdIds`` when there are any.
+        Raises ``ColdIds`` when there are any, but not when so many wait that it might have to be refused: it is always stored.
         """
-        if self.asking.is_busy and not self.asking.is_again and topic in self.windows:
+        if self.asking.is_busy and not self.asking.is_again and topic in self.windows and self.asking.has_room:
             raise ColdIds([])
 
     def look(self, topic: str, ident: str, now_ms: int) -> Looked:

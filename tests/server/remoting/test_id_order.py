@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from metaq.engine.dedupe.asking import ColdIds
+from metaq.engine.dedupe.asking import MOST_ASKED, ColdIds
 from metaq.protocol.properties import TIMER_DELAY
 from metaq.protocol.remoting.codes import Request, Response
 from metaq.protocol.remoting.frames import RemotingCommand
@@ -62,3 +62,13 @@ def test_a_message_without_an_id_comes_after_those_that_wait(sends: Sends, other
     assert [answer.code for answer in answers] == [Response.SUCCESS] * 3
     places = [int(answer.fields["queueOffset"]) for answer in answers]
     assert places[0] == 0 and places[2] == sends.parts.store.queue(TOPIC, 0).next - 1
+
+
+def test_where_as_many_wait_as_may_a_message_without_an_id_is_stored(sends: Sends) -> None:
+    """D-2: it is never refused."""
+    client = Remoting(sends.parts)
+    for _ in range(MOST_ASKED):
+        sends.asking.ask(ColdIds([]), lambda: _nothing)
+    client.send_fields(Request.SEND_MESSAGE_V2, with_letters(encode_header(PLAIN[0])), b"x")
+    sends.parts.end_turn()
+    assert [answer.code for answer in client.answers()] == [Response.SUCCESS]
