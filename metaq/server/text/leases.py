@@ -15,6 +15,7 @@ from metaq.errors import (
     BadRequest,
     DiskFull,
     MetaqError,
+    Overloaded,
     StoreError,
     UnknownTopic,
     WrongPartition,
@@ -36,6 +37,7 @@ INVISIBLE_MS: Final = 60_000
 """The length of a lease, if the client does not say."""
 MOST_PAIRS: Final = 64
 """Topics and groups that are remembered of one connection, because they have open messages or it is subscribed to them."""
+RETRY_MS: Final = 1000
 _new: Final = tuple.__new__
 """Makes a named tuple at a third of the cost of its own constructor."""
 
@@ -108,7 +110,7 @@ class LeaseHandler:
     def _remember(self, session: TextSession, topic: str, group: str) -> None:
         """Remember a topic and a group, so that short forms of ``ack`` and others find their messages.
 
-        When there are too many, those are forgotten in which nothing is open; raise ``BadRequest`` if there are none.
+        When there are too many, those are forgotten in which nothing is open; raise ``Overloaded`` if there are none.
         """
         pairs = session.leases_from
         if (topic, group) in pairs:
@@ -117,8 +119,8 @@ class LeaseHandler:
             for pair in [pair for pair in pairs if pair not in session.subscriptions and not self._has_open(*pair)]:
                 del pairs[pair]
         if len(pairs) >= MOST_PAIRS:
-            advice = "finish the messages of some of them first, or lease over another connection"
-            raise BadRequest(f"this connection leases from {MOST_PAIRS} topics and groups already; {advice}")
+            reason = f"this connection leases from {MOST_PAIRS} topics and groups that have messages in work"
+            raise Overloaded(f"{reason}; lease over another one", retry_after_ms=RETRY_MS)
         pairs[topic, group] = None
 
     def _has_open(self, topic: str, group: str) -> bool:

@@ -95,7 +95,7 @@ class PopRead(LineRead):
         self.reads.start(self)
 
     def read(self, read: Read) -> Plan:
-        group = self.leasing.leases.context.groups.ensure(self.wanted.group.name)
+        group = self.leasing.leases.context.groups.imagine(self.wanted.group.name)
         if group is not self.wanted.group:  # it was changed, or deleted, while the pop waited
             self.wanted = self.wanted._replace(group=group)
         return self.leasing.pops.plan(self.wanted, read)
@@ -105,6 +105,8 @@ class PopRead(LineRead):
         if self.session.closed or (self.number and self.session.ended):  # else messages were leased to nobody
             self._miss(is_full=False)
             return
+        if plan:
+            self.leasing.leases.context.groups.ensure(self.wanted.group.name)
         result = self.leasing.pops.take(self.wanted, plan)
         if plan and (result is None or not result.given):
             self.tries += 1

@@ -119,6 +119,15 @@ def test_consumers_that_stay_make_a_deleted_group_anew(broker: Broker, client: C
     assert broker.parts.context.groups.get("billing") is not None
 
 
+def test_a_pop_that_ends_without_messages_makes_no_group(broker: Broker, client: Client) -> None:
+    """MY-008: also one that was held when its group was deleted."""
+    client.say("pop orders billing 1 wait=5000 1")
+    delete_group(broker, auto_create=True)
+    broker.advance(5)
+    assert client.heard()[0].startswith("result 404 ")
+    assert broker.parts.context.groups.get("billing") is None
+
+
 @pytest.mark.parametrize("line", ["subscribe orders billing ready=9 1", "pop orders billing 1 wait=5000 1"])
 def test_consumers_of_a_deleted_group_get_nothing_when_use_makes_no_groups(broker: Broker, client: Client, line: str) -> None:
     """MY-008: they learn the reason, and the group stays deleted."""
@@ -147,10 +156,10 @@ def test_the_groups_of_a_connection_are_limited(broker: Broker, client: Client) 
     broker.put("a")
     for number in range(1, MOST_PAIRS):
         assert client.say(f"pop orders g{number} 1 7")[0].startswith("message ")
-    assert client.say("pop orders last 1 7")[0].startswith("result 400 ")
-    assert client.say("subscribe orders last 1")[0].startswith("result 400 ")
+    assert client.say("pop orders last 1 7")[0].startswith("result 503 ")
+    assert client.say("subscribe orders last 1")[0].startswith("result 503 ")
     assert client.say("ack 0-0 8") == ["result 200 1 8", "1"]
     assert client.say("pop orders last 1 7")[0].startswith("message ")
-    assert client.say("pop orders g63 1 7")[0].startswith("result 400 ")
+    assert client.say("pop orders g63 1 7")[0].startswith("result 503 ")
     client.say("ready 1 9")
     assert client.say("ack 0-0 8") == ["result 200 1 8", "1"]
