@@ -335,6 +335,7 @@ class _Member:
         link = self._link = Outbound(self.address, TIMEOUT_S, self._wake.set, registration.peers)
         due_s = registration.monotonic()
         version: DataVersion | None = None  # of the last registration
+        busy_s = FIRST_RETRY_S
         while True:
             whole = registration.monotonic() >= due_s
             names, self._changed = self._changed, set()
@@ -343,19 +344,23 @@ class _Member:
                 due_s = registration.monotonic() + registration.interval_s
             table = registration.table(None if whole else names)
             try:
-                registration.register_at(self.address, link, table)
-                version = table.version
-            except Fenced:
-                if version is None:
-                    raise
-                self._changed |= names  # for the next registration: the registry takes its version for that of all topics
-                self._told.set()
-                registration.refresh_at(link, version)  # readers still find it here
+                try:
+                    registration.register_at(self.address, link, table)
+                    version = table.version
+                except Fenced:
+                    if version is None:
+                        raise
+                    self._changed |= names  # for the next registration: the registry takes its version for that of all topics
+                    self._told.set()
+                    registration.refresh_at(link, version)  # readers still find it here
+                busy_s = FIRST_RETRY_S
             except Refused as error:
                 if version is None or error.code != Response.SYSTEM_BUSY:
                     raise
                 self._changed |= names  # over this link: the registry removes the broker when it ends
-                due_s = registration.monotonic() + FIRST_RETRY_S
+                self._log(logging.WARNING if busy_s == FIRST_RETRY_S else logging.DEBUG, error)
+                due_s = registration.monotonic() + busy_s
+                busy_s = min(2 * busy_s, registration.interval_s)
             if not self.registered:
                 logger.info("registered registry=%s", self.address)
             self.registered, self._failing = True, False
@@ -365,11 +370,13 @@ class _Member:
 
     def _report(self, error: MetaqError) -> None:
         """Log a failure: a warning for the first try, the debug level for the next ones."""
-        level = logging.DEBUG if self._failing else logging.WARNING
-        hint = "is a registry running there? it is tried again; setting: registries"
-        logger.log(level, "cannot register registry=%s reason=%s hint=%s", self.address, error, hint)
+        self._log(logging.DEBUG if self._failing else logging.WARNING, error)
         self._failing, self.registered, self.problem = True, False, str(error)
         self._told.set()
+
+    def _log(self, level: int, error: MetaqError) -> None:
+        hint = "is a registry running there? it is tried again; setting: registries"
+        logger.log(level, "cannot register registry=%s reason=%s hint=%s", self.address, error, hint)
 
     def leave(self) -> None:
         """Unregister the broker, if it is connected."""

@@ -318,6 +318,8 @@ class OtherBrokers:
             self._silent.add(member)
             return
         self._silent.discard(member)
+        if self._members.nodes().get(member) != node:  # meanwhile another replica may have got its number, and be entered
+            return
         before = self._entered.get(member)
         if before is not None and before.remoting != node.remoting:
             self._registry.unregister(member.broker_name, before.remoting)

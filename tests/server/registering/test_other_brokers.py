@@ -1,5 +1,6 @@
 """The brokers that are in ZooKeeper, which the test plays, as they come into the registry of another one."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, cast
@@ -37,8 +38,8 @@ class Nodes:
         self._data: dict[str, bytes] = {}
         self._watches: dict[str, Callable[[], None]] = {}
 
-    def put(self, name: str, remoting: str, version: int) -> None:
-        path = RegisteredReplica("c", name, 1).path
+    def put(self, name: str, remoting: str, version: int, replica: int = 1) -> None:
+        path = RegisteredReplica("c", name, replica).path
         self._data[path] = BrokerNode(remoting, None, remoting, None, 0, READ | WRITE, DataVersion(1, version)).encode()
         self._tell(path)
 
@@ -48,8 +49,9 @@ class Nodes:
         self._tell(path)
 
     def _tell(self, path: str) -> None:
-        if path in self._watches:
-            self._watches[path]()
+        for watched, changed in list(self._watches.items()):
+            if path.startswith(watched):
+                changed()
 
     def watch(self, path: str, changed: Callable[[], None]) -> Callable[[], None]:
         self._watches[path] = changed
@@ -111,6 +113,49 @@ def test_a_broker_that_does_not_answer_delays_no_other(tmp_path: Path) -> None:
             nodes.put("silent", talker.address, 2)
             peers.ended.set()
             wait_topics("before", "after")
+        finally:
+            others.stop()
+
+
+def test_an_answer_that_comes_late_takes_no_place(tmp_path: Path) -> None:
+    """MY-009: another replica has become master since."""
+    registry = Registry(Settings(), KvConfig(RealDisk(), tmp_path), SystemClock())
+    nodes, asked, go_on = Nodes(), threading.Event(), threading.Event()
+    table = encode_topic_table(TopicConfigs(DataVersion(1, 1), {"orders": TopicConfig("orders", 1, 1)}))
+
+    def tell(_: RemotingCommand) -> Reply:
+        return Reply(body=table)
+
+    def late(_: RemotingCommand) -> Reply:
+        asked.set()
+        assert go_on.wait(DEADLINE_S)
+        return Reply(body=table)
+
+    def wait(condition: Callable[[], bool]) -> None:
+        with gevent.Timeout(DEADLINE_S):
+            while not condition():
+                gevent.sleep(0.01)
+
+    def master() -> str | None:
+        return registry.tables.members("c", "b").addresses.get(0)
+
+    with (
+        FakeRemoting(get_all_topic_config=late) as before,
+        FakeRemoting(get_all_topic_config=tell) as new,
+    ):
+        others = OtherBrokers(
+            cast(Any, nodes), RegisteredReplica("c", "own", 1), registry, SystemClock(), Peers(lambda: None, "")
+        )
+        nodes.put("b", before.address, 1)
+        others.start()
+        try:
+            wait(asked.is_set)
+            nodes.remove("b")
+            nodes.put("b", new.address, 1, replica=2)
+            wait(lambda: master() == new.address)
+            go_on.set()
+            wait(lambda: not others._asking)
+            assert master() == new.address
         finally:
             others.stop()
 
