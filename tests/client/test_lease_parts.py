@@ -117,7 +117,7 @@ class Scripted:
         self.planned: list[Callable[[], None]] = []
         self.scheduler = SimpleNamespace(run=lambda task: task(), after=lambda seconds, task: self.planned.append(task))
         self.transport = self
-        self.settling = Settling(cast(Core, self), TERMS)
+        self.settling = Settling(cast(Core, self), TERMS, self.look)
 
     def submit(self, address: str, request: RemotingRequest, deadline: float, done: Done) -> None:
         self.sent.append((request, done))
@@ -125,7 +125,7 @@ class Scripted:
     def master(self, name: str) -> str:
         return name
 
-    def look_for_masters(self) -> None:
+    def look(self) -> None:
         self.looked += 1
 
     def take(self) -> tuple[int, list[int], Callable[[Outcome], None]]:
@@ -350,7 +350,7 @@ def test_a_poll_that_need_not_be_held_is_followed_by_a_pause() -> None:
     """E-08: an idle topic is not asked for as fast as brokers answer."""
     with serving(pop_message=lambda request: Reply(Response.POLLING_TIMEOUT)) as server, consuming(server, wait=0) as consumer:
         assert consumer.receive(timeout_s=0.5) is None
-        assert 1 <= len(pops(server)) <= 6
+        assert 1 <= len(pops(server)) < 50  # a thousand without; an answer that comes late is followed by none
 
 
 def test_polls_go_over_to_the_next_master_though_a_send_has_forgotten_the_route() -> None:

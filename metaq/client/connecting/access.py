@@ -19,11 +19,9 @@ Tls: TypeAlias = "bool | str | ssl.SSLContext"
 
 _VANISHED_MS: Final = 30_000
 """How long what was sent may stay unacknowledged; then the other host is taken for vanished, and the connection is lost."""
-_IDLE_S: Final = 60
-_PROBE_S: Final = 20
-_PROBES: Final = 3
-"""After how long without a byte the other host is asked whether it is there, how often, and how many questions it may leave
-unanswered: a program that only receives would never hear that the host has vanished."""
+_PROBE_S: Final = 10
+"""After how long without a byte the other host is asked whether it is there, and how often: a program that only receives would
+never hear that it has vanished. ``_VANISHED_MS`` counts then, too, so that two questions may be lost before the third."""
 
 
 class BlockingStream(Protocol):
@@ -94,9 +92,8 @@ class Access:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if sys.platform == "linux":  # other systems notice such a host later
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _VANISHED_MS)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
         if self.tls is None:
             return connection
         try:

@@ -241,7 +241,7 @@ class LeaseConsumer:
     def close(self) -> None:
         """Take no more messages, leave the group, give back what was not begun, and wait up to 10 s for running handlers.
 
-        The client stays open.
+        A handler that calls this is not waited for. The client stays open.
         """
         self._holder.close()
 

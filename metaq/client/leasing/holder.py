@@ -86,8 +86,8 @@ class LeaseHolder:
         self._keep = keep
         self._invisible_s = terms.invisible_ms / 1000
         self._started_ms = time.time_ns() // 1_000_000
-        self._settling = Settling(core, terms)
         self._polls = Polls(core, terms, self._demand, self._deliver)
+        self._settling = Settling(core, terms, self._polls.look)
         self._is_inherited = False
         self._closing = Closing()
         self.on_change: Callable[[], None] = lambda: None

@@ -69,6 +69,11 @@ class Polls:
         """Poll no more. Messages that still arrive are delivered."""
         self._is_closed = True
 
+    def look(self) -> None:
+        """Look for another master soon, because one is lost or none any more."""
+        self._core.look_for_masters()
+        self._resolve_soon()  # a send may have forgotten the route, and what is not known is not refreshed
+
     # -- the route ----------------------------------------------------------------------------------------------------
 
     def resolve(self) -> None:
@@ -168,8 +173,7 @@ class Polls:
             self._core.routes.forget(topic)
             self._resolve_soon()
         elif isinstance(error, ConnectionFailed) or getattr(error, "code", 0) == Response.SERVICE_NOT_AVAILABLE:
-            self._core.look_for_masters()
-            self._resolve_soon()  # the masters of a topic whose route was forgotten are not looked for
+            self.look()
         with self._guard:
             pause_s = READ_BACKOFF.pause_s(poll.failures)
             poll.failures += 1

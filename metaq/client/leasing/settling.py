@@ -55,9 +55,11 @@ class _Line:
 class Settling:
     """The acks and changes of one consumer on their way. Only ``settle`` and ``leave`` block. Thread-safe."""
 
-    def __init__(self, core: Core, terms: LeaseTerms) -> None:
+    def __init__(self, core: Core, terms: LeaseTerms, look: Callable[[], None]) -> None:
+        """Begin without any; ``look`` has other masters looked for, and is called on any thread."""
         self._core = core
         self._terms = terms
+        self._look = look
         self.renew()
 
     def renew(self) -> None:
@@ -150,7 +152,7 @@ class Settling:
 
     def _wait(self, name: str, line: _Line, acks: Sequence[_Ack], error: ClientError) -> bool:
         """Plan another try of those acks that have time for it, and fail the others; return whether there is one."""
-        self._look(error)
+        self._look_after(error)
         after = time.monotonic() + PAUSE_S
         again = [ack for ack in acks if ack.deadline > after and not (self._is_left and self._core.is_closing)]
         if not again:
@@ -163,10 +165,10 @@ class Settling:
         self._core.scheduler.after(PAUSE_S, partial(self._send, name, line))
         return True
 
-    def _look(self, error: ClientError) -> None:
+    def _look_after(self, error: ClientError) -> None:
         """Look for another master where the error may mean that there is one."""
         if may_pass(error) and not isinstance(error, BrokerBusy):
-            self._core.look_for_masters()
+            self._look()
 
     # -- other times --------------------------------------------------------------------------------------------------
 
@@ -186,7 +188,7 @@ class Settling:
     def _changed_lease(self, told: Told, outcome: Outcome) -> None:
         error = failure_of(outcome)
         if error is not None:
-            self._look(error)
+            self._look_after(error)
         self._end(told, error)
 
 
