@@ -49,9 +49,9 @@ class FakeRemoting:
         self.hang_up()
 
     def hang_up(self) -> None:
-        """Close every connection."""
-        while self.connections:
-            connection = self.connections.pop()
+        """Close every connection that there is now."""
+        connections, self.connections = self.connections, []  # a client that notices the first connects anew meanwhile
+        for connection in connections:
             with contextlib.suppress(OSError):  # it may be closed already
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
