@@ -42,8 +42,8 @@ class FakeBroker:
         self.hang_up()
 
     def hang_up(self) -> None:
-        """Close every connection."""
-        for connection in self.connections:
+        """Close every connection that there is now."""
+        for connection in list(self.connections):
             with contextlib.suppress(OSError):  # it may be closed already
                 connection.shutdown(socket.SHUT_RDWR)
         for thread in self._serving:
