@@ -1,6 +1,7 @@
 """Rules of style that no linter checks, over every file that git tracks."""
 
 import ast
+import gc
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,8 +48,12 @@ def python_files(tracked: list[Path]) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def trees(python_files: list[Path]) -> dict[Path, ast.Module]:
-    """Return all of them parsed, once for all tests."""
-    return {path: ast.parse(path.read_bytes()) for path in python_files}
+    """Return all of them parsed, once for all tests: in a third of the time without the collector, which finds nothing."""
+    gc.disable()
+    try:
+        return {path: ast.parse(path.read_bytes()) for path in python_files}
+    finally:
+        gc.enable()
 
 
 def name(path: Path, line: int | None = None) -> str:

@@ -110,7 +110,7 @@ def test_a_slave_that_has_no_room_for_the_copy(tmp_path: Path) -> None:
         assert read_all(slave) == read_all(master)
 
 
-@pytest.mark.parametrize("durability", ["replica", "disk+replica"])
+@pytest.mark.parametrize("durability", ["replica", pytest.param("disk+replica", marks=pytest.mark.slow)])
 def test_nothing_is_safe_while_the_only_slave_has_no_room(tmp_path: Path, durability: str) -> None:
     """P08, P24: where two replicas must have a message, none is acknowledged or shown before both have it."""
     with Cluster(tmp_path, *SMALL, durability=durability) as cluster:

@@ -55,6 +55,7 @@ def wait_count(client: RemotingClient, wanted: int) -> None:
     wait_until(lambda: count(client, TOPIC) >= wanted, DEADLINE_S, f"{wanted} messages are delivered")
 
 
+@pytest.mark.slow
 def test_it_comes_again_and_again_over_kills(tmp_path: Path) -> None:
     """E-13, T-11: each due time once, with one run pending; the name of the definition on each."""
     with BrokerProcess(tmp_path / "data") as broker:

@@ -138,6 +138,7 @@ def test_topic_status(tool: AdminTool, sent: list[Sent]) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", row[4])
 
 
+@pytest.mark.slow
 def test_consumer_progress(tool: AdminTool, sent: list[Sent]) -> None:
     """SG-067, SG-068, SG-055: the group is where its topic ends, as soon as its offsets have been sent."""
 

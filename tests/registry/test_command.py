@@ -28,6 +28,7 @@ def test_what_was_stored_outlives_a_restart(tmp_path: Path) -> None:
             assert client.exists("/kept") is None
 
 
+@pytest.mark.slow
 def test_an_ensemble_survives_its_leader(tmp_path: Path) -> None:
     """MY-014: three members; when the leader is killed another one leads, and knows what was stored."""
     with Ensemble(tmp_path) as ensemble:

@@ -267,6 +267,7 @@ def test_a_partition_that_stays_short_has_lost_messages(
         reader.partitions(start, end)
 
 
+@pytest.mark.slow
 def test_what_has_aged_out_is_an_error_or_counted(
     tmp_path: Path, new_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

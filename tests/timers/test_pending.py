@@ -451,7 +451,7 @@ def live(seed: int, folder: Path, engine: EngineName, steps: int) -> Counter[str
     return life.counts
 
 
-@pytest.mark.parametrize("engine", ["rocksdict", "sqlite3"])
+@pytest.mark.parametrize("engine", ["rocksdict", pytest.param("sqlite3", marks=pytest.mark.slow)])
 def test_the_table_is_what_the_log_comes_to(tmp_path: Path, engine: EngineName) -> None:
     """ES-007, I-1, I-7, T-6: other work for each commit, and the same every time."""
     counts: Counter[str] = Counter()
