@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 
 import metaq.aio
+from metaq.client import checks
 from metaq.client.connecting.transport import may_pass
 
 logger = logging.getLogger(__name__)
@@ -171,7 +172,7 @@ class MetaqBroker(AsyncBroker):
         consumer = await self.client.lease_consumer(
             self.queue, self.queue, batch=self._batch, invisible=self._invisible, from_first=True, keep=True
         )
-        lease_s = self._invisible.total_seconds() if isinstance(self._invisible, timedelta) else self._invisible
+        lease_s = checks.span("invisible", self._invisible)
         ticking = asyncio.create_task(_tick())
         try:
             async with consumer:
